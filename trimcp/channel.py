@@ -1,0 +1,128 @@
+"""The seam between sessions and wires: whole messages in, whole messages out, in batches.
+
+A channel knows bytes and framing. It knows nothing of requests under way, revisions or handlers, and nothing above
+it knows whether it is a pipe, a socket or a list. Vocabulary and exceptions are Trio's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from trimcp.wire.jsonrpc import Message, RequestId
+
+__all__ = ["Incoming", "Kind", "MessageChannel", "Origin", "Outgoing"]
+
+
+class Kind(Enum):
+    """What an outgoing message is, for transports that route or withdraw by it."""
+
+    REQUEST = "request"
+    REPLY = "reply"
+    NOTIFICATION = "notification"
+    CANCEL = "cancel"
+
+
+@attrs.frozen(eq=False)
+class Origin:
+    """Where an incoming message came in, for transports with more than one road back (an HTTP exchange, a stream).
+
+    Opaque to the session, which hands it back on every `Outgoing` that belongs to that message.
+    """
+
+    name: str
+
+
+@attrs.frozen(eq=False)
+class Incoming:
+    """One message as it arrived.
+
+    Attributes:
+        message: the parsed message; what could not be parsed is a `Malformed`, a message like any other.
+        size: bytes it took on the wire, for the mailbox's accounting.
+        origin: the road it came in by, or None where there is only one.
+        headers: transport headers by lower-case name; opaque to channels, None where there are none.
+        principal: who sent it, as the transport's identity hook decided; None until someone authenticates.
+    """
+
+    message: Message
+    size: int = 0
+    origin: Origin | None = None
+    headers: Mapping[str, str] | None = None
+    principal: str | None = None
+
+
+@attrs.frozen(eq=False)
+class Outgoing:
+    """One message on its way out, encoded already: transports frame bytes and never encode.
+
+    Attributes:
+        data: the message as JSON text in UTF-8, without framing and without a raw newline.
+        kind: what it is.
+        request_id: the request it is (REQUEST), answers (REPLY), belongs to (NOTIFICATION) or cancels (CANCEL).
+        origin: the road of the incoming request it belongs to, or None.
+        headers: transport headers to send with it; opaque to channels, None where there are none.
+    """
+
+    data: bytes
+    kind: Kind
+    request_id: RequestId | None = None
+    origin: Origin | None = None
+    headers: Mapping[str, str] | None = None
+
+
+class MessageChannel(ABC):
+    """A two-way road for whole messages: all a transport has to offer.
+
+    One task sends and one task receives at a time; a second one gets `trio.BusyResourceError`. `trimcp.testing.
+    check_channel` checks the whole contract.
+    """
+
+    mirrors_headers: bool = False
+    """Whether `Outgoing.headers` reach the peer (HTTP); servers then compare them with the body."""
+
+    @abstractmethod
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        """Send every message of the batch, in order, in as few writes as possible.
+
+        Returns once the bytes are with the operating system (or the peer). Cancelling it may leave a message half
+        written, after which the channel is broken: only the session's one writer calls it.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone, or an earlier send was cut short.
+            trio.ClosedResourceError: this channel was closed here.
+            trio.BusyResourceError: another task is sending.
+        """
+
+    @abstractmethod
+    async def receive(self) -> Sequence[Incoming]:
+        """Wait for messages and return all that have arrived, at least one.
+
+        Cancelling it loses nothing: what had arrived is returned by the next call.
+
+        Raises:
+            trio.EndOfChannel: the peer has closed its side; nothing more will come.
+            trio.BrokenResourceError: the connection broke.
+            trio.ClosedResourceError: this channel was closed here.
+            trio.BusyResourceError: another task is receiving.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close both directions; safe to call twice. When cancelled it still closes, without waiting for niceties."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()

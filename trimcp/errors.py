@@ -1,0 +1,91 @@
+"""Every exception trimcp raises on purpose, as one tree.
+
+    McpError
+    ├── LocalError            our side asked for something the protocol forbids; nothing was sent
+    ├── RemoteError           the peer answered a request with an error
+    │   └── Overloaded        ... because it has too much under way; trying again later is safe
+    ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
+    ├── ErrorReply            raised *by a handler* to answer with exactly this error
+    └── ToolError             raised *by a tool* to tell the model what went wrong
+
+Anything else that leaves trimcp is either Trio's own (`trio.Cancelled`, `trio.TooSlowError`, ...) or a bug of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "ConnectionLost",
+    "ErrorReply",
+    "LocalError",
+    "McpError",
+    "Overloaded",
+    "RemoteError",
+    "ToolError",
+]
+
+
+class McpError(Exception):
+    """The root of trimcp's exceptions: `except McpError` catches whatever the protocol or the peer did wrong."""
+
+
+class LocalError(McpError):
+    """We asked for something this session may not do, so nothing was sent.
+
+    Examples: calling a method the negotiated revision does not have, a value JSON cannot carry, asking a client for
+    sampling when it never declared the capability.
+    """
+
+
+class RemoteError(McpError):
+    """The peer answered a request with a JSON-RPC error.
+
+    Attributes:
+        code: the error's integer code (JSON-RPC 2.0 section 5.1, and the specification's "Error Codes").
+        message: the peer's one-line explanation. Untrusted text.
+        data: whatever the peer attached, as JSON values, or None.
+    """
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(code, message, data)
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return f"{self.message} (code {self.code})"
+
+
+class Overloaded(RemoteError):
+    """The peer refused at once because too much is under way. Nothing was done; trying again later is safe."""
+
+
+class ConnectionLost(McpError):
+    """The connection ended while this request was under way, so nobody knows whether it was carried out."""
+
+
+class ErrorReply(McpError):
+    """Raised inside a handler to answer its request with exactly this JSON-RPC error.
+
+    Args:
+        code: an integer. Codes of your own should lie outside -32768..-32000 (specification, "Error Codes").
+        message: one line for a person; it is sent to the peer as it is.
+        data: any JSON value for a program, or None for no `data` member.
+    """
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(code, message, data)
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return f"{self.message} (code {self.code})"
+
+
+class ToolError(McpError):
+    """Raised inside a tool to tell the model what went wrong: the result carries the text and `isError: true`.
+
+    Unlike any other exception its text is sent to the peer, so it must not carry secrets.
+    """

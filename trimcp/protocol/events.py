@@ -1,0 +1,139 @@
+"""What the engine tells its session about one incoming message. Inert values; each message yields exactly one.
+
+`Admission` is what both eras produce for an inbound request. Nobody above the engine asks about an era: what a
+handler may know of who asks, and how, stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import attrs
+
+from trimcp.protocol.vocabulary import Verb
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.common import Implementation
+from trimcp.wire.jsonrpc import RequestId
+from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.revisions import Revision
+
+__all__ = [
+    "Admission",
+    "BatchReceived",
+    "Cancelled",
+    "Event",
+    "Ignored",
+    "Notified",
+    "Progressed",
+    "Rejected",
+    "Replied",
+    "RequestReceived",
+    "Settled",
+]
+
+
+@attrs.define(eq=False)
+class Admission:
+    """Who asks, in which words, and what they may be sent.
+
+    Attributes:
+        revision: the revision this request is spoken in.
+        peer: the asker's name and version as it reports them (unverified), or None.
+        capabilities: what the asker declared.
+        log_level: the lowest level of log message it wants for this request, or None for none.
+        progress_token: the token it wants progress under, or None for no progress.
+        meta: the request's `_meta` as it came, or None.
+        principal: who the transport says it is; None until someone authenticates. Whatever is kept is keyed by it.
+    """
+
+    revision: Revision
+    peer: Implementation | None
+    capabilities: ClientCapabilities | ServerCapabilities
+    log_level: str | None = None
+    progress_token: RequestId | None = None
+    meta: Mapping[str, Any] | None = None
+    principal: str | None = None
+
+
+@attrs.define(eq=False)
+class RequestReceived:
+    """The peer asks something that was admitted; the session owes exactly one answer to `id`."""
+
+    id: RequestId
+    verb: Verb
+    params: Any
+    raw: Mapping[str, Any]
+    admission: Admission
+
+
+@attrs.define(eq=False)
+class Settled:
+    """The engine answered a request by itself (`initialize`, `ping`, ...): `reply` is to be sent as it is."""
+
+    id: RequestId
+    method: str
+    reply: bytes
+
+
+@attrs.define(eq=False)
+class Rejected:
+    """A message was refused. `reply` is the error to send, or None where nobody may be answered."""
+
+    why: str
+    reply: bytes | None = None
+    id: RequestId | None = None
+
+
+@attrs.define(eq=False)
+class Cancelled:
+    """The peer gave up the request `id`, which is under way here: stop it, and send nothing for it."""
+
+    id: RequestId
+    reason: str | None = None
+
+
+@attrs.define(eq=False)
+class Replied:
+    """Our request `id` was answered: exactly one of `result` (raw JSON object) and `error` is set."""
+
+    id: RequestId
+    result: dict[str, Any] | None = None
+    error: Exception | None = None
+
+
+@attrs.define(eq=False)
+class Progressed:
+    """Our request `id` made progress."""
+
+    id: RequestId
+    params: ProgressParams
+
+
+@attrs.define(eq=False)
+class Notified:
+    """The peer told us something that belongs to no request of ours by id."""
+
+    verb: Verb
+    params: Any
+    admission: Admission
+
+
+@attrs.define(eq=False)
+class Ignored:
+    """A message that asks for nothing and changes nothing, such as a reply to a request given up long ago."""
+
+    why: str
+
+
+@attrs.define(eq=False)
+class BatchReceived:
+    """A 2025-03-26 array: its members' events in order; replies to `ids` leave together as one array."""
+
+    events: tuple[Event, ...]
+    ids: tuple[RequestId, ...]
+
+
+Event: TypeAlias = (
+    RequestReceived | Settled | Rejected | Cancelled | Replied | Progressed | Notified | Ignored | BatchReceived
+)

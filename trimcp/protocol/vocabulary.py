@@ -1,0 +1,57 @@
+"""The words of one revision: each of its methods with the converter's hooks bound once, so that no message pays for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import attrs
+
+from trimcp.wire.converter import converter_for
+from trimcp.wire.methods import METHODS, Method
+from trimcp.wire.revisions import Revision
+
+__all__ = ["Verb", "vocabulary"]
+
+
+def _nothing(value: Any) -> Any:
+    return value
+
+
+@attrs.frozen(eq=False)
+class Verb:
+    """One method as one revision speaks it.
+
+    Attributes:
+        name: the method's name on the wire.
+        method: its row in the method table.
+        load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
+        load_result, dump_result: the same for the result; for notifications they return what they are given.
+    """
+
+    name: str
+    method: Method
+    load_params: Callable[[Any], Any]
+    dump_params: Callable[[Any], Any]
+    load_result: Callable[[Any], Any]
+    dump_result: Callable[[Any], Any]
+
+
+@cache
+def vocabulary(revision: Revision) -> Mapping[str, Verb]:
+    """Return the methods `revision` has, by name. Built at the first use of a revision, then shared by all."""
+    converter = converter_for(revision)
+    verbs = {}
+    for name, method in METHODS.items():
+        if method.available(revision):
+            result = method.result
+            verbs[name] = Verb(
+                name,
+                method,
+                converter.loader(method.params),
+                converter.dumper(method.params),
+                _nothing if result is None else converter.loader(result),
+                _nothing if result is None else converter.dumper(result),
+            )
+    return verbs
