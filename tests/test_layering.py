@@ -1,0 +1,239 @@
+"""Who may know whom: the package's layers, read from its syntax trees.
+
+Every import counts, wherever it stands: at the top, inside a function, under `if TYPE_CHECKING`. A rule that
+cannot fail guards nothing, so each is also shown a tree that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "trimcp"
+MAX_LINES = 450
+
+_WIRE = {"errors", "wire"}
+_CHANNEL = _WIRE | {"framing", "channel"}
+_SESSION = _CHANNEL | {"protocol", "validation", "session"}
+_ANYTHING = _SESSION | {"transports", "server", "client", "run", "testing", "cli", "trimcp"}
+
+LAYERS: dict[str, set[str]] = {
+    "errors": {"errors"},
+    "wire": _WIRE,
+    "framing": _WIRE | {"framing"},
+    "protocol": _WIRE | {"protocol"},
+    "validation": _WIRE | {"validation"},
+    "channel": _CHANNEL,
+    "transports": _CHANNEL | {"transports"},
+    "session": _SESSION,
+    "server": _SESSION | {"server"},
+    "client": _SESSION | {"client"},
+    # These put the parts together. "trimcp" is the package's own __init__; only these may import it or `run`.
+    "run": _ANYTHING - {"testing", "cli"},
+    "testing": _ANYTHING - {"cli"},
+    "cli": _ANYTHING,
+    "trimcp": _ANYTHING - {"cli"},
+}
+"""Each layer (a module or folder of the package) with the layers it may import."""
+
+FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes"}
+"""All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
+
+SANS_IO = {"wire", "framing", "protocol"}
+IO_MODULES = {"trio", "trio_websocket", "hypercorn", "httpx2", "asyncio", "socket", "ssl", "subprocess"}
+
+REVISION_LITERAL = re.compile(r"\b202[4-9]-")
+
+
+def read_package() -> dict[str, str]:
+    return {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+
+
+def problems(sources: Mapping[str, str]) -> list[str]:
+    """Every broken rule in a package given as {path below trimcp/: source text}."""
+    modules = {_dotted(path) for path in sources}
+    found: list[str] = []
+    for path, source in sorted(sources.items()):
+        found += [f"{path}: {problem}" for problem in _problems_of_module(path, source, modules)]
+    return found
+
+
+def _problems_of_module(path: str, source: str, modules: set[str]) -> Iterator[str]:
+    layer = _layer(_dotted(path))
+    if layer not in LAYERS:
+        yield f"{layer} has no layer: say in LAYERS what it may import"
+        return
+    if (lines := source.count("\n")) > MAX_LINES:
+        yield f"{lines} lines, more than {MAX_LINES}"
+    tree = ast.parse(source)
+    for line, name in _imports(tree, path, modules):
+        if name.split(".")[0] != "trimcp":
+            if layer in SANS_IO and name.split(".")[0] in IO_MODULES:
+                yield f"line {line}: {layer} does no I/O but imports {name}"
+        elif _layer(name) not in LAYERS[layer]:
+            yield f"line {line}: {layer} must not know {name}"
+        elif layer == "framing" and _layer(name) == "wire" and name not in FRAMING_KNOWS:
+            yield f"line {line}: framing knows messages, not {name}"
+    if layer != "wire":
+        for line, text in _strings(tree):
+            if REVISION_LITERAL.search(text):
+                yield f"line {line}: the revision in {text!r} belongs in trimcp.wire.revisions"
+
+
+def _dotted(path: str) -> str:
+    parts = ["trimcp", *path.removesuffix(".py").split("/")]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else "trimcp"
+
+
+def _imports(tree: ast.Module, path: str, modules: set[str]) -> Iterator[tuple[int, str]]:
+    """The module behind each imported name: `from trimcp.wire import jsonrpc` is trimcp.wire.jsonrpc."""
+    package = ["trimcp", *path.split("/")[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                whole = f"{base}.{alias.name}"
+                yield node.lineno, whole if whole in modules else base
+
+
+def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """String constants the program can see; docstrings and other bare strings are for people."""
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+            yield node.lineno, node.value
+
+
+def test_the_package_keeps_its_layers() -> None:
+    sources = read_package()
+    assert "errors.py" in sources
+    assert "wire/jsonrpc.py" in sources
+    assert problems(sources) == []
+
+
+SOUND = {
+    "__init__.py": "from trimcp.run import serve\nfrom trimcp.server.server import Server\n",
+    "errors.py": "class McpError(Exception): ...\n",
+    "wire/__init__.py": "",
+    "wire/jsonrpc.py": "from trimcp.errors import McpError\nimport orjson\n",
+    "wire/revisions.py": "LATEST = '2026-07-28'\n",
+    "wire/tools.py": "from .revisions import LATEST\nfrom . import jsonrpc\n",
+    "framing/lines.py": "from trimcp.wire import jsonrpc\n",
+    "protocol/connection.py": "import trimcp.wire.tools\n",
+    "validation.py": "import trimcp.wire.jsonrpc\n",
+    "channel.py": "import trio\nfrom trimcp.wire.jsonrpc import Message\n",
+    "transports/stdio.py": "import trio\nfrom trimcp import channel\nimport trimcp.framing.lines\n",
+    "session/session.py": "'''Speaks 2025-11-25.'''\nimport trimcp.protocol.connection, trimcp.channel\n",
+    "server/server.py": "from trimcp.session.session import Session\nimport trimcp.validation\n",
+    "client/client.py": "from trimcp.session.session import Session\n",
+    "run.py": "import trimcp.server.server, trimcp.client.client, trimcp.transports.stdio\n",
+    "testing/connect.py": "from trimcp.run import serve\n",
+    "cli/main.py": "import trimcp\nfrom trimcp import run\n",
+}
+
+
+def test_a_sound_tree_has_no_problems() -> None:
+    assert problems(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "imported"),
+    [
+        ("errors.py", "trimcp.wire.jsonrpc"),
+        ("wire/tools.py", "trimcp.framing.lines"),
+        ("wire/tools.py", "trimcp.protocol.connection"),
+        ("framing/lines.py", "trimcp.protocol.connection"),
+        ("framing/lines.py", "trimcp.channel"),
+        ("protocol/connection.py", "trimcp.framing.lines"),
+        ("protocol/connection.py", "trimcp.channel"),
+        ("validation.py", "trimcp.protocol.connection"),
+        ("validation.py", "trimcp.server.server"),
+        ("validation.py", "trimcp.client.client"),
+        ("channel.py", "trimcp.protocol.connection"),
+        ("channel.py", "trimcp.transports.stdio"),
+        ("transports/stdio.py", "trimcp.protocol.connection"),
+        ("transports/stdio.py", "trimcp.session.session"),
+        ("transports/stdio.py", "trimcp.run"),
+        ("session/session.py", "trimcp.transports.stdio"),
+        ("session/session.py", "trimcp.server.server"),
+        ("session/session.py", "trimcp.client.client"),
+        ("session/session.py", "trimcp"),
+        ("server/server.py", "trimcp.client.client"),
+        ("server/server.py", "trimcp.transports.stdio"),
+        ("server/server.py", "trimcp.run"),
+        ("client/client.py", "trimcp.server.server"),
+        ("client/client.py", "trimcp.run"),
+        ("client/client.py", "trimcp.testing.connect"),
+        ("run.py", "trimcp.testing.connect"),
+        ("testing/connect.py", "trimcp.cli.main"),
+        ("__init__.py", "trimcp.cli.main"),
+    ],
+)
+def test_an_import_upward_or_sideways_is_found(path: str, imported: str) -> None:
+    layer = path.split("/")[0].removesuffix(".py").replace("__init__", "trimcp")
+    assert complaints_about(path, f"import {imported}") == [f"line 1: {layer} must not know {imported}"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import trimcp.server.server",
+        "import trimcp.server.server as s, json",
+        "from trimcp.server import server",
+        "from trimcp.server.server import Server",
+        "from ..server.server import Server",
+        "from ..server import server",
+        "def late():\n    from trimcp.server.server import Server",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trimcp.server.server import Server",
+    ],
+)
+def test_an_import_is_found_however_it_is_written(source: str) -> None:
+    (complaint,) = complaints_about("session/session.py", source)
+    assert complaint.endswith("session must not know trimcp.server.server")
+
+
+def test_framing_knows_messages_and_no_payloads() -> None:
+    (complaint,) = complaints_about("framing/lines.py", "from trimcp.wire.tools import Tool")
+    assert complaint == "line 1: framing knows messages, not trimcp.wire.tools"
+
+
+@pytest.mark.parametrize("path", ["wire/tools.py", "framing/lines.py", "protocol/connection.py"])
+@pytest.mark.parametrize(
+    "source", ["import trio", "from trio.abc import Stream", "def f():\n    import socket"]
+)
+def test_io_below_the_channel_is_found(path: str, source: str) -> None:
+    (complaint,) = complaints_about(path, source)
+    assert "does no I/O but imports" in complaint
+
+
+@pytest.mark.parametrize(
+    "source", ["def f():\n    x = '2025-11-25'", "f'{1} since 2024-11-05'", "f('2026-')"]
+)
+def test_a_revision_literal_outside_wire_is_found(source: str) -> None:
+    (complaint,) = complaints_about("server/server.py", source)
+    assert complaint.endswith("belongs in trimcp.wire.revisions")
+
+
+def test_a_long_module_is_found() -> None:
+    assert complaints_about("server/server.py", "x = 1\n" * MAX_LINES) == []
+    assert complaints_about("server/server.py", "x = 1\n" * (MAX_LINES + 1)) == ["451 lines, more than 450"]
+
+
+def test_a_module_without_a_layer_is_found() -> None:
+    assert complaints_about("helpers.py", "") == ["helpers has no layer: say in LAYERS what it may import"]
+
+
+def complaints_about(path: str, source: str) -> list[str]:
+    """What is wrong with the sound tree once one of its modules reads `source`."""
+    return [problem.removeprefix(f"{path}: ") for problem in problems({**SOUND, path: source})]

@@ -1,0 +1,81 @@
+"""The package as a user meets it: what importing it loads, and whether its names explain themselves."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from importlib.metadata import distribution
+from itertools import pairwise
+from pathlib import Path
+
+import trimcp
+
+WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "httptools"]
+FOREIGN = [*WEB, "click", "rich", "jsonschema"]
+
+
+def test_importing_loads_no_http_websocket_or_command_line_code() -> None:
+    program = f"import json, sys, trimcp; print(json.dumps([m for m in {FOREIGN} if m in sys.modules]))"
+    root = Path(trimcp.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_the_list_of_what_is_not_loaded_names_real_packages() -> None:
+    """A misspelt name above would never be found loaded."""
+    program = "import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]"
+    subprocess.run([sys.executable, "-c", program, *FOREIGN], capture_output=True, check=True)
+
+
+def test_every_public_name_exists_once_and_is_documented() -> None:
+    assert trimcp.__all__, "a package without public names"
+    assert len(trimcp.__all__) == len(set(trimcp.__all__))
+    undocumented = [name for name in trimcp.__all__ if not _is_documented(name)]
+    assert undocumented == []
+
+
+def test_names_without_underscore_are_public() -> None:
+    """Whatever `trimcp.<Tab>` offers besides submodules is meant to be used."""
+    offered = {name for name, value in vars(trimcp).items() if not inspect.ismodule(value)}
+    assert {name for name in offered if not name.startswith("_")} - {"annotations"} <= set(trimcp.__all__)
+
+
+def test_types_are_shipped() -> None:
+    assert Path(trimcp.__file__).with_name("py.typed").exists()
+
+
+def test_the_command_is_installed() -> None:
+    scripts = {entry.name: entry.value for entry in distribution("trimcp").entry_points}
+    assert scripts == {"trimcp": "trimcp.cli:main"}
+
+
+def test_the_search_for_documentation_can_fail() -> None:
+    told, untold = "X: int = 1\n'''Why.'''\n", "X: int = 1\nY = 2\n'''Of Y.'''\n"
+    assert _documented_constants(told) == {"X"}
+    assert _documented_constants(untold) == {"Y"}
+
+
+def _is_documented(name: str) -> bool:
+    value = getattr(trimcp, name)
+    if inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value):
+        return bool((value.__doc__ or "").strip())
+    # A constant or an alias carries no docstring; documentation tools read the string below its assignment.
+    package = Path(trimcp.__file__).parent
+    return any(name in _documented_constants(path.read_text("utf-8")) for path in package.rglob("*.py"))
+
+
+def _documented_constants(source: str) -> set[str]:
+    """The module-level names whose assignment is followed by a bare string."""
+    body = ast.parse(source).body
+    found: set[str] = set()
+    for statement, below in pairwise(body):
+        if not (isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)):
+            continue
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            found.add(statement.target.id)
+        elif isinstance(statement, ast.Assign):
+            found |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return found
