@@ -1,0 +1,1 @@
+"""Bytes to messages and back, one module per framing. No I/O; of the wire it knows `jsonrpc` alone."""

@@ -1,0 +1,98 @@
+"""The one table of errors: what a code is called, its HTTP status, and whether trying again is safe.
+
+Sources: JSON-RPC 2.0 section 5.1, and the MCP specification, "Basic Protocol", "Error Codes". Codes of our
+own are positive, outside the range -32768..-32000 that JSON-RPC reserves. Knows no message and no transport.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+__all__ = [
+    "CANCELLED_BY_DRAIN",
+    "ERRORS",
+    "HEADER_MISMATCH",
+    "INTERNAL_ERROR",
+    "INVALID_PARAMS",
+    "INVALID_REQUEST",
+    "METHOD_NOT_FOUND",
+    "MISSING_CAPABILITY",
+    "OVERLOADED",
+    "PARSE_ERROR",
+    "RESOURCE_NOT_FOUND",
+    "TIMED_OUT",
+    "UNSUPPORTED_VERSION",
+    "URL_ELICITATION_REQUIRED",
+    "ErrorKind",
+]
+
+PARSE_ERROR: Final = -32700
+"""The text is not JSON (JSON-RPC 2.0 section 5.1)."""
+INVALID_REQUEST: Final = -32600
+"""JSON, but no message, or one beyond a limit (JSON-RPC 2.0 section 5.1)."""
+METHOD_NOT_FOUND: Final = -32601
+"""The method does not exist, or not in this revision (JSON-RPC 2.0 section 5.1)."""
+INVALID_PARAMS: Final = -32602
+"""The method exists, its parameters are wrong (JSON-RPC 2.0 section 5.1)."""
+INTERNAL_ERROR: Final = -32603
+"""The receiver failed (JSON-RPC 2.0 section 5.1)."""
+RESOURCE_NOT_FOUND: Final = -32002
+"""No such resource; until 2025-11-25, INVALID_PARAMS after it ("Resources", "Error Handling")."""
+URL_ELICITATION_REQUIRED: Final = -32042
+"""The user must visit a URL first; 2025-11-25 only ("Elicitation", "Error Handling")."""
+HEADER_MISMATCH: Final = -32020
+"""HTTP headers missing, malformed, or at odds with the body; from 2026-07-28 ("Streamable HTTP")."""
+MISSING_CAPABILITY: Final = -32021
+"""The request needs a capability its client did not declare; from 2026-07-28 ("Basic Protocol", "_meta")."""
+UNSUPPORTED_VERSION: Final = -32022
+"""The server does not speak the requested revision; from 2026-07-28 ("Versioning")."""
+OVERLOADED: Final = 1001
+"""Ours: too much is under way, so the request was refused before anything was done."""
+CANCELLED_BY_DRAIN: Final = 1002
+"""Ours: the receiver is shutting down and cut this call; it may be half done."""
+TIMED_OUT: Final = 1003
+"""Ours: the call passed the time limit its tool was given and was stopped; it may be half done."""
+
+
+@attrs.frozen
+class ErrorKind:
+    """What is known about one error code.
+
+    Attributes:
+        code: the integer on the wire.
+        name: what people call it; the specification's name where it has one.
+        http_status: status of an HTTP reply that consists of this error, when it is known before the first
+            byte. The specification fixes 400 and 404 here; where it is silent, an error that a handler
+            decided is 200, because older clients do not read the body of any other status.
+        retryable: the receiver did nothing, so sending the same request again later is safe and may succeed.
+        reason: a short word for programs, sent as `data.reason` with errors of our own making.
+    """
+
+    code: int
+    name: str
+    http_status: int
+    retryable: bool
+    reason: str
+
+
+ERRORS: Final[dict[int, ErrorKind]] = {
+    kind.code: kind
+    for kind in (
+        ErrorKind(PARSE_ERROR, "ParseError", 400, False, "parse_error"),
+        ErrorKind(INVALID_REQUEST, "InvalidRequest", 400, False, "invalid_request"),
+        ErrorKind(METHOD_NOT_FOUND, "MethodNotFound", 404, False, "method_not_found"),
+        ErrorKind(INVALID_PARAMS, "InvalidParams", 400, False, "invalid_params"),
+        ErrorKind(INTERNAL_ERROR, "InternalError", 200, False, "internal_error"),
+        ErrorKind(RESOURCE_NOT_FOUND, "ResourceNotFound", 200, False, "resource_not_found"),
+        ErrorKind(URL_ELICITATION_REQUIRED, "URLElicitationRequired", 200, False, "url_elicitation_required"),
+        ErrorKind(HEADER_MISMATCH, "HeaderMismatch", 400, False, "header_mismatch"),
+        ErrorKind(MISSING_CAPABILITY, "MissingRequiredClientCapability", 400, False, "missing_capability"),
+        ErrorKind(UNSUPPORTED_VERSION, "UnsupportedProtocolVersion", 400, False, "unsupported_version"),
+        ErrorKind(OVERLOADED, "Overloaded", 503, True, "overloaded"),
+        ErrorKind(CANCELLED_BY_DRAIN, "CancelledByDrain", 503, False, "drain"),
+        ErrorKind(TIMED_OUT, "TimedOut", 200, False, "deadline"),
+    )
+}
+"""Every error code trimcp sends, by code."""

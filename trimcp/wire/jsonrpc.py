@@ -1,0 +1,391 @@
+"""JSON-RPC 2.0 messages as inert values, read from bytes and written to bytes (MCP, "Basic Protocol").
+
+`parse` takes any bytes and never raises: what is no message becomes a `Malformed`, a message like any other.
+What is allowed when, by which revision and in which state, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import attrs
+import orjson
+
+from trimcp.errors import LocalError
+from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from trimcp.wire.scanner import IdScanner, RequestId, deeper_than, more_members_than, unreadable_number
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "JSON",
+    "Batch",
+    "ErrorResponse",
+    "IdScanner",
+    "Limits",
+    "Malformed",
+    "Message",
+    "Notification",
+    "Request",
+    "RequestId",
+    "Response",
+    "Unencodable",
+    "encode",
+    "encode_error",
+    "encode_notification",
+    "encode_request",
+    "encode_result",
+    "oversize",
+    "parse",
+    "scan_id",
+]
+
+JSON: TypeAlias = Any
+"""Any JSON value: dict with string keys, list, str, int, float, bool or None."""
+
+
+class Unencodable(LocalError):
+    """A value that JSON cannot carry: NaN, an integer beyond 64 bits, a lone surrogate, a foreign type."""
+
+
+@attrs.frozen
+class Request:
+    """A call that wants exactly one answer (JSON-RPC 2.0 section 4).
+
+    Attributes:
+        id: names it among the sender's requests under way.
+        method: what is called.
+        params: its arguments by name, or None where there were none.
+    """
+
+    id: RequestId
+    method: str
+    params: dict[str, Any] | None = None
+
+
+@attrs.frozen
+class Notification:
+    """A message without an id that nobody answers (JSON-RPC 2.0 section 4.1)."""
+
+    method: str
+    params: dict[str, Any] | None = None
+
+
+@attrs.frozen
+class Response:
+    """The successful answer to a request (JSON-RPC 2.0 section 5). In MCP a result is always an object."""
+
+    id: RequestId
+    result: dict[str, Any]
+
+
+@attrs.frozen
+class ErrorResponse:
+    """The error that answers a request (JSON-RPC 2.0 section 5.1).
+
+    Attributes:
+        id: the request it answers; None where its sender could not read one (null or absent on the wire).
+        code: an integer, see `trimcp.wire.codes`.
+        message: one line for a person. Untrusted text.
+        data: whatever was attached; None where there was nothing.
+    """
+
+    id: RequestId | None
+    code: int
+    message: str
+    data: Any = None
+
+
+@attrs.frozen
+class Malformed:
+    """Input that is no message, with the error that answers it.
+
+    Attributes:
+        code: the error code for the answer.
+        message: the error's message: one line for a person, without the offending text.
+        id: the id that could be read in spite of all, or None.
+        reason: a short word for programs: "json", "utf8", "number", "depth", "members", "size", "id",
+            "shape", "params" or "batch".
+        is_response: it was meant as a response. Nobody answers it; the call with its id has failed.
+        is_notification: it was a notification with wrong parameters. Nobody answers it.
+    """
+
+    code: int
+    message: str
+    id: RequestId | None
+    reason: str
+    is_response: bool = False
+    is_notification: bool = False
+
+    @property
+    def answerable(self) -> bool:
+        """Whether JSON-RPC wants an error in return. A client all the same answers none of them."""
+        return not (self.is_response or self.is_notification)
+
+
+@attrs.frozen
+class Batch:
+    """A JSON array of messages (JSON-RPC 2.0 section 6), not empty and not nested.
+
+    Whether the revision allows it is the engine's business.
+    """
+
+    members: tuple[Request | Notification | Response | ErrorResponse | Malformed, ...]
+
+
+Message: TypeAlias = Request | Notification | Response | ErrorResponse | Malformed | Batch
+"""Everything that may arrive."""
+
+_Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malformed
+
+
+@attrs.frozen
+class Limits:
+    """What one message may cost its reader, beside its size in bytes.
+
+    Attributes:
+        max_depth: levels of nested arrays and objects.
+        max_members: array elements, object members and containers in a message over 256 KiB; a smaller one
+            cannot hold enough of them to matter.
+        max_batch: messages in a batch.
+    """
+
+    max_depth: int = 128
+    max_members: int = 200_000
+    max_batch: int = 100
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+_COUNT_OVER: Final = 256 * 1024
+_DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
+_LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 digits
+_ABSENT: Final[Any] = object()
+_loads: Final[Callable[[bytes], Any]] = orjson.loads
+
+
+def parse(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
+    """One message from one JSON text in UTF-8. Never raises, whatever the bytes.
+
+    Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
+    UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
+    """
+    size = len(data)
+    if size > _COUNT_OVER and more_members_than(limits.max_members, data):
+        return _refused(data, INVALID_REQUEST, "members", f"more than {limits.max_members:,} members")
+    try:
+        value = _loads(data)
+    except ValueError as error:
+        return _unparsable(data, str(error))
+    # Text that parsed needs two brackets a level, so a short one cannot be too deep.
+    if size > 2 * limits.max_depth and deeper_than(limits.max_depth, data):
+        return _refused(data, INVALID_REQUEST, "depth", f"nested deeper than {limits.max_depth} levels")
+    if _LONG_DIGITS in data.translate(_DIGITS):
+        problem = unreadable_number(data)
+        if problem is not None:
+            return _refused(data, INVALID_REQUEST, "number", problem)
+    if type(value) is list:
+        return _batch(value, limits)
+    return _member(value)
+
+
+def scan_id(data: bytes) -> RequestId | None:
+    """The top-level id of text that cannot be parsed, wherever it stands; None without a single one."""
+    scanner = IdScanner()
+    scanner.feed(data)
+    return scanner.id
+
+
+def oversize(scanner: IdScanner, max_size: int) -> Malformed:
+    """What stands for a message over `max_size` bytes that was shown to `scanner` and thrown away."""
+    text = f"message larger than {max_size:,} bytes"
+    return Malformed(INVALID_REQUEST, text, scanner.id, "size", scanner.is_response)
+
+
+def _refused(data: bytes, code: int, reason: str, message: str) -> Malformed:
+    scanner = IdScanner()
+    scanner.feed(data)
+    return Malformed(code, message, scanner.id, reason, scanner.is_response)
+
+
+def _unparsable(data: bytes, complaint: str) -> Malformed:
+    """Say what is wrong in words of ours, by what the parser complained about."""
+    if "infinity" in complaint:
+        return _refused(data, INVALID_REQUEST, "number", "a number is too large to be read")
+    if "depth" in complaint or "ecursion" in complaint:
+        return _refused(data, INVALID_REQUEST, "depth", "nested too deep")
+    if "BOM" in complaint:
+        return _refused(data, PARSE_ERROR, "utf8", "text begins with a byte order mark")
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return _refused(data, PARSE_ERROR, "utf8", f"not valid UTF-8 at byte {error.start}")
+    if "surrogate" in complaint:
+        return _refused(data, PARSE_ERROR, "utf8", f"a surrogate stands alone: {complaint}")
+    return _refused(data, PARSE_ERROR, "json", f"not valid JSON: {complaint}")
+
+
+def _invalid(
+    message: str, id: RequestId | None, reason: str = "shape", *, response: bool = False
+) -> Malformed:
+    return Malformed(INVALID_REQUEST, message, id, reason, response)
+
+
+def _batch(values: list[Any], limits: Limits) -> Batch | Malformed:
+    if not values:
+        return _invalid("a batch must not be empty", None, "batch")
+    if len(values) > limits.max_batch:
+        return _invalid(f"a batch of more than {limits.max_batch} messages", None, "batch")
+    return Batch(tuple(map(_member, values)))
+
+
+def _member(value: Any) -> _Member:
+    """One message from a parsed JSON value."""
+    if type(value) is not dict:
+        return _invalid("a message must be an object", None)
+    id = value.get("id", _ABSENT)
+    method = value.get("method", _ABSENT)
+    if type(method) is not str or value.get("jsonrpc") != "2.0" or "result" in value or "error" in value:
+        return _response(value, id, method)
+    params = value.get("params", _ABSENT)
+    if params is _ABSENT:
+        params = None
+    elif type(params) is not dict:
+        return _bad_params(id, type(params) is list)
+    if type(id) is int or type(id) is str:
+        return Request(id, method, params)
+    if id is _ABSENT:
+        return Notification(method, params)
+    return _invalid("a request's id must be a string or an integer", None, "id")
+
+
+def _bad_params(id: Any, is_list: bool) -> Malformed:
+    """JSON-RPC allows arrays and MCP does not, so those are wrong parameters of a right request."""
+    code = INVALID_PARAMS if is_list else INVALID_REQUEST
+    return Malformed(code, "params must be an object", _readable(id), "params", is_notification=id is _ABSENT)
+
+
+def _readable(id: Any) -> RequestId | None:
+    return id if type(id) is int or type(id) is str else None
+
+
+def _response(value: dict[str, Any], id: Any, method: Any) -> Response | ErrorResponse | Malformed:
+    """A response, or what is wrong with an object that is no request."""
+    has_result, has_error = "result" in value, "error" in value
+    known = _readable(id)
+    response = method is _ABSENT and (has_result or has_error)
+    if value.get("jsonrpc") != "2.0":
+        return _invalid('jsonrpc must be "2.0"', known, response=response)
+    if method is not _ABSENT:
+        what = (
+            "method must be a string" if type(method) is not str else "a request has no result and no error"
+        )
+        return _invalid(what, known)
+    if not response:
+        return _invalid("a message has a method, a result or an error", known)
+    if has_result and has_error:
+        return _invalid("a response has either a result or an error", known, response=True)
+    if known is None and not (has_error and (id is None or id is _ABSENT)):
+        return _invalid("a response's id must be a string or an integer", None, "id", response=True)
+    if has_error:
+        return _error(value["error"], known)
+    result = value["result"]
+    if known is None or type(result) is not dict:
+        return _invalid("a result must be an object", known, response=True)
+    return Response(known, result)
+
+
+def _error(error: Any, id: RequestId | None) -> ErrorResponse | Malformed:
+    if type(error) is not dict:
+        return _invalid("an error must be an object", id, response=True)
+    code, message = error.get("code"), error.get("message")
+    if type(code) is not int or type(message) is not str:
+        return _invalid("an error has an integer code and a message", id, response=True)
+    return ErrorResponse(id, code, message, error.get("data"))
+
+
+# Plain JSON values only: what else orjson could write, its reader would not get back.
+_OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def encode(value: JSON) -> bytes:
+    """JSON text in UTF-8 on one line. An `orjson.Fragment` anywhere inside is taken as it is.
+
+    Raises:
+        Unencodable: for NaN and Infinity, integers beyond 64 bits, lone surrogates, keys that are no strings,
+        types
+            that JSON does not have, and more than 254 levels.
+    """
+    try:
+        data = orjson.dumps(value, None, _OPTIONS)
+    except TypeError as error:
+        raise Unencodable(f"JSON cannot carry this value: {error}") from None
+    # orjson writes NaN and Infinity as null, so only text with a null in it can hide one.
+    if b"null" in data and _has_nonfinite(value):
+        raise Unencodable("JSON cannot carry this value: NaN and Infinity are not numbers in JSON")
+    if b"\n" in data:  # from a Fragment, as white space between tokens; a line break would end the message
+        data = data.replace(b"\n", b" ")
+    return data
+
+
+def _has_nonfinite(value: Any) -> bool:
+    rest = [value]
+    while rest:
+        item = rest.pop()
+        if isinstance(item, Enum):
+            item = item.value
+        if isinstance(item, float):
+            if not math.isfinite(item):
+                return True
+        elif isinstance(item, dict):
+            rest.extend(item.values())
+        elif isinstance(item, (list, tuple)):
+            rest.extend(item)
+    return False
+
+
+def encode_request(id: RequestId, method: str, params: JSON = None) -> bytes:
+    """A request's text; `params` None for no such member. Raises `Unencodable` as `encode` does."""
+    if params is None:
+        return encode({"jsonrpc": "2.0", "id": id, "method": method})
+    return encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+
+def encode_notification(method: str, params: JSON = None) -> bytes:
+    """A notification's text; `params` None for no such member. Raises `Unencodable` as `encode` does."""
+    if params is None:
+        return encode({"jsonrpc": "2.0", "method": method})
+    return encode({"jsonrpc": "2.0", "method": method, "params": params})
+
+
+def encode_result(id: RequestId, result: JSON) -> bytes:
+    """A successful answer's text. Raises `Unencodable` as `encode` does."""
+    return encode({"jsonrpc": "2.0", "id": id, "result": result})
+
+
+def encode_error(
+    id: RequestId | None, code: int, message: str, data: JSON = None, *, null_id: bool = False
+) -> bytes:
+    """An error answer's text; `data` None for no such member.
+
+    Args:
+        id: the request it answers, or None if that could not be read.
+        code: an integer, see `trimcp.wire.codes`.
+        message: one line for a person.
+        data: any JSON value for a program.
+        null_id: where `id` is None, whether to say `"id": null` as JSON-RPC has it, or to leave it out as MCP
+            has it from 2025-11-25 on.
+
+    Raises:
+        Unencodable: as `encode` does.
+    """
+    error = (
+        {"code": code, "message": message}
+        if data is None
+        else {"code": code, "message": message, "data": data}
+    )
+    if id is None and not null_id:
+        return encode({"jsonrpc": "2.0", "error": error})
+    return encode({"jsonrpc": "2.0", "id": id, "error": error})

@@ -1,0 +1,335 @@
+"""Reads what can be read of JSON text that cannot, or must not, be parsed: its id, depth and members.
+
+Everything here is linear in the text whatever it holds, and keeps a bounded amount of memory. Knows strings,
+brackets and the names of JSON-RPC's top-level members; knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum, auto
+from itertools import accumulate
+from typing import Final, TypeAlias
+
+import orjson
+
+__all__ = ["IdScanner", "RequestId", "deeper_than", "more_members_than", "unreadable_number"]
+
+RequestId: TypeAlias = str | int
+"""What names a request: a string or an integer, never null (MCP specification, "Requests")."""
+
+_WINDOW: Final = 65536
+_MAX_TOKEN: Final = 4096  # an id or a top-level key longer than this is not read
+_MAX_DEPTH: Final = 65536  # deeper nesting ends the scan
+_MAX_TOP_MEMBERS: Final = 1024  # a JSON-RPC message has at most five
+_MAX_NUMBER: Final = 1000  # characters; what a double can say takes 25
+_INT_MIN: Final = -(2**63)
+_INT_MAX: Final = 2**64 - 1
+
+# Possessive throughout: nothing is ever tried twice, so no text makes these slower than linear.
+_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_STRING = rb'"' + _REST + rb'"'
+_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")"
+_STRING_REST: Final = re.compile(_REST, re.DOTALL)
+_STRINGS: Final = re.compile(_STRING, re.DOTALL)
+_WHOLE_STRINGS: Final = re.compile(rb'[^"]*+(?:' + _STRING + rb'[^"]*+)*+', re.DOTALL)
+_NESTED: Final = re.compile(rb"(?:" + _FLAT + rb"|\[" + _FLAT + rb"*+\]|\{" + _FLAT + rb"*+\})*+", re.DOTALL)
+_BLANK: Final = re.compile(rb"[ \t\r\n]*+")
+_SCALAR: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
+_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")
+_LONG_NUMBER: Final = re.compile(
+    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-]))*+(-?[0-9][0-9.eE+-]{18,}+)",
+    re.DOTALL,
+)
+_QUOTE, _BACKSLASH = b'"\\'
+_OPENERS: Final = {ord("["): ord("]"), ord("{"): ord("}")}
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+
+
+class _Expect(Enum):
+    """What may come next at the top level."""
+
+    OBJECT = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    SCALAR = auto()
+    COMMA = auto()
+    NOTHING = auto()
+
+
+class IdScanner:
+    """Finds the top-level `id` of a message, wherever it stands, while the text passes by in chunks.
+
+    It reads as far as the text's structure holds, so broken numbers, strings that are no Unicode, too deep
+    nesting and a missing end do not hide an id; ids inside nested values and inside strings are never taken
+    for it. Keeps at most about 70 KiB, whatever is fed. Meant for text that was refused: a parsed message's
+    id needs no scanner.
+
+    Attributes:
+        saw_method: a top-level `method` was seen, so this was meant as a request or notification.
+        saw_outcome: a top-level `result` or `error` was seen, so this was meant as a response.
+    """
+
+    __slots__ = (
+        "_ambiguous",
+        "_closers",
+        "_escaped",
+        "_expect",
+        "_id",
+        "_in_string",
+        "_key",
+        "_members",
+        "_stopped",
+        "_token",
+        "saw_method",
+        "saw_outcome",
+    )
+
+    def __init__(self) -> None:
+        self.saw_method = False
+        self.saw_outcome = False
+        self._id: RequestId | None = None
+        self._ambiguous = False
+        self._stopped = False
+        self._closers = bytearray()  # the closing brackets still owed, outermost first
+        self._expect = _Expect.OBJECT
+        self._in_string = False
+        self._escaped = False
+        self._token: bytearray | None = None  # the top-level key or id being read; None: not kept
+        self._key: str | None = None
+        self._members = 0
+
+    @property
+    def id(self) -> RequestId | None:
+        """The id, if the text fed so far has exactly one readable at its top level, else None."""
+        return None if self._ambiguous else self._id
+
+    @property
+    def is_response(self) -> bool:
+        """Whether the text was meant as a response, which nobody answers."""
+        return self.saw_outcome and not self.saw_method
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """Read on. Never raises, and after the structure broke it costs nothing."""
+        for start in range(0, len(data), _WINDOW):
+            if self._stopped:
+                return
+            self._feed(bytes(data[start : start + _WINDOW]))
+
+    def _feed(self, data: bytes) -> None:
+        pos, end = 0, len(data)
+        while pos < end and not self._stopped:
+            if self._in_string:
+                pos = self._string(data, pos)
+            elif len(self._closers) > 1:
+                pos = self._nested(data, pos)
+            elif self._expect is _Expect.SCALAR:
+                pos = self._scalar(data, pos)
+            else:
+                pos = self._top(data, pos)
+
+    def _keep(self, piece: bytes) -> None:
+        if self._token is not None:
+            self._token += piece[: _MAX_TOKEN + 1]
+            del self._token[_MAX_TOKEN + 1 :]
+
+    def _string(self, data: bytes, pos: int) -> int:
+        """Go to the end of a string that began earlier."""
+        if self._escaped:
+            self._escaped = False
+            self._keep(data[pos : pos + 1])
+            pos += 1
+        stop = _STRING_REST.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+        if self._token is not None:
+            self._keep(data[pos:stop])
+        if stop == len(data):
+            return stop
+        if data[stop] == _BACKSLASH:  # the last byte here; what it escapes comes with the next chunk
+            self._escaped = True
+            self._keep(b"\\")
+            return stop + 1
+        self._in_string = False
+        if len(self._closers) == 1:
+            self._end_string()
+        return stop + 1
+
+    def _end_string(self) -> None:
+        """A key or a string value of the top level is complete."""
+        token, self._token = self._token, None
+        if self._expect is _Expect.KEY:
+            self._expect = _Expect.COLON
+            self._key = _decode(token)
+            self.saw_method = self.saw_method or self._key == "method"
+            self.saw_outcome = self.saw_outcome or self._key in ("result", "error")
+            return
+        self._expect = _Expect.COMMA
+        if self._key == "id":
+            self._found(_decode(token))
+
+    def _found(self, value: RequestId | None) -> None:
+        if value is None or (self._id is not None and (type(value), value) != (type(self._id), self._id)):
+            self._ambiguous = True
+        self._id = value
+
+    def _nested(self, data: bytes, pos: int) -> int:
+        """Go through nested values until the top level is back, or the data ends."""
+        closers, end = self._closers, len(data)
+        while len(closers) > 1:
+            pos = _NESTED.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+            if pos == end:
+                break
+            byte = data[pos]
+            pos += 1
+            if byte == _QUOTE:
+                self._in_string = True
+                break
+            if byte in _OPENERS:
+                closers.append(_OPENERS[byte])
+                if len(closers) > _MAX_DEPTH:
+                    self._stopped = True
+                    break
+            elif closers.pop() != byte:
+                self._stopped = True
+                break
+        return pos
+
+    def _scalar(self, data: bytes, pos: int) -> int:
+        """Read a number, or whatever else stands in its place, as far as it is here."""
+        stop = _SCALAR.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+        self._keep(data[pos:stop])
+        if stop < len(data):
+            token, self._token = self._token, None
+            self._expect = _Expect.COMMA
+            if self._key == "id":
+                self._found(_integer(token))
+        return stop
+
+    def _top(self, data: bytes, pos: int) -> int:
+        """Read one character of the top level's punctuation."""
+        if self._expect is _Expect.OBJECT:
+            return self._begin(data, pos)
+        pos = _BLANK.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+        if pos == len(data):
+            return pos
+        byte, expect = data[pos], self._expect
+        if expect is _Expect.VALUE:
+            return self._value(byte, pos)
+        if expect is _Expect.KEY and byte == _QUOTE:
+            self._members += 1
+            self._stopped = self._members > _MAX_TOP_MEMBERS
+            self._in_string, self._token = True, bytearray()
+        elif expect is _Expect.COLON and byte == ord(":"):
+            self._expect = _Expect.VALUE
+        elif expect is _Expect.COMMA and byte == ord(","):
+            self._expect = _Expect.KEY
+        elif byte == ord("}") and (expect is _Expect.COMMA or (expect is _Expect.KEY and not self._members)):
+            self._expect = _Expect.NOTHING
+        else:
+            # After the end only a second object matters: then nobody can say whose id this is.
+            self._ambiguous = self._ambiguous or (expect is _Expect.NOTHING and b"{" in data[pos:])
+            self._stopped = expect is not _Expect.NOTHING or self._ambiguous
+            return len(data)
+        return pos + 1
+
+    def _begin(self, data: bytes, pos: int) -> int:
+        text = data[pos:].lstrip(b" \t\r\n\xef\xbb\xbf")  # a byte order mark hides no id
+        if not text:
+            return len(data)
+        if not text.startswith(b"{"):
+            self._stopped = True
+        self._closers += b"}"
+        self._expect = _Expect.KEY
+        return len(data) - len(text) + 1
+
+    def _value(self, byte: int, pos: int) -> int:
+        is_id = self._key == "id"
+        self._token = bytearray() if is_id else None
+        if byte == _QUOTE:
+            self._in_string = True
+        elif byte in _OPENERS:
+            self._closers.append(_OPENERS[byte])
+            self._expect = _Expect.COMMA
+            self._ambiguous = self._ambiguous or is_id
+        elif byte in b",:]}":
+            self._stopped = True
+        else:
+            self._expect = _Expect.SCALAR
+            return pos
+        return pos + 1
+
+
+def _decode(token: bytearray | None) -> str | None:
+    """The string between two quotes, or None if it is too long to matter or no JSON string."""
+    if token is None or len(token) > _MAX_TOKEN:
+        return None
+    try:
+        text = orjson.loads(b'"' + token + b'"')
+    except orjson.JSONDecodeError:
+        return None
+    return text if isinstance(text, str) else None
+
+
+def _integer(token: bytearray | None) -> int | None:
+    if token is None or len(token) > 20 or not _INTEGER.fullmatch(token):
+        return None
+    value = int(token)
+    return value if _INT_MIN <= value <= _INT_MAX else None
+
+
+def _outside_strings(data: bytes) -> Iterator[bytes]:
+    """The text without its strings, in pieces; a piece may end within a number."""
+    pos = 0
+    while pos < len(data):
+        stop = _WHOLE_STRINGS.match(data, pos, pos + _WINDOW).end()  # type: ignore[union-attr]  # never None
+        yield _STRINGS.sub(b"", data[pos:stop])
+        pos = stop
+        if stop < len(data) and data[stop] == _QUOTE:
+            pos = _STRING_REST.match(data, stop + 1).end() + 1  # type: ignore[union-attr]  # never None
+
+
+def more_members_than(limit: int, data: bytes) -> bool:
+    """Whether text of any quality has more array elements, object members and containers than `limit`.
+
+    What parsing costs in memory goes by these and by the text's length. Stops at the limit.
+    """
+    commas_and_openers = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if commas_and_openers <= limit:
+        return False
+    members = 0
+    for piece in _outside_strings(data):
+        members += piece.count(b",") + piece.count(b"[") + piece.count(b"{")
+        if members > limit:
+            return True
+    return False
+
+
+def deeper_than(limit: int, data: bytes) -> bool:
+    """Whether valid JSON text nests arrays and objects deeper than `limit`."""
+    if data.count(b"[") + data.count(b"{") <= limit:
+        return False
+    depth = 0
+    for piece in _outside_strings(data):
+        steps = memoryview(piece.translate(_STEPS, _NOT_BRACKETS)).cast("b")
+        levels = list(accumulate(steps, initial=depth))
+        if max(levels) > limit:
+            return True
+        depth = levels[-1]
+    return False
+
+
+def unreadable_number(data: bytes) -> str | None:
+    """What is wrong with a number in valid JSON text that only looks readable, or None.
+
+    Parsers turn integers beyond 64 bits into doubles without a word; here they are found instead.
+    """
+    for match in _LONG_NUMBER.finditer(data):
+        token = match[1]
+        if token.lstrip(b"-").isdigit():
+            if _integer(bytearray(token)) is None:
+                return "an integer does not fit in 64 bits"
+        elif len(token) > _MAX_NUMBER:
+            return f"a number is longer than {_MAX_NUMBER:,} characters"
+    return None
