@@ -1,0 +1,199 @@
+"""Our client against servers that are not ours, over real pipes: two in Python, in both eras, one in Node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+import trimcp
+
+NODE_PEERS = Path(os.environ["TRIMCP_NODE_PEERS"])
+EVERYTHING = NODE_PEERS / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
+
+both_eras = pytest.mark.parametrize("revision", [trimcp.LATEST_LEGACY, trimcp.LATEST], ids=lambda r: r.name)
+
+
+def text_of(result: trimcp.CallToolResult) -> str:
+    """The text of a result that consists of text alone."""
+    return "\n".join(content.text for content in result.content)
+
+
+def time_server() -> trimcp.Target:
+    return trimcp.stdio(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")
+
+
+def everything_server() -> trimcp.Target:
+    return trimcp.stdio("node", str(EVERYTHING), "stdio")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A Git repository with one commit and one untracked file."""
+    identity = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    (tmp_path / "kept.txt").write_text("kept\n", "utf-8")
+    for command in (["init", "-q"], ["add", "kept.txt"], [*identity, "commit", "-q", "-m", "Keep a file"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    (tmp_path / "new.txt").write_text("new\n", "utf-8")
+    return tmp_path
+
+
+def git_server(repository: Path) -> trimcp.Target:
+    return trimcp.stdio(sys.executable, "-m", "mcp_server_git", "--repository", str(repository))
+
+
+@both_eras
+async def test_time_server(revision: trimcp.Revision) -> None:
+    client = trimcp.Client("interop", version="1.0")
+    with trio.fail_after(30):
+        async with client.connect(time_server(), revision=revision) as session:
+            assert session.revision == revision
+            assert session.server_info.name == "mcp-time"
+            assert [tool.name for tool in await session.list_tools()] == ["get_current_time", "convert_time"]
+
+            noon = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Kathmandu"}
+            result = await session.call_tool("convert_time", noon)
+            assert not result.is_error
+            assert result.structured_content["time_difference"] == "+5.75h"
+
+            nowhere = await session.call_tool("get_current_time", {"timezone": "Nowhere/At_All"})
+            assert nowhere.is_error
+            assert "Nowhere/At_All" in text_of(nowhere)
+            with pytest.raises(trimcp.RemoteError) as unknown:
+                await session.call_tool("no_such_tool", {})
+            assert unknown.value.code == -32602
+
+
+async def test_time_server_by_negotiation() -> None:
+    client = trimcp.Client("interop", version="1.0")
+    with trio.fail_after(30):
+        async with client.connect(time_server()) as session:
+            assert session.revision == trimcp.LATEST
+            result = await session.call_tool("get_current_time", {"timezone": "Asia/Tokyo"})
+            assert result.structured_content["timezone"] == "Asia/Tokyo"
+            assert await session.list_resources() == []
+            assert await session.list_prompts() == []
+
+
+@both_eras
+async def test_git_server(revision: trimcp.Revision, repository: Path) -> None:
+    client = trimcp.Client("interop", version="1.0")
+    path = {"repo_path": str(repository)}
+    with trio.fail_after(30):
+        async with client.connect(git_server(repository), revision=revision) as session:
+            assert "new.txt" in text_of(await session.call_tool("git_status", path))
+            assert "Keep a file" in text_of(await session.call_tool("git_log", path))
+            assert not (await session.call_tool("git_add", path | {"files": ["new.txt"]})).is_error
+            assert "+new" in text_of(await session.call_tool("git_diff_staged", path))
+            outside = await session.call_tool("git_status", {"repo_path": str(repository.parent)})
+            assert outside.is_error
+
+
+async def test_git_server_answers_many_calls_at_once(repository: Path) -> None:
+    client = trimcp.Client("interop", version="1.0")
+    answers: list[str] = []
+    with trio.fail_after(60):
+        async with client.connect(git_server(repository)) as session:
+
+            async def ask() -> None:
+                answers.append(text_of(await session.call_tool("git_log", {"repo_path": str(repository)})))
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(ask)
+    assert len(answers) == 20
+    assert len(set(answers)) == 1
+
+
+async def test_everything_server_tools_resources_and_prompts() -> None:
+    client = trimcp.Client("interop", version="1.0")
+    with trio.fail_after(60):
+        async with client.connect(everything_server()) as session:
+            assert session.revision == trimcp.LATEST_LEGACY
+            assert session.server_info.name == "mcp-servers/everything"
+            tools = {tool.name for tool in await session.list_tools()}
+            assert {"echo", "get-sum", "get-structured-content"} <= tools
+            assert "trigger-elicitation-request" not in tools  # offered only to clients that can answer
+
+            assert text_of(await session.call_tool("get-sum", {"a": 2, "b": 3})) == "The sum of 2 and 3 is 5."
+            weather = await session.call_tool("get-structured-content", {"location": "Chicago"})
+            assert set(weather.structured_content) == {"temperature", "conditions", "humidity"}
+            assert (await session.call_tool("get-sum", {"a": "two"})).is_error
+            image = (await session.call_tool("get-tiny-image", {})).content[1]
+            assert image.mime_type == "image/png"
+            links = (await session.call_tool("get-resource-links", {"count": 2})).content[1:]
+            assert [link.uri for link in links] == [
+                "demo://resource/dynamic/blob/1",
+                "demo://resource/dynamic/text/2",
+            ]
+            embedded = (await session.call_tool("get-resource-reference", {"resourceId": 3})).content[1]
+            assert embedded.resource.uri == "demo://resource/dynamic/text/3"
+
+            resources = {resource.uri for resource in await session.list_resources()}
+            assert "demo://resource/static/document/features.md" in resources
+            templates = {template.uri_template for template in await session.list_resource_templates()}
+            assert "demo://resource/dynamic/text/{resourceId}" in templates
+            (contents,) = (await session.read_resource("demo://resource/dynamic/text/7")).contents
+            assert contents.text.startswith("Resource 7:")
+            with pytest.raises(trimcp.RemoteError):
+                await session.read_resource("demo://resource/nowhere")
+
+            assert "args-prompt" in {prompt.name for prompt in await session.list_prompts()}
+            prompt = await session.get_prompt("args-prompt", {"city": "Oslo"})
+            assert prompt.messages[0].content.text == "What's weather in Oslo?"
+            completion = await session.complete_prompt(
+                "completable-prompt", "name", "E", context={"department": "Sales"}
+            )
+            assert completion.values == ["Eve"]
+
+
+async def test_everything_server_streams_progress_and_can_be_cancelled() -> None:
+    client = trimcp.Client("interop", version="1.0")
+    with trio.fail_after(60):
+        async with client.connect(everything_server()) as session:
+            steps = {"duration": 0.3, "steps": 3}
+            async with session.calling("trigger-long-running-operation", steps) as call:
+                seen = [step.progress async for step in call.progress]
+                assert "completed" in text_of(await call.result())
+            assert seen == [1, 2, 3]
+
+            with pytest.raises(trio.TooSlowError), trio.fail_after(0.2):
+                await session.call_tool("trigger-long-running-operation", {"duration": 600, "steps": 2})
+            assert text_of(await session.call_tool("echo", {"message": "still here"})) == "Echo: still here"
+
+
+async def test_everything_server_asks_us() -> None:
+    client = trimcp.Client("interop", version="1.0", roots=[trimcp.Root(uri="file:///srv/data", name="data")])
+
+    @client.elicitation
+    async def answer(request: trimcp.ElicitParams) -> trimcp.ElicitResult:
+        content = {"name": "Ada", "check": True, "integer": 7}
+        return trimcp.ElicitResult(action="accept", content=content)
+
+    @client.sampling
+    async def sample(request: trimcp.CreateMessageParams) -> trimcp.CreateMessageResult:
+        assert request.max_tokens == 9
+        return trimcp.CreateMessageResult(role="assistant", model="deep-thought", content=trimcp.Text("42"))
+
+    with trio.fail_after(60):
+        async with client.connect(everything_server()) as session:
+            answered = text_of(await session.call_tool("trigger-elicitation-request", {}))
+            assert "- Name: Ada\n- Agreed to terms: true\n- Favorite Integer: 7" in answered
+            sampled = await session.call_tool("trigger-sampling-request", {"prompt": "?", "maxTokens": 9})
+            assert '"text": "42"' in text_of(sampled)
+            assert "file:///srv/data" in text_of(await session.call_tool("get-roots-list", {}))
+
+
+async def test_everything_server_tells_of_a_changed_resource() -> None:
+    client = trimcp.Client("interop", version="1.0")
+    uri = "demo://resource/dynamic/text/1"
+    with trio.fail_after(60):
+        async with client.connect(everything_server()) as session, session.listen(resources=[uri]) as changes:
+            await session.call_tool("toggle-subscriber-updates", {})
+            async for change in changes:
+                assert change.uri == uri
+                break
