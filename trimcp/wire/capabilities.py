@@ -1,0 +1,195 @@
+"""What each side declares it can do. An open set: what we do not know survives in `extra`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import attrs
+
+from trimcp.wire.fields import ABSENT, Absent, field, wire, wire_name
+from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
+
+__all__ = [
+    "ClientCapabilities",
+    "ClientTaskRequests",
+    "ClientTasksCapability",
+    "ElicitationCapability",
+    "ElicitationTaskRequests",
+    "PromptsCapability",
+    "ResourcesCapability",
+    "RootsCapability",
+    "SamplingCapability",
+    "SamplingTaskRequests",
+    "ServerCapabilities",
+    "ServerTaskRequests",
+    "ServerTasksCapability",
+    "Settings",
+    "ToolTaskRequests",
+    "ToolsCapability",
+    "declares",
+]
+
+Settings: TypeAlias = dict[str, Any]
+"""A capability that is there or not, with settings nobody has defined yet."""
+
+
+@wire
+class RootsCapability:
+    """The client can say which roots it works on, and until 2025-11-25 that they changed."""
+
+    list_changed: bool | Absent = field(default=ABSENT, until=V2026_07_28)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class SamplingCapability:
+    """The client can ask a model: with context from other servers, with tools."""
+
+    context: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
+    tools: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire(since=V2025_06_18)
+class ElicitationCapability:
+    """The client can ask its user: with a form, by sending them to a URL. Neither named means form."""
+
+    form: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
+    url: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class SamplingTaskRequests:
+    """Sampling requests that may become tasks."""
+
+    create_message: Settings | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ElicitationTaskRequests:
+    """Elicitation requests that may become tasks."""
+
+    create: Settings | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ToolTaskRequests:
+    """Tool requests that may become tasks."""
+
+    call: Settings | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ClientTaskRequests:
+    """Which requests to a client may become tasks."""
+
+    sampling: SamplingTaskRequests | Absent = field(default=ABSENT)
+    elicitation: ElicitationTaskRequests | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ServerTaskRequests:
+    """Which requests to a server may become tasks."""
+
+    tools: ToolTaskRequests | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ClientTasksCapability:
+    """The client runs requests as tasks (experimental, basic/utilities/tasks)."""
+
+    list: Settings | Absent = field(default=ABSENT)
+    cancel: Settings | Absent = field(default=ABSENT)
+    requests: ClientTaskRequests | Absent = field(default=ABSENT)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ServerTasksCapability:
+    """The server runs requests as tasks (experimental, basic/utilities/tasks)."""
+
+    list: Settings | Absent = field(default=ABSENT)
+    cancel: Settings | Absent = field(default=ABSENT)
+    requests: ServerTaskRequests | Absent = field(default=ABSENT)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class ClientCapabilities:
+    """What a client declares, once in the handshake or in every request's `_meta`."""
+
+    roots: RootsCapability | Absent = field(default=ABSENT)
+    sampling: SamplingCapability | Absent = field(default=ABSENT)
+    elicitation: ElicitationCapability | Absent = field(default=ABSENT, since=V2025_06_18)
+    tasks: ClientTasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    experimental: dict[str, Settings] | Absent = field(default=ABSENT)
+    extensions: dict[str, Settings] | Absent = field(default=ABSENT, since=V2026_07_28)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class PromptsCapability:
+    """The server has prompts, and may say that they changed."""
+
+    list_changed: bool | Absent = field(default=ABSENT)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class ResourcesCapability:
+    """The server has resources, lets clients watch single ones, and may say that the list changed."""
+
+    subscribe: bool | Absent = field(default=ABSENT)
+    list_changed: bool | Absent = field(default=ABSENT)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class ToolsCapability:
+    """The server has tools, and may say that they changed."""
+
+    list_changed: bool | Absent = field(default=ABSENT)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class ServerCapabilities:
+    """What a server declares, in `InitializeResult` or `DiscoverResult`."""
+
+    tools: ToolsCapability | Absent = field(default=ABSENT)
+    resources: ResourcesCapability | Absent = field(default=ABSENT)
+    prompts: PromptsCapability | Absent = field(default=ABSENT)
+    completions: Settings | Absent = field(default=ABSENT, since=V2025_03_26)
+    logging: Settings | Absent = field(default=ABSENT)
+    tasks: ServerTasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    experimental: dict[str, Settings] | Absent = field(default=ABSENT)
+    extensions: dict[str, Settings] | Absent = field(default=ABSENT, since=V2026_07_28)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+def declares(capabilities: ClientCapabilities | ServerCapabilities, path: str) -> bool:
+    """Whether these capabilities name that one, as `METHODS` spells it: `"tools"`, `"resources.subscribe"`.
+
+    A flag counts when it is true, an object when it is there, even empty. `elicitation` with neither mode
+    named means `elicitation.form` (client/elicitation, "Capabilities").
+    """
+    found: Any = capabilities
+    for step in path.split("."):
+        if isinstance(found, ElicitationCapability) and step == "form" and not isinstance(found.url, dict):
+            return True
+        found = _member(found, step)
+        if found is ABSENT or found is None or found is False:
+            return False
+    return True
+
+
+def _member(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(name, ABSENT)
+    if not attrs.has(type(value)):
+        return ABSENT
+    for attribute in attrs.fields(type(value)):
+        if wire_name(attribute) == name and name != "extra":
+            return getattr(value, attribute.name)
+    return value.extra.get(name, ABSENT) if hasattr(value, "extra") else ABSENT

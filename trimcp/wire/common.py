@@ -1,0 +1,186 @@
+"""What payloads of every feature share: `_meta`, names, icons, pages, the bases of params and results."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeAlias
+
+from trimcp.wire.capabilities import ClientCapabilities
+from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
+
+__all__ = [
+    "META_CLIENT_CAPABILITIES",
+    "META_CLIENT_INFO",
+    "META_LOG_LEVEL",
+    "META_PROGRESS_TOKEN",
+    "META_PROTOCOL_VERSION",
+    "META_RELATED_TASK",
+    "META_SERVER_INFO",
+    "META_SUBSCRIPTION_ID",
+    "META_TRACE",
+    "RESULT_COMPLETE",
+    "RESULT_INPUT_REQUIRED",
+    "Annotations",
+    "CacheScope",
+    "Cacheable",
+    "EmptyResult",
+    "Icon",
+    "Implementation",
+    "LoggingLevel",
+    "Meta",
+    "NotificationMeta",
+    "NotificationParams",
+    "PageParams",
+    "Params",
+    "ProgressToken",
+    "RequestMeta",
+    "RequestParams",
+    "Result",
+    "ResultMeta",
+    "Role",
+]
+
+Meta: TypeAlias = dict[str, Any]
+"""A `_meta` object, as the JSON it is."""
+ProgressToken: TypeAlias = str | int
+Role: TypeAlias = Literal["user", "assistant"]
+LoggingLevel: TypeAlias = Literal[
+    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"
+]
+CacheScope: TypeAlias = Literal["public", "private"]
+
+META_PROGRESS_TOKEN: Final = "progressToken"
+META_PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+META_CLIENT_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+META_CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
+META_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+META_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+META_RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
+META_TRACE: Final = ("traceparent", "tracestate", "baggage")
+"""The W3C trace context, whose three keys alone need no prefix (basic, "_meta")."""
+
+RESULT_COMPLETE: Final = "complete"
+RESULT_INPUT_REQUIRED: Final = "input_required"
+
+
+@wire
+class Annotations:
+    """Hints for whoever shows or weighs a piece of content (server/resources, "Annotations")."""
+
+    audience: list[Role] | Absent = field(default=ABSENT)
+    priority: float | Absent = field(default=ABSENT)
+    last_modified: str | Absent = field(default=ABSENT, since=V2025_06_18)
+
+
+@wire(since=V2025_11_25)
+class Icon:
+    """A picture that stands for a thing: its address (`https:` or `data:`), and what is known of it."""
+
+    src: str
+    mime_type: str | Absent = field(default=ABSENT)
+    sizes: list[str] | Absent = field(default=ABSENT)
+    theme: Literal["light", "dark"] | Absent = field(default=ABSENT)
+
+
+@wire
+class Implementation:
+    """A program that speaks MCP, as it describes itself: for display, never for decisions."""
+
+    name: str
+    version: str
+    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
+    description: str | Absent = field(default=ABSENT, since=V2025_11_25)
+    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
+    website_url: str | Absent = field(default=ABSENT, since=V2025_11_25)
+
+
+@wire
+class RequestMeta:
+    """What the specification reserves in a request's `_meta`, and everything else in `extra`.
+
+    Since 2026-07-28 it is the envelope that replaces the handshake; before, only `progress_token` counts.
+    """
+
+    progress_token: ProgressToken | Absent = field(default=ABSENT)
+    protocol_version: str | Absent = field(
+        default=ABSENT, since=V2026_07_28, required_from=V2026_07_28, name=META_PROTOCOL_VERSION
+    )
+    client_capabilities: ClientCapabilities | Absent = field(
+        default=ABSENT, since=V2026_07_28, required_from=V2026_07_28, name=META_CLIENT_CAPABILITIES
+    )
+    client_info: Implementation | Absent = field(default=ABSENT, since=V2026_07_28, name=META_CLIENT_INFO)
+    log_level: LoggingLevel | Absent = field(default=ABSENT, since=V2026_07_28, name=META_LOG_LEVEL)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class NotificationMeta:
+    """What the specification reserves in a notification's `_meta`."""
+
+    subscription_id: str | int | Absent = field(default=ABSENT, since=V2026_07_28, name=META_SUBSCRIPTION_ID)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class ResultMeta:
+    """What the specification reserves in a result's `_meta`."""
+
+    server_info: Implementation | Absent = field(default=ABSENT, since=V2026_07_28, name=META_SERVER_INFO)
+    subscription_id: str | int | Absent = field(default=ABSENT, since=V2026_07_28, name=META_SUBSCRIPTION_ID)
+    extra: dict[str, Any] = field(factory=dict)
+
+
+@wire
+class Params:
+    """What all params have: `_meta`, raw, for the protocol engine to stamp and check."""
+
+    meta: Meta | Absent = field(default=ABSENT, kw_only=True)
+
+
+@wire
+class RequestParams(Params):
+    """The params of a request that has none of its own: `ping`, `server/discover`, `roots/list`."""
+
+    extra: dict[str, Any] = field(factory=dict, kw_only=True)
+
+
+@wire
+class NotificationParams(Params):
+    """The params of a notification that has none of its own: `initialized`, `list_changed`."""
+
+    extra: dict[str, Any] = field(factory=dict, kw_only=True)
+
+
+@wire
+class PageParams(Params):
+    """The params of every list request: where to go on (server/utilities/pagination)."""
+
+    cursor: str | Absent = field(default=ABSENT)
+
+
+@wire
+class Result:
+    """What every result has: `_meta` and, since 2026-07-28, what kind of result it is."""
+
+    meta: Meta | Absent = field(default=ABSENT, kw_only=True)
+    result_type: str = field(
+        default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True
+    )
+
+
+@wire
+class EmptyResult(Result):
+    """A result that says no more than "done"; what else a peer puts in it survives in `extra`."""
+
+    extra: dict[str, Any] = field(factory=dict, kw_only=True)
+
+
+@wire
+class Cacheable(Result):
+    """A result a client may keep: for how many milliseconds, and for whom (server/utilities/caching)."""
+
+    ttl_ms: int = field(default=0, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
+    cache_scope: CacheScope = field(
+        default="private", since=V2026_07_28, required_from=V2026_07_28, kw_only=True
+    )

@@ -1,0 +1,143 @@
+"""From JSON values to payload classes and back, for one revision: `converter_for(revision)`.
+
+Names become camelCase. Members the revision lacks are left out on the way out and ignored on the way in.
+Primitives are strict. Members no class declares survive in `extra` where the class has one, else are dropped.
+What to do with a kind of content that the revision lacks (audio before 2025-03-26, say) is one rule, both ways:
+*in a list it is left out as long as something remains; anywhere else, or if nothing would remain, the value is
+refused.*
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, TypeVar, overload
+
+import attrs
+from cattrs import ClassValidationError, Converter, IterableValidationError
+
+from trimcp.wire.dumping import Dump, Dumping
+from trimcp.wire.fields import wire_name
+from trimcp.wire.loading import Loading
+from trimcp.wire.revisions import Revision
+from trimcp.wire.shapes import Wrong
+
+__all__ = ["WireConverter", "WireError", "converter_for"]
+
+T = TypeVar("T")
+
+
+class WireError(ValueError):
+    """A value does not fit what the revision allows.
+
+    Attributes:
+        problems: one line each with its place, such as `must be an integer, not a string @ $.arguments.n`.
+            They name members and JSON types and quote no values, so they may be told to a peer.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class WireConverter:
+    """Loads and dumps every payload class for one revision. `converter_for` builds it once."""
+
+    def __init__(self, revision: Revision) -> None:
+        self.revision = revision
+        self._loading = Loading(revision, explain=False).converter
+        self._dumping = Dumping(revision)
+        self._loaders: dict[Any, Callable[[Any], Any]] = {}
+        self._dumpers: dict[Any, Dump] = {}
+
+    @overload
+    def load(self, value: Any, tp: type[T]) -> T: ...
+    @overload
+    def load(self, value: Any, tp: Any) -> Any: ...
+    def load(self, value: Any, tp: Any) -> Any:
+        """The payload in this JSON value: of that class, or of a union, list or dict of classes.
+
+        Raises:
+            WireError: it does not fit; every problem is listed.
+        """
+        return self.loader(tp)(value)
+
+    def dump(self, payload: Any) -> Any:
+        """The JSON value of this payload, as the revision writes it. Open JSON in it is not copied.
+
+        Raises:
+            WireError: the revision has no such payload, or it holds what the revision cannot carry.
+        """
+        return self.dumper(type(payload))(payload)
+
+    def loader(self, tp: Any) -> Callable[[Any], Any]:
+        """`load` for one type, prepared: keep it where that type is loaded often."""
+        found = self._loaders.get(tp)
+        if found is None:
+            found = self._loaders[tp] = self._make_loader(tp)
+        return found
+
+    def dumper(self, tp: Any) -> Dump:
+        """`dump` for one type, prepared: keep it where that type is dumped often."""
+        found = self._dumpers.get(tp)
+        if found is None:
+            found = self._dumpers[tp] = self._make_dumper(tp)
+        return found
+
+    def _make_loader(self, tp: Any) -> Callable[[Any], Any]:
+        hook = self._loading.get_structure_hook(tp)
+
+        def load(value: Any) -> Any:
+            try:
+                return hook(value, tp)
+            except Exception:  # whatever it was, the slower converter finds it again and says where
+                return self._explain(value, tp)
+
+        return load
+
+    def _explain(self, value: Any, tp: Any) -> Any:
+        try:
+            return _explaining(self.revision).structure(value, tp)
+        except Exception as error:
+            raise WireError(list(_problems(error, "$"))) from None
+
+    def _make_dumper(self, tp: Any) -> Dump:
+        hook = self._dumping.hook(tp)
+
+        def dump(payload: Any) -> Any:
+            try:
+                return payload if hook is None else hook(payload)
+            except Wrong as error:
+                raise WireError([str(error)]) from None
+
+        return dump
+
+
+@cache
+def converter_for(revision: Revision) -> WireConverter:
+    """The one converter of that revision."""
+    return WireConverter(revision)
+
+
+@cache
+def _explaining(revision: Revision) -> Converter:
+    return Loading(revision, explain=True).converter
+
+
+def _problems(error: BaseException, place: str) -> Iterator[str]:
+    """Every problem in what cattrs raised, with its place in the JSON that came."""
+    if isinstance(error, ClassValidationError):
+        names = {attribute.name: wire_name(attribute) for attribute in attrs.fields(error.cl)}
+        noted, bare = error.group_exceptions()
+        for inner, note in noted:
+            yield from _problems(inner, f"{place}.{names[note.name]}")
+        for inner in bare:
+            yield from _problems(inner, place)
+    elif isinstance(error, IterableValidationError):
+        for inner, where in error.group_exceptions()[0]:
+            step = f"[{where.index}]" if isinstance(where.index, int) else f".{where.index}"
+            yield from _problems(inner, place + step)
+    elif isinstance(error, KeyError):
+        yield f"is missing @ {place}"
+    else:
+        yield f"{error} @ {place}"

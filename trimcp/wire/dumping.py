@@ -1,0 +1,163 @@
+"""The way out: functions that turn payloads into JSON values, for one revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, get_args, get_origin
+
+import attrs
+
+from trimcp.wire.fields import ABSENT, WireFacts, facts_of, wire_name
+from trimcp.wire.revisions import Revision
+from trimcp.wire.shapes import (
+    EXTRA,
+    TooNew,
+    Wrong,
+    attributes,
+    is_payload,
+    is_union,
+    known_names,
+    members,
+    must,
+    nothing_left,
+    too_new,
+)
+
+__all__ = ["Dump", "Dumping"]
+
+Dump = Callable[[Any], Any]
+
+_Step = tuple[Callable[[Any], Any], str, Dump | None, Any]
+"""How a member is written: how to get it, its name, what to do with it, what else means "not there"."""
+
+
+class Dumping:
+    """The hooks of one revision: `hook(type)` is None where values go out as they are."""
+
+    def __init__(self, revision: Revision) -> None:
+        self._revision = revision
+        self._hooks: dict[Any, Dump | None] = {}
+
+    def hook(self, tp: Any) -> Dump | None:
+        """How a value of that type is dumped, or None for as it is."""
+        if tp not in self._hooks:
+            self._hooks[tp] = self._make(tp)
+        return self._hooks[tp]
+
+    def _make(self, tp: Any) -> Dump | None:
+        if is_payload(tp):
+            return self._payload(tp)
+        if is_union(tp):
+            return self._union(members(tp))
+        origin, inner = get_origin(tp), get_args(tp)
+        if origin is list:
+            return self._list(self.hook(inner[0]))
+        if origin is dict:
+            hook = self.hook(inner[1])
+            return None if hook is None else _mapping(hook)
+        return None
+
+    def _payload(self, cls: Any) -> Dump:
+        facts: WireFacts = cls.__wire__
+        if not facts.exists_at(self._revision):
+            return too_new(cls, self._revision)
+        steps = tuple(
+            self._step(attribute)
+            for attribute in attributes(cls)
+            if attribute.name != EXTRA and facts_of(attribute).exists_at(self._revision)
+        )
+        known = known_names(cls) if any(attribute.name == EXTRA for attribute in attrs.fields(cls)) else None
+        return _writer(cls, steps, known)
+
+    def _step(self, attribute: attrs.Attribute[Any]) -> _Step:
+        get: Callable[[Any], Any] = attrgetter(attribute.name)
+        said = facts_of(attribute)
+        if said.narrow is not None and said.narrowed_at(self._revision):
+            get = _only_if(said.narrow, get)
+        found = members(attribute.type)
+        has_null = Any in found or type(None) in found
+        hook = self.hook(attribute.type) if attribute.type is not Any else None
+        return get, wire_name(attribute), hook, ABSENT if has_null else None
+
+    def _list(self, hook: Dump | None) -> Dump | None:
+        if hook is None:
+            return None
+
+        def dump(value: list[Any]) -> list[Any]:
+            try:
+                return [hook(item) for item in value]
+            except TooNew:
+                return self._remaining(hook, value)
+
+        return dump
+
+    def _remaining(self, hook: Dump, value: list[Any]) -> list[Any]:
+        kept = []
+        for item in value:
+            try:
+                kept.append(hook(item))
+            except TooNew:
+                continue
+        return kept if kept else nothing_left(self._revision)
+
+    def _union(self, found: tuple[Any, ...]) -> Dump | None:
+        hooks = {get_origin(member) or member: self.hook(member) for member in found}
+        if all(hook is None for hook in hooks.values()):
+            return None
+        wanted = " or ".join(kind.__name__ for kind in hooks)
+
+        def dump(value: Any) -> Any:
+            try:
+                hook = hooks[type(value)]
+            except KeyError:
+                must(wanted, value)
+            return value if hook is None else hook(value)
+
+        return dump
+
+
+def _mapping(hook: Dump) -> Dump:
+    def dump(value: dict[str, Any]) -> dict[str, Any]:
+        return {key: hook(item) for key, item in value.items()}
+
+    return dump
+
+
+def _only_if(allowed: Callable[[Any], bool], get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def narrowed(payload: Any) -> Any:
+        value = get(payload)
+        return value if value is not ABSENT and allowed(value) else ABSENT
+
+    return narrowed
+
+
+def _writer(cls: type, steps: tuple[_Step, ...], known: frozenset[str] | None) -> Dump:
+    def dump(payload: Any) -> dict[str, Any]:
+        if type(payload) is not cls:
+            must(cls.__name__, payload)
+        out: dict[str, Any] = {}
+        for get, name, hook, none in steps:
+            value = get(payload)
+            if value is ABSENT or value is none:
+                continue
+            out[name] = value if hook is None else hook(value)
+        return out
+
+    def dump_alone(payload: Any) -> dict[str, Any]:
+        try:
+            return dump(payload)
+        except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
+            raise Wrong(*error.args) from None
+
+    if known is None:
+        return dump_alone
+
+    def dump_open(payload: Any) -> dict[str, Any]:
+        out = dump_alone(payload)
+        for name, value in payload.extra.items():
+            if name not in known:
+                out[name] = value
+        return out
+
+    return dump_open

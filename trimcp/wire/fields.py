@@ -1,0 +1,167 @@
+"""How a payload class is written: `@wire` for the class, `field(...)` for a member that some revisions lack.
+
+Only declarations live here. What they mean on the way in and out is `converter.py`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, Literal, TypeVar, dataclass_transform, overload
+
+import attrs
+
+from trimcp.wire.revisions import OLDEST, Revision
+
+__all__ = ["ABSENT", "Absent", "FieldFacts", "WireFacts", "chooses", "facts_of", "field", "wire", "wire_name"]
+
+T = TypeVar("T")
+
+
+class Absent(Enum):
+    """The type of `ABSENT`, for annotations: `title: str | Absent`."""
+
+    ABSENT = ...  # a value no JSON encoder accepts: one that slipped through must fail, not become a string
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent.ABSENT
+"""The member is not there, as opposed to being null. False in conditions; compare it with `is`."""
+
+
+@attrs.frozen
+class FieldFacts:
+    """What `field()` was told about one member."""
+
+    since: Revision = OLDEST
+    until: Revision | None = None
+    required_from: Revision | None = None
+    name: str | None = None
+    narrow_until: Revision | None = None
+    narrow: Callable[[Any], bool] | None = None
+
+    def exists_at(self, revision: Revision) -> bool:
+        return self.since <= revision and (self.until is None or revision < self.until)
+
+    def required_at(self, revision: Revision) -> bool:
+        return self.required_from is not None and self.required_from <= revision
+
+    def narrowed_at(self, revision: Revision) -> bool:
+        return self.narrow_until is not None and revision < self.narrow_until
+
+
+@attrs.frozen
+class WireFacts:
+    """What `@wire` was told about one class: the revisions that have it."""
+
+    since: Revision = OLDEST
+    until: Revision | None = None
+
+    def exists_at(self, revision: Revision) -> bool:
+        return self.since <= revision and (self.until is None or revision < self.until)
+
+
+_PLAIN: Final = FieldFacts()
+_KEY: Final = "trimcp.wire"
+
+
+def field(
+    *,
+    default: Any = attrs.NOTHING,
+    factory: Callable[[], Any] | None = None,
+    kw_only: bool = False,
+    since: Revision = OLDEST,
+    until: Revision | None = None,
+    required: bool = False,
+    required_from: Revision | None = None,
+    name: str | None = None,
+    narrow_until: Revision | None = None,
+    narrow: Callable[[Any], bool] | None = None,
+) -> Any:
+    """One member of a payload that needs more said than a name and a type.
+
+    A member that some revision lacks must have a default; one without is required in every revision.
+
+    Args:
+        default: the value when nobody gives one; `ABSENT` for a member that may be missing.
+        factory: makes that value, where it is mutable.
+        kw_only: only by keyword.
+        since: the first revision that has it.
+        until: the first revision that no longer has it.
+        required: it has a default for us who write it, but a peer must send it, in every revision.
+        required_from: the same, from that revision on.
+        name: its name on the wire, where camelCase of ours is not it.
+        narrow_until: the first revision in which every value is allowed ...
+        narrow: ... and what holds for those allowed before. Others are left out for an older peer, and
+            refused from it.
+    """
+    facts = FieldFacts(since, until, OLDEST if required else required_from, name, narrow_until, narrow)
+    if factory is not None:
+        return attrs.field(factory=factory, kw_only=kw_only, metadata={_KEY: facts})
+    return attrs.field(default=default, kw_only=kw_only, metadata={_KEY: facts})
+
+
+def facts_of(attribute: attrs.Attribute[Any]) -> FieldFacts:
+    """What `field()` was told about this attribute, or the plain case."""
+    facts: FieldFacts = attribute.metadata.get(_KEY, _PLAIN)
+    return facts
+
+
+def wire_name(attribute: attrs.Attribute[Any]) -> str:
+    """The member's name on the wire: as given, `_meta` for `meta`, camelCase otherwise."""
+    given = facts_of(attribute).name
+    if given is not None:
+        return given
+    if attribute.name == "meta":
+        return "_meta"
+    head, *rest = attribute.name.split("_")
+    return head + "".join(part.capitalize() for part in rest)
+
+
+def _repr(self: Any) -> str:
+    members = ((a.name, getattr(self, a.name)) for a in attrs.fields(type(self)))
+    shown = ", ".join(f"{name}={value!r}" for name, value in members if value is not ABSENT)
+    return f"{type(self).__name__}({shown})"
+
+
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def wire(cls: type[T], /) -> type[T]: ...
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def wire(*, since: Revision = ..., until: Revision | None = ...) -> Callable[[type[T]], type[T]]: ...
+def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revision | None = None) -> Any:
+    """Make a class a payload: a frozen, slotted attrs value that the converter knows how to load and dump.
+
+    Args:
+        since: the first revision that has it; older peers never see it.
+        until: the first revision that no longer has it.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__repr__ = _repr  # type: ignore[method-assign]
+        cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]
+        return attrs.frozen(cls, repr=False)
+
+    return decorate if cls is None else decorate(cls)
+
+
+CHOOSERS: Final[dict[frozenset[Any], Callable[[dict[str, Any]], Any]]] = {}
+
+
+def chooses(*members: Any) -> Callable[[Callable[[dict[str, Any]], Any]], Callable[[dict[str, Any]], Any]]:
+    """Register how a JSON object tells which of these classes it is, where the schema gives them no tag.
+
+    The function gets the object and returns one of the classes, or None if it is none of them.
+    """
+
+    def register(choose: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+        CHOOSERS[frozenset(members)] = choose
+        return choose
+
+    return register

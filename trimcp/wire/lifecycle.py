@@ -1,0 +1,101 @@
+"""How two peers meet and requests are followed: initialize, discover, cancelled, progress; why that failed."""
+
+from __future__ import annotations
+
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.common import (
+    Cacheable,
+    EmptyResult,
+    Implementation,
+    NotificationParams,
+    Params,
+    ProgressToken,
+    RequestParams,
+    Result,
+)
+from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.revisions import V2025_03_26, V2026_07_28
+
+__all__ = [
+    "CancelledParams",
+    "DiscoverParams",
+    "DiscoverResult",
+    "InitializeParams",
+    "InitializeResult",
+    "InitializedParams",
+    "MissingCapabilityData",
+    "PingParams",
+    "PingResult",
+    "ProgressParams",
+    "UnsupportedVersionData",
+]
+
+
+@wire(until=V2026_07_28)
+class InitializeParams(Params):
+    """The first message of a legacy connection (basic/lifecycle)."""
+
+    protocol_version: str
+    capabilities: ClientCapabilities
+    client_info: Implementation
+
+
+@wire(until=V2026_07_28)
+class InitializeResult(Result):
+    """The server's side of the handshake: the revision it chose, what it can do, who it is."""
+
+    protocol_version: str
+    capabilities: ServerCapabilities
+    server_info: Implementation
+    instructions: str | Absent = field(default=ABSENT)
+
+
+InitializedParams = NotificationParams
+PingParams = RequestParams
+PingResult = EmptyResult
+DiscoverParams = RequestParams
+
+
+@wire(since=V2026_07_28)
+class DiscoverResult(Cacheable):
+    """What a modern server says about itself when asked (server/discover)."""
+
+    supported_versions: list[str]
+    capabilities: ServerCapabilities
+    instructions: str | Absent = field(default=ABSENT)
+
+
+@wire
+class CancelledParams(Params):
+    """Which request its sender gave up, and why (basic/utilities/cancellation).
+
+    In 2025-11-25 alone the id may be missing, when a task is meant; such a notification cancels nothing here.
+    """
+
+    request_id: str | int | Absent = field(default=ABSENT)
+    reason: str | Absent = field(default=ABSENT)
+
+
+@wire
+class ProgressParams(Params):
+    """How far a request has come (basic/utilities/progress); it must increase with every message."""
+
+    progress_token: ProgressToken
+    progress: float
+    total: float | Absent = field(default=ABSENT)
+    message: str | Absent = field(default=ABSENT, since=V2025_03_26)
+
+
+@wire(since=V2026_07_28)
+class UnsupportedVersionData:
+    """`error.data` of -32022: what the server speaks, what it was asked for."""
+
+    supported: list[str]
+    requested: str
+
+
+@wire(since=V2026_07_28)
+class MissingCapabilityData:
+    """`error.data` of -32021: what the client would have to declare."""
+
+    required_capabilities: ClientCapabilities

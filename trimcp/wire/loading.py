@@ -1,0 +1,295 @@
+"""The way in: the cattrs hook factory that makes a payload of JSON values, for one revision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal, get_args, get_origin
+
+from cattrs import Converter, IterableValidationError, IterableValidationNote
+from cattrs.gen import make_dict_structure_fn, override
+
+from trimcp.wire.fields import CHOOSERS, WireFacts, facts_of, wire_name
+from trimcp.wire.revisions import Revision
+from trimcp.wire.shapes import (
+    EXTRA,
+    JSON_NAMES,
+    TooNew,
+    Wrong,
+    attributes,
+    is_payload,
+    is_union,
+    known_names,
+    members,
+    must,
+    nothing_left,
+    present,
+    say,
+    tag_of,
+    too_new,
+)
+
+__all__ = ["Hook", "Loading"]
+
+Hook = Callable[[Any, Any], Any]
+"""A cattrs structure hook: the value and the type wanted, which hooks bound to one type ignore."""
+
+_EXTRA_KEY: Final = "\0extra"  # where a class's undeclared members are handed to cattrs
+
+
+def _string(value: Any, _: Any) -> str:
+    return value if type(value) is str else must("a string", value)
+
+
+def _boolean(value: Any, _: Any) -> bool:
+    return value if type(value) is bool else must("a boolean", value)
+
+
+def _number(value: Any, _: Any) -> float:
+    return value if type(value) is float or type(value) is int else must("a number", value)
+
+
+def _integer(value: Any, _: Any) -> int:
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer():  # to JSON Schema, 5.0 is an integer
+        return int(value)
+    return must("an integer", value)
+
+
+def _null(value: Any, _: Any) -> None:
+    return None if value is None else must("null", value)
+
+
+def _object(value: Any, _: Any) -> dict[str, Any]:
+    return value if type(value) is dict else must("an object", value)
+
+
+def _array(value: Any, _: Any) -> list[Any]:
+    return value if type(value) is list else must("an array", value)
+
+
+def _anything(value: Any, _: Any) -> Any:
+    return value
+
+
+_PRIMITIVES: Final[dict[Any, tuple[tuple[type, ...], Hook]]] = {
+    str: ((str,), _string),
+    bool: ((bool,), _boolean),
+    int: ((int, float), _integer),
+    float: ((float, int), _number),
+    type(None): ((type(None),), _null),
+}
+
+
+class Loading:
+    """The hooks of one revision, in `converter`.
+
+    With `explain` every problem is gathered with its place; without, the first one ends it, which is faster.
+    """
+
+    def __init__(self, revision: Revision, *, explain: bool) -> None:
+        self._revision = revision
+        self._explain = explain
+        self.converter = Converter(detailed_validation=explain)
+        self.converter.register_structure_hook_factory(lambda _: True, self._hook)
+        for tp, (_, hook) in _PRIMITIVES.items():  # cattrs looks these up by class first, and coerces
+            self.converter.register_structure_hook(tp, hook)
+
+    def _hook(self, tp: Any) -> Hook:
+        if tp is Any:
+            return _anything
+        if is_payload(tp):
+            return self._payload(tp)
+        if is_union(tp):
+            return self._union(members(tp))
+        origin = get_origin(tp)
+        if origin is Literal:
+            return _literal(get_args(tp))
+        if origin is list:
+            return self._list(get_args(tp)[0])
+        if origin is dict:
+            return self._dict(get_args(tp)[1])
+        raise TypeError(f"no payload class may have a member of type {tp!r}")
+
+    def _payload(self, cls: Any) -> Hook:
+        facts: WireFacts = cls.__wire__
+        if not facts.exists_at(self._revision):
+            return too_new(cls, self._revision)
+        overrides: dict[str, Any] = {}
+        needed: list[str] = []
+        for attribute in attributes(cls):
+            said = facts_of(attribute)
+            if attribute.name == EXTRA:
+                overrides[EXTRA] = override(rename=_EXTRA_KEY, struct_hook=_anything)
+            elif not said.exists_at(self._revision):
+                overrides[attribute.name] = override(omit=True)
+            else:
+                if said.required_at(self._revision):
+                    needed.append(wire_name(attribute))
+                hook = self.converter.get_structure_hook(present(attribute.type))
+                if said.narrow is not None and said.narrowed_at(self._revision):
+                    hook = _narrowed(hook, said.narrow, self._revision)
+                overrides[attribute.name] = override(rename=wire_name(attribute), struct_hook=hook)
+        build = make_dict_structure_fn(
+            cls, self.converter, _cattrs_detailed_validation=self._explain, **overrides
+        )
+        return _checked(build, tuple(needed), known_names(cls) if EXTRA in overrides else None)
+
+    def _list(self, member: Any) -> Hook:
+        if member is Any:
+            return _array
+        hook = self.converter.get_structure_hook(member)
+
+        def load(value: Any, _: Any) -> list[Any]:
+            if type(value) is not list:
+                must("an array", value)
+            try:
+                return [hook(item, member) for item in value]
+            except TooNew:
+                pass
+            except Exception:
+                if not self._explain:
+                    raise
+            kept = [item for _, item in self._each(enumerate(value), hook, list, drop=True)]
+            return kept if kept else nothing_left(self._revision)
+
+        return load
+
+    def _dict(self, member: Any) -> Hook:
+        if member is Any:
+            return _object
+        hook = self.converter.get_structure_hook(member)
+
+        def load(value: Any, _: Any) -> dict[str, Any]:
+            if type(value) is not dict:
+                must("an object", value)
+            try:
+                return {key: hook(item, member) for key, item in value.items()}
+            except Exception:
+                if not self._explain:
+                    raise
+            return dict(self._each(value.items(), hook, dict, drop=False))
+
+        return load
+
+    def _each(
+        self, items: Iterable[tuple[Any, Any]], hook: Hook, tp: type, *, drop: bool
+    ) -> list[tuple[Any, Any]]:
+        """Every member with its key, or every problem noted with its place."""
+        loaded: list[tuple[Any, Any]] = []
+        problems: list[Exception] = []
+        for key, item in items:
+            try:
+                loaded.append((key, hook(item, tp)))
+            except Exception as error:
+                if drop and isinstance(error, TooNew):
+                    continue
+                if not self._explain:
+                    raise
+                error.add_note(IterableValidationNote("a member", key, tp))
+                problems.append(error)
+        if problems:
+            raise IterableValidationError("some members do not fit", problems, tp)
+        return loaded
+
+    def _union(self, found: tuple[Any, ...]) -> Hook:
+        hooks: dict[type, Hook] = {}
+        payloads = tuple(member for member in found if is_payload(member))
+        if payloads:
+            hooks[dict] = self._objects(payloads)
+        for member in found:
+            if member in _PRIMITIVES:
+                kinds, hook = _PRIMITIVES[member]
+                for kind in kinds:
+                    hooks.setdefault(kind, hook)
+            elif get_origin(member) is list:
+                hooks[list] = self.converter.get_structure_hook(member)
+        if int in found and float in found:
+            hooks[float] = hooks[int] = _number
+        wanted = " or ".join(JSON_NAMES[kind] for kind in hooks)
+
+        def load(value: Any, tp: Any) -> Any:
+            hook = hooks.get(type(value))
+            return must(wanted, value) if hook is None else hook(value, tp)
+
+        return load
+
+    def _objects(self, payloads: tuple[Any, ...]) -> Hook:
+        """Which of several classes an object is: by its tag, or as the classes' module registered it."""
+        hooks = {cls: self.converter.get_structure_hook(cls) for cls in payloads}
+        if len(payloads) == 1:
+            return hooks[payloads[0]]
+        choose = CHOOSERS.get(frozenset(payloads))
+        if choose is not None:
+            return _chosen(choose, hooks)
+        tags = {cls: tag for cls in payloads if (tag := tag_of(cls)) is not None}
+        names = {name for name, _ in tags.values()}
+        if len(names) != 1 or len(tags) != len(payloads):
+            raise TypeError(f"nothing tells {payloads} apart")
+        return _tagged(names.pop(), {tags[cls][1]: hooks[cls] for cls in payloads})
+
+
+def _literal(values: tuple[str, ...]) -> Hook:
+    wanted = " or ".join(f'"{value}"' for value in values)
+
+    def load(value: Any, _: Any) -> Any:
+        if type(value) is not str:
+            must(wanted, value)
+        return value if value in values else say(f"must be {wanted}")
+
+    return load
+
+
+def _narrowed(hook: Hook, allowed: Callable[[Any], bool], revision: Revision) -> Hook:
+    def load(value: Any, tp: Any) -> Any:
+        loaded = hook(value, tp)
+        return loaded if allowed(loaded) else say(f"is a value that revision {revision} does not allow here")
+
+    return load
+
+
+def _checked(build: Callable[..., Any], needed: tuple[str, ...], known: frozenset[str] | None) -> Hook:
+    """What cattrs does not look at: that it is an object, what must be there in spite of a default, the rest."""
+
+    def load(value: Any, tp: Any) -> Any:
+        if type(value) is not dict:
+            must("an object", value)
+        for name in needed:
+            if name not in value:
+                say(f'must have "{name}"')
+        try:
+            return build(value, tp)
+        except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
+            raise Wrong(*error.args) from None
+
+    if known is None:
+        return load
+
+    def load_open(value: Any, tp: Any) -> Any:
+        if type(value) is not dict:
+            must("an object", value)
+        rest = {name: member for name, member in value.items() if name not in known}
+        return load({**value, _EXTRA_KEY: rest}, tp)
+
+    return load_open
+
+
+def _tagged(name: str, hooks: dict[str, Hook]) -> Hook:
+    wanted = " or ".join(f'"{tag}"' for tag in hooks)
+
+    def load(value: dict[str, Any], tp: Any) -> Any:
+        tag = value.get(name)
+        hook = hooks.get(tag) if type(tag) is str else None
+        return say(f'must have "{name}": {wanted}') if hook is None else hook(value, tp)
+
+    return load
+
+
+def _chosen(choose: Callable[[dict[str, Any]], Any], hooks: dict[Any, Hook]) -> Hook:
+    wanted = ", ".join(cls.__name__ for cls in hooks)
+
+    def load(value: dict[str, Any], tp: Any) -> Any:
+        cls = choose(value)
+        return say(f"must be one of {wanted}") if cls is None else hooks[cls](value, tp)
+
+    return load

@@ -1,0 +1,261 @@
+"""Every method of every revision, a row each: what it carries, who may send it, when it exists, what it needs.
+
+The engine looks a method up here and nowhere else: a revision has removed a method when its row says `until`.
+"""
+
+from __future__ import annotations
+
+from enum import Flag
+from typing import Any, Final
+
+import attrs
+
+from trimcp.wire import (
+    completion,
+    elicitation,
+    lifecycle,
+    logs,
+    prompts,
+    resources,
+    roots,
+    sampling,
+    subscriptions,
+    tasks,
+    tools,
+)
+from trimcp.wire.common import EmptyResult, NotificationParams, PageParams
+from trimcp.wire.revisions import (
+    OLDEST,
+    V2025_06_18,
+    V2025_11_25,
+    V2026_07_28,
+    Revision,
+)
+
+__all__ = ["INPUT_METHODS", "METHODS", "Direction", "Method"]
+
+
+class Direction(Flag):
+    """Who sends it: `Direction.CLIENT_TO_SERVER in method.direction_at(revision)`."""
+
+    CLIENT_TO_SERVER = 1
+    SERVER_TO_CLIENT = 2
+    BOTH = 3
+
+
+C2S: Final = Direction.CLIENT_TO_SERVER
+S2C: Final = Direction.SERVER_TO_CLIENT
+BOTH: Final = Direction.BOTH
+
+_CLIENT_CAPABILITIES: Final = ("roots", "sampling", "elicitation")
+
+
+@attrs.frozen(eq=False)
+class Method:
+    """One method.
+
+    Attributes:
+        name: as it stands on the wire.
+        params: the payload class of its params (a union of two for `elicitation/create`). Where a message
+            carries no params at all, load this from an empty object.
+        result: the payload class of its result, or None for a notification.
+        direction: who sends it; `narrowed` changes that from a revision on.
+        since: the first revision that has it.
+        until: the first revision that no longer has it as a message.
+        capability: what must be declared for it to be used, as `capabilities.declares` takes it, or None.
+        cacheable: its result says how long it may be kept.
+        may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
+        asked_from: the first revision in which it is a question inside an `InputRequiredResult`, or None.
+        mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
+        experimental: modelled so that it can be read, never offered by us.
+    """
+
+    name: str
+    params: Any
+    result: Any
+    direction: Direction
+    since: Revision = attrs.field(default=OLDEST, kw_only=True)
+    until: Revision | None = attrs.field(default=None, kw_only=True)
+    capability: str | None = attrs.field(default=None, kw_only=True)
+    cacheable: bool = attrs.field(default=False, kw_only=True)
+    may_ask_from: Revision | None = attrs.field(default=None, kw_only=True)
+    asked_from: Revision | None = attrs.field(default=None, kw_only=True)
+    narrowed: tuple[Revision, Direction] | None = attrs.field(default=None, kw_only=True)
+    mirrored: str | None = attrs.field(default=None, kw_only=True)
+    experimental: bool = attrs.field(default=False, kw_only=True)
+    is_notification: bool = attrs.field(init=False)
+
+    @is_notification.default
+    def _no_result(self) -> bool:
+        return self.result is None
+
+    def available(self, revision: Revision) -> bool:
+        """Whether the revision has it as a message of its own, in either direction."""
+        return self.since <= revision and (self.until is None or revision < self.until)
+
+    def direction_at(self, revision: Revision) -> Direction:
+        """Who may send it in that revision."""
+        if self.narrowed is not None and revision >= self.narrowed[0]:
+            return self.narrowed[1]
+        return self.direction
+
+    def may_ask(self, revision: Revision) -> bool:
+        """Whether its result may be questions instead, in that revision."""
+        return self.may_ask_from is not None and revision >= self.may_ask_from
+
+    @property
+    def client_declares(self) -> bool:
+        """Whether `capability` is the client's to declare; otherwise the server's (`tasks`: the receiver's)."""
+        return self.capability is not None and self.capability.split(".")[0] in _CLIENT_CAPABILITIES
+
+
+def _lists(name: str, result: Any, capability: str) -> Method:
+    return Method(name, PageParams, result, C2S, capability=capability, cacheable=True)
+
+
+def _changed(name: str, capability: str, direction: Direction = S2C, until: Revision | None = None) -> Method:
+    return Method(name, NotificationParams, None, direction, capability=capability, until=until)
+
+
+def _legacy(
+    name: str, params: Any, result: Any, direction: Direction, capability: str | None = None
+) -> Method:
+    return Method(name, params, result, direction, until=V2026_07_28, capability=capability)
+
+
+def _question(name: str, params: Any, result: Any, capability: str, since: Revision = OLDEST) -> Method:
+    return Method(
+        name,
+        params,
+        result,
+        S2C,
+        since=since,
+        until=V2026_07_28,
+        capability=capability,
+        asked_from=V2026_07_28,
+    )
+
+
+def _task(name: str, params: Any, result: Any, capability: str) -> Method:
+    return Method(
+        name,
+        params,
+        result,
+        BOTH,
+        since=V2025_11_25,
+        until=V2026_07_28,
+        capability=capability,
+        experimental=True,
+    )
+
+
+_ROWS: Final = (
+    _legacy("initialize", lifecycle.InitializeParams, lifecycle.InitializeResult, C2S),
+    _legacy("notifications/initialized", lifecycle.InitializedParams, None, C2S),
+    _legacy("ping", lifecycle.PingParams, EmptyResult, BOTH),
+    Method(
+        "server/discover",
+        lifecycle.DiscoverParams,
+        lifecycle.DiscoverResult,
+        C2S,
+        since=V2026_07_28,
+        cacheable=True,
+    ),
+    Method("notifications/cancelled", lifecycle.CancelledParams, None, BOTH),
+    Method("notifications/progress", lifecycle.ProgressParams, None, BOTH, narrowed=(V2026_07_28, S2C)),
+    _lists("tools/list", tools.ListToolsResult, "tools"),
+    Method(
+        "tools/call",
+        tools.CallToolParams,
+        tools.CallToolResult,
+        C2S,
+        capability="tools",
+        may_ask_from=V2026_07_28,
+        mirrored="name",
+    ),
+    _changed("notifications/tools/list_changed", "tools.listChanged"),
+    _lists("resources/list", resources.ListResourcesResult, "resources"),
+    _lists("resources/templates/list", resources.ListResourceTemplatesResult, "resources"),
+    Method(
+        "resources/read",
+        resources.ReadResourceParams,
+        resources.ReadResourceResult,
+        C2S,
+        capability="resources",
+        cacheable=True,
+        may_ask_from=V2026_07_28,
+        mirrored="uri",
+    ),
+    _legacy("resources/subscribe", resources.SubscribeParams, EmptyResult, C2S, "resources.subscribe"),
+    _legacy("resources/unsubscribe", resources.UnsubscribeParams, EmptyResult, C2S, "resources.subscribe"),
+    Method(
+        "notifications/resources/updated",
+        resources.ResourceUpdatedParams,
+        None,
+        S2C,
+        capability="resources.subscribe",
+    ),
+    _changed("notifications/resources/list_changed", "resources.listChanged"),
+    _lists("prompts/list", prompts.ListPromptsResult, "prompts"),
+    Method(
+        "prompts/get",
+        prompts.GetPromptParams,
+        prompts.GetPromptResult,
+        C2S,
+        capability="prompts",
+        may_ask_from=V2026_07_28,
+        mirrored="name",
+    ),
+    _changed("notifications/prompts/list_changed", "prompts.listChanged"),
+    Method(
+        "completion/complete",
+        completion.CompleteParams,
+        completion.CompleteResult,
+        C2S,
+        capability="completions",
+    ),
+    _legacy("logging/setLevel", logs.SetLevelParams, EmptyResult, C2S, "logging"),
+    Method("notifications/message", logs.LoggingMessageParams, None, S2C, capability="logging"),
+    Method(
+        "subscriptions/listen",
+        subscriptions.SubscriptionsListenParams,
+        subscriptions.SubscriptionsListenResult,
+        C2S,
+        since=V2026_07_28,
+    ),
+    Method(
+        "notifications/subscriptions/acknowledged",
+        subscriptions.SubscriptionsAcknowledgedParams,
+        None,
+        S2C,
+        since=V2026_07_28,
+    ),
+    _question(
+        "sampling/createMessage", sampling.CreateMessageParams, sampling.CreateMessageResult, "sampling"
+    ),
+    _question(
+        "elicitation/create", elicitation.ElicitParams, elicitation.ElicitResult, "elicitation", V2025_06_18
+    ),
+    Method(
+        "notifications/elicitation/complete",
+        elicitation.ElicitationCompleteParams,
+        None,
+        S2C,
+        since=V2025_11_25,
+        until=V2026_07_28,
+        capability="elicitation.url",
+    ),
+    _question("roots/list", roots.ListRootsParams, roots.ListRootsResult, "roots"),
+    _changed("notifications/roots/list_changed", "roots.listChanged", C2S, V2026_07_28),
+    _task("tasks/get", tasks.GetTaskParams, tasks.GetTaskResult, "tasks"),
+    _task("tasks/result", tasks.GetTaskPayloadParams, tasks.GetTaskPayloadResult, "tasks"),
+    _task("tasks/cancel", tasks.CancelTaskParams, tasks.CancelTaskResult, "tasks.cancel"),
+    _task("tasks/list", tasks.ListTasksParams, tasks.ListTasksResult, "tasks.list"),
+    _task("notifications/tasks/status", tasks.TaskStatusParams, None, "tasks"),
+)
+
+METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}
+"""Every method by its name; `METHODS.get(name)` is how a message finds its row."""
+
+INPUT_METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS if row.asked_from is not None}
+"""The questions an `InputRequiredResult` may hold: load an answer with the `result` of its question's row."""

@@ -1,0 +1,144 @@
+"""The five dated revisions of the specification and what differs in conduct between them, as data.
+
+Which words a revision has (methods, fields, kinds of content) stands with those words; here are the switches.
+Adding a sixth revision begins with one more constant in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Final
+
+import attrs
+
+__all__ = [
+    "LATEST",
+    "LATEST_LEGACY",
+    "OLDEST",
+    "REVISIONS",
+    "V2024_11_05",
+    "V2025_03_26",
+    "V2025_06_18",
+    "V2025_11_25",
+    "V2026_07_28",
+    "Era",
+    "Revision",
+    "find",
+    "preferred",
+]
+
+
+class Era(Enum):
+    """The two families of conduct, named as the specification names them (basic/versioning)."""
+
+    LEGACY = "legacy"
+    """A handshake (`initialize`) fixes revision and capabilities for the whole connection."""
+    MODERN = "modern"
+    """No handshake: every request carries revision and capabilities in its `_meta`."""
+
+
+def _switch(default: bool = False) -> bool:
+    value: bool = attrs.field(default=default, eq=False, kw_only=True)
+    return value
+
+
+@attrs.frozen(order=True, cache_hash=True, repr=False)
+class Revision:
+    """One dated revision. Compares by age: `V2025_03_26 < V2025_06_18`.
+
+    Attributes:
+        name: the date that names it on the wire.
+        era: which family of conduct it belongs to.
+        batching: a JSON array of messages is allowed (2025-03-26 alone).
+        sessions: Streamable HTTP keeps sessions, `Mcp-Session-Id` (basic/transports).
+        resumable: Streamable HTTP events have ids and can be replayed with `Last-Event-ID`.
+        priming_event: an SSE stream begins with an empty event that carries an id, and may be closed early.
+        version_header: HTTP requests after the handshake carry `MCP-Protocol-Version`.
+        method_headers: HTTP requests carry `Mcp-Method`, `Mcp-Name` and the headers tools ask for.
+        disconnect_cancels: on HTTP a dropped connection means that the caller gave up. It SHOULD NOT on
+            Streamable HTTP until 2025-11-25; in 2024-11-05 the stream is the session, in 2026-07-28 the request.
+        server_may_call: the server may send requests (sampling, elicitation, roots, ping).
+        error_without_id: an error whose request's id could not be read leaves `id` out; else it says null.
+        invalid_arguments_are_tool_errors: arguments that break a tool's schema are told to the model as a tool
+            error rather than answered with -32602 (SEP-1303).
+        logs_on_request: log messages go only to requests that asked for a level (`_meta`); otherwise the level is
+            the connection's (`logging/setLevel`) and the server may choose one until it is set.
+        url_elicitation_error: -32042 may answer a request that needs the user to visit a URL first.
+        resource_missing_code: the error code for a resource that does not exist.
+    """
+
+    name: str
+    era: Era = attrs.field(default=Era.LEGACY, eq=False)
+    batching: bool = _switch()
+    sessions: bool = _switch()
+    resumable: bool = _switch()
+    priming_event: bool = _switch()
+    version_header: bool = _switch()
+    method_headers: bool = _switch()
+    disconnect_cancels: bool = _switch()
+    server_may_call: bool = _switch(True)
+    error_without_id: bool = _switch()
+    invalid_arguments_are_tool_errors: bool = _switch()
+    logs_on_request: bool = _switch()
+    url_elicitation_error: bool = _switch()
+    resource_missing_code: int = attrs.field(default=-32002, eq=False, kw_only=True)
+
+    @property
+    def modern(self) -> bool:
+        """Whether it belongs to the modern era."""
+        return self.era is Era.MODERN
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<Revision {self.name}>"
+
+
+V2024_11_05: Final = Revision("2024-11-05", disconnect_cancels=True)
+V2025_03_26: Final = Revision("2025-03-26", batching=True, sessions=True, resumable=True)
+V2025_06_18: Final = Revision("2025-06-18", sessions=True, resumable=True, version_header=True)
+V2025_11_25: Final = Revision(
+    "2025-11-25",
+    sessions=True,
+    resumable=True,
+    priming_event=True,
+    version_header=True,
+    error_without_id=True,
+    invalid_arguments_are_tool_errors=True,
+    url_elicitation_error=True,
+)
+V2026_07_28: Final = Revision(
+    "2026-07-28",
+    Era.MODERN,
+    version_header=True,
+    method_headers=True,
+    disconnect_cancels=True,
+    server_may_call=False,
+    error_without_id=True,
+    invalid_arguments_are_tool_errors=True,
+    logs_on_request=True,
+    resource_missing_code=-32602,
+)
+
+REVISIONS: Final = (V2024_11_05, V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28)
+"""Every revision trimcp speaks, oldest first."""
+
+OLDEST: Final = REVISIONS[0]
+LATEST: Final = REVISIONS[-1]
+LATEST_LEGACY: Final = max(revision for revision in REVISIONS if not revision.modern)
+"""What a legacy server offers to a client that asked for a revision it does not know (basic/lifecycle)."""
+
+_BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
+
+
+def find(name: str) -> Revision | None:
+    """The revision of that name, or None if trimcp does not speak it."""
+    return _BY_NAME.get(name)
+
+
+def preferred(names: Iterable[str], among: Iterable[Revision] = REVISIONS) -> Revision | None:
+    """The newest revision of `among` that the peer also lists, or None if there is none in common."""
+    known = set(names)
+    return max((revision for revision in among if revision.name in known), default=None)

@@ -1,0 +1,113 @@
+"""Tools: what a server lists, what a client calls, what comes back (server/tools)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from trimcp.wire.common import Cacheable, Icon, Meta, NotificationParams, PageParams, Params, Result
+from trimcp.wire.content import ContentBlock
+from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
+from trimcp.wire.tasks import TaskMetadata
+
+__all__ = [
+    "CallToolParams",
+    "CallToolResult",
+    "ListToolsParams",
+    "ListToolsResult",
+    "Tool",
+    "ToolAnnotations",
+    "ToolChoice",
+    "ToolExecution",
+    "ToolListChangedParams",
+]
+
+
+@wire(since=V2025_03_26)
+class ToolAnnotations:
+    """Hints about a tool, which nobody may rely on unless they trust the server."""
+
+    title: str | Absent = field(default=ABSENT)
+    read_only_hint: bool | Absent = field(default=ABSENT)
+    destructive_hint: bool | Absent = field(default=ABSENT)
+    idempotent_hint: bool | Absent = field(default=ABSENT)
+    open_world_hint: bool | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25, until=V2026_07_28)
+class ToolExecution:
+    """Whether calls of a tool may become tasks (experimental)."""
+
+    task_support: Literal["forbidden", "optional", "required"] | Absent = field(default=ABSENT)
+
+
+@wire(since=V2025_11_25)
+class ToolChoice:
+    """Whether a model must, may or must not use tools in an answer to sampling."""
+
+    mode: Literal["auto", "required", "none"] | Absent = field(default=ABSENT)
+
+
+@wire
+class Tool:
+    """One tool as listed. The schemas are JSON as their author wrote it, never touched.
+
+    Until 2025-11-25 an output schema had to describe an object; another one is left out for an older peer.
+    """
+
+    name: str
+    input_schema: dict[str, Any]
+    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
+    description: str | Absent = field(default=ABSENT)
+    output_schema: dict[str, Any] | Absent = field(
+        default=ABSENT,
+        since=V2025_06_18,
+        narrow_until=V2026_07_28,
+        narrow=lambda schema: schema.get("type") == "object",
+    )
+    annotations: ToolAnnotations | Absent = field(default=ABSENT, since=V2025_03_26)
+    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
+    execution: ToolExecution | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+
+
+ListToolsParams = PageParams
+
+
+@wire
+class ListToolsResult(Cacheable):
+    """One page of a server's tools."""
+
+    tools: list[Tool]
+    next_cursor: str | Absent = field(default=ABSENT)
+
+
+@wire
+class CallToolParams(Params):
+    """A call. Answers to earlier questions stay raw JSON: what each should be depends on its question."""
+
+    name: str
+    arguments: dict[str, Any] | Absent = field(default=ABSENT)
+    input_responses: dict[str, dict[str, Any]] | Absent = field(default=ABSENT, since=V2026_07_28)
+    request_state: str | Absent = field(default=ABSENT, since=V2026_07_28)
+    task: TaskMetadata | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+
+
+@wire
+class CallToolResult(Result):
+    """What a tool answered (server/tools, "Tool Result").
+
+    Until 2025-11-25 structured content had to be an object; anything else is left out for an older peer.
+    """
+
+    content: list[ContentBlock] = field(factory=list, required=True)
+    structured_content: Any = field(
+        default=ABSENT,
+        since=V2025_06_18,
+        narrow_until=V2026_07_28,
+        narrow=lambda value: isinstance(value, dict),
+    )
+    is_error: bool | Absent = field(default=ABSENT)
+
+
+ToolListChangedParams = NotificationParams
