@@ -4,6 +4,7 @@
     ├── LocalError            our side asked for something the protocol forbids; nothing was sent
     ├── RemoteError           the peer answered a request with an error
     │   └── Overloaded        ... because it has too much under way; trying again later is safe
+    ├── InvalidReply          the peer answered with something that is no answer to this request
     ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
     ├── ErrorReply            raised *by a handler* to answer with exactly this error
     └── ToolError             raised *by a tool* to tell the model what went wrong
@@ -18,6 +19,7 @@ from typing import Any
 __all__ = [
     "ConnectionLost",
     "ErrorReply",
+    "InvalidReply",
     "LocalError",
     "McpError",
     "Overloaded",
@@ -59,6 +61,10 @@ class RemoteError(McpError):
 
 class Overloaded(RemoteError):
     """The peer refused at once because too much is under way. Nothing was done; trying again later is safe."""
+
+
+class InvalidReply(McpError):
+    """The peer answered with something that is no valid answer to this request. The connection lives on."""
 
 
 class ConnectionLost(McpError):

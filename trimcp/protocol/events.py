@@ -13,7 +13,7 @@ import attrs
 
 from trimcp.protocol.vocabulary import Verb
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
-from trimcp.wire.common import Implementation
+from trimcp.wire.common import Implementation, LoggingLevel
 from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import ProgressParams
 from trimcp.wire.revisions import Revision
@@ -50,7 +50,7 @@ class Admission:
     revision: Revision
     peer: Implementation | None
     capabilities: ClientCapabilities | ServerCapabilities
-    log_level: str | None = None
+    log_level: LoggingLevel | None = None
     progress_token: RequestId | None = None
     meta: Mapping[str, Any] | None = None
     principal: str | None = None
@@ -128,10 +128,9 @@ class Ignored:
 
 @attrs.define(eq=False)
 class BatchReceived:
-    """A 2025-03-26 array: its members' events in order; replies to `ids` leave together as one array."""
+    """A 2025-03-26 array: its members' events in order; the replies to its requests leave together as one array."""
 
     events: tuple[Event, ...]
-    ids: tuple[RequestId, ...]
 
 
 Event: TypeAlias = (

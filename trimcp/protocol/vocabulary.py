@@ -1,4 +1,4 @@
-"""The words of one revision: each of its methods with the converter's hooks bound once, so that no message pays for it."""
+"""The words of one revision: its methods with the converter's hooks bound once, so that no message pays for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from trimcp.wire.converter import converter_for
-from trimcp.wire.methods import METHODS, Method
+from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision
 
 __all__ = ["Verb", "vocabulary"]
@@ -26,12 +26,14 @@ class Verb:
     Attributes:
         name: the method's name on the wire.
         method: its row in the method table.
+        direction: who may send it, in this revision.
         load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
         load_result, dump_result: the same for the result; for notifications they return what they are given.
     """
 
     name: str
     method: Method
+    direction: Direction
     load_params: Callable[[Any], Any]
     dump_params: Callable[[Any], Any]
     load_result: Callable[[Any], Any]
@@ -49,6 +51,7 @@ def vocabulary(revision: Revision) -> Mapping[str, Verb]:
             verbs[name] = Verb(
                 name,
                 method,
+                method.direction_at(revision),
                 converter.loader(method.params),
                 converter.dumper(method.params),
                 _nothing if result is None else converter.loader(result),

@@ -1,0 +1,164 @@
+"""The conduct of the legacy era: a handshake, capabilities remembered, and a server that may call its client.
+
+Source: "Lifecycle" (basic/lifecycle) of the revisions 2024-11-05 to 2025-11-25; their words differ, their conduct
+does not. This is one of the three places that may ask about an era.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trimcp.errors import ErrorReply, InvalidReply, LocalError
+from trimcp.protocol.events import Admission
+from trimcp.protocol.profile import Profile
+from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
+from trimcp.protocol.vocabulary import vocabulary
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
+from trimcp.wire.common import Implementation, LoggingLevel
+from trimcp.wire.converter import WireError
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.lifecycle import InitializeParams, InitializeResult
+from trimcp.wire.revisions import Revision, find
+
+__all__ = ["Legacy"]
+
+# What a server sends when the client never set a level: the specification leaves it to the server.
+_DEFAULT_LOG_LEVEL: LoggingLevel = "info"
+
+
+@attrs.define(eq=False)
+class Legacy:
+    """The legacy side of one connection; the same object for both roles.
+
+    Attributes:
+        handshake: how far it is.
+        revision: what was agreed on, from AGREED on.
+        peer: the other side's name and version, from AGREED on.
+        capabilities: what the other side declared, from AGREED on.
+        instructions: what a server advised its client.
+        log_level: the lowest level the client wants to hear.
+    """
+
+    profile: Profile
+    handshake: Handshake = Handshake.NEW
+    revision: Revision | None = None
+    peer: Implementation | None = None
+    capabilities: ClientCapabilities | ServerCapabilities | None = None
+    instructions: str | None = None
+    log_level: LoggingLevel = _DEFAULT_LOG_LEVEL
+
+    def _fire(self, step: HandshakeStep) -> None:
+        self.handshake = fire(HANDSHAKE, self.handshake, step)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether a revision has been agreed on."""
+        return self.handshake in (Handshake.AGREED, Handshake.READY)
+
+    def offered(self) -> tuple[Revision, ...]:
+        """Return our legacy revisions, oldest first."""
+        return tuple(r for r in self.profile.revisions if not r.modern)
+
+    # As a server
+
+    def initialize(self, params: Mapping[str, Any]) -> tuple[Revision, InitializeResult]:
+        """Take a client's `initialize` and return the agreed revision and our answer.
+
+        The client's own revision is agreed to if we speak it, else our newest (basic/lifecycle, "Version
+        Negotiation").
+        """
+        if self.handshake is not Handshake.NEW:
+            raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
+        ours = self.offered()
+        if not ours:
+            raise ErrorReply(INVALID_PARAMS, "this server speaks no revision that starts with initialize")
+        wanted = find(str(params.get("protocolVersion")))
+        revision = wanted if wanted in ours else ours[-1]
+        try:
+            asked: InitializeParams = vocabulary(revision)["initialize"].load_params(params)
+        except WireError as error:
+            raise ErrorReply(INVALID_PARAMS, "invalid initialize", {"problems": error.problems}) from None
+        self._fire(HandshakeStep.INITIALIZE)
+        self._fire(HandshakeStep.RESULT)
+        self.revision, self.peer, self.capabilities = revision, asked.client_info, asked.capabilities
+        profile = self.profile
+        assert isinstance(profile.capabilities, ServerCapabilities)
+        result = InitializeResult(
+            protocol_version=revision.name,
+            capabilities=profile.capabilities,
+            server_info=profile.info,
+            instructions=ABSENT if profile.instructions is None else profile.instructions,
+        )
+        return revision, result
+
+    def initialized(self) -> bool:
+        """Take the client's `notifications/initialized`; False where it was not due and changes nothing."""
+        if self.handshake is not Handshake.AGREED:
+            return False
+        self._fire(HandshakeStep.INITIALIZED)
+        return True
+
+    # As a client
+
+    def offer(self, revision: Revision) -> InitializeParams:
+        """Return the params of our `initialize`."""
+        self._fire(HandshakeStep.INITIALIZE)
+        assert isinstance(self.profile.capabilities, ClientCapabilities)
+        return InitializeParams(
+            protocol_version=revision.name,
+            capabilities=self.profile.capabilities,
+            client_info=self.profile.info,
+        )
+
+    def refused(self) -> None:
+        """Note that the server refused our `initialize`, so that another attempt may follow."""
+        self._fire(HandshakeStep.REFUSED)
+
+    def accept(self, raw: Mapping[str, Any]) -> InitializeResult:
+        """Take the server's answer to our `initialize`.
+
+        Raises:
+            InvalidReply: it is no valid answer, or names a revision we do not offer; the client has to disconnect.
+        """
+        name = raw.get("protocolVersion")
+        revision = find(str(name))
+        if revision is None or revision not in self.offered():
+            offered = ", ".join(r.name for r in self.offered())
+            raise InvalidReply(f"the server answered initialize with revision {str(name)[:40]!r}; we offer {offered}")
+        try:
+            result: InitializeResult = vocabulary(revision)["initialize"].load_result(raw)
+        except WireError as error:
+            raise InvalidReply(f"invalid answer to initialize: {'; '.join(error.problems)}") from None
+        self._fire(HandshakeStep.RESULT)
+        self._fire(HandshakeStep.INITIALIZED)
+        self.revision, self.peer, self.capabilities = revision, result.server_info, result.capabilities
+        self.instructions = result.instructions or None
+        return result
+
+    # Both
+
+    def admit(self, meta: Mapping[str, Any] | None, principal: str | None) -> Admission:
+        """Return what is known of a request on this connection.
+
+        Raises:
+            ErrorReply: no revision was agreed on yet.
+        """
+        if self.revision is None or self.capabilities is None:
+            raise ErrorReply(INVALID_REQUEST, "send initialize first: this connection has not been initialized")
+        token = meta.get("progressToken") if meta else None
+        if token is not None and type(token) is not str and type(token) is not int:
+            raise ErrorReply(INVALID_PARAMS, "progressToken must be a string or an integer")
+        return Admission(self.revision, self.peer, self.capabilities, self.log_level, token, meta, principal)
+
+    def may_call(self, method: str) -> None:
+        """Check that we may send the request `method` now.
+
+        Raises:
+            LocalError: the handshake is not done (basic/lifecycle, "Initialization").
+        """
+        if self.handshake is not Handshake.READY and method != "ping":
+            raise LocalError(f"{method} cannot be sent before the connection is initialized")

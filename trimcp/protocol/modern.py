@@ -1,0 +1,183 @@
+"""The conduct of the modern era: no handshake; every request carries who asks, in which revision, with which abilities.
+
+Source: 2026-07-28 basic/index ("_meta", "Statelessness") and basic/versioning. This is one of the three places that
+may ask about an era.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, get_args
+
+import attrs
+import orjson
+
+from trimcp.errors import ErrorReply, InvalidReply
+from trimcp.protocol.events import Admission
+from trimcp.protocol.profile import Profile
+from trimcp.protocol.vocabulary import Verb
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
+from trimcp.wire.common import (
+    META_CLIENT_CAPABILITIES,
+    META_CLIENT_INFO,
+    META_LOG_LEVEL,
+    META_PROTOCOL_VERSION,
+    META_SERVER_INFO,
+    Implementation,
+    LoggingLevel,
+)
+from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.lifecycle import DiscoverResult
+from trimcp.wire.revisions import Revision
+
+__all__ = ["Modern", "recognises"]
+
+_LOG_LEVELS: Final = get_args(LoggingLevel)
+
+
+def recognises(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether a request with this `_meta` is meant for the modern era."""
+    return meta is not None and (META_PROTOCOL_VERSION in meta or META_CLIENT_CAPABILITIES in meta)
+
+
+@cache
+def _fragment(info: Implementation, revision: Revision) -> orjson.Fragment:
+    return orjson.Fragment(orjson.dumps(converter_for(revision).dump(info)))
+
+
+@attrs.define(eq=False)
+class Modern:
+    """The modern side of one connection. What it keeps between requests is a cache, never a meaning."""
+
+    profile: Profile
+    revision: Revision | None = None
+    _last_capabilities: tuple[Any, ClientCapabilities] | None = None
+    _last_info: tuple[Any, Implementation] | None = None
+    _stamp: tuple[Any, dict[str, JSON]] | None = None
+
+    def offered(self) -> tuple[Revision, ...]:
+        """Return our modern revisions, oldest first."""
+        return tuple(r for r in self.profile.revisions if r.modern)
+
+    # As a server
+
+    def admit(self, meta: Mapping[str, Any] | None, principal: str | None) -> Admission:
+        """Check a request's envelope and return who asks.
+
+        Raises:
+            ErrorReply: a required field is missing or wrong (-32602), or the revision is not served (-32022).
+        """
+        if meta is None or META_PROTOCOL_VERSION not in meta or META_CLIENT_CAPABILITIES not in meta:
+            missing = [k for k in (META_PROTOCOL_VERSION, META_CLIENT_CAPABILITIES) if not meta or k not in meta]
+            raise ErrorReply(INVALID_PARAMS, f"_meta lacks {' and '.join(missing)}", {"missing": missing})
+        name = meta[META_PROTOCOL_VERSION]
+        if type(name) is not str:
+            raise ErrorReply(INVALID_PARAMS, f"_meta {META_PROTOCOL_VERSION} must be a string")
+        revision = next((r for r in self.offered() if r.name == name), None)
+        capabilities = self._capabilities(meta[META_CLIENT_CAPABILITIES], revision)
+        if revision is None:
+            supported = [r.name for r in reversed(self.offered())]
+            raise ErrorReply(
+                UNSUPPORTED_VERSION,
+                "unsupported protocol version",
+                {"supported": supported, "requested": name[:64]},
+            )
+        token = meta.get("progressToken")
+        if token is not None and type(token) is not str and type(token) is not int:
+            raise ErrorReply(INVALID_PARAMS, "_meta progressToken must be a string or an integer")
+        level = meta.get(META_LOG_LEVEL)
+        if level is not None and level not in _LOG_LEVELS:
+            raise ErrorReply(INVALID_PARAMS, f"_meta {META_LOG_LEVEL} must be one of {', '.join(_LOG_LEVELS)}")
+        info = self._info(meta.get(META_CLIENT_INFO), revision)
+        return Admission(revision, info, capabilities, level, token, meta, principal)
+
+    def _capabilities(self, raw: Any, revision: Revision | None) -> ClientCapabilities:
+        last = self._last_capabilities
+        if last is not None and last[0] == raw:
+            return last[1]
+        capabilities: ClientCapabilities = self._load(raw, ClientCapabilities, META_CLIENT_CAPABILITIES, revision)
+        self._last_capabilities = (raw, capabilities)
+        return capabilities
+
+    def _info(self, raw: Any, revision: Revision) -> Implementation | None:
+        if raw is None:
+            return None
+        last = self._last_info
+        if last is not None and last[0] == raw:
+            return last[1]
+        info: Implementation = self._load(raw, Implementation, META_CLIENT_INFO, revision)
+        self._last_info = (raw, info)
+        return info
+
+    def _load(self, raw: Any, type_: type[Any], key: str, revision: Revision | None) -> Any:
+        try:
+            return converter_for(revision or self.offered()[-1]).load(raw, type_)
+        except WireError as error:
+            raise ErrorReply(INVALID_PARAMS, f"_meta {key} is invalid", {"problems": error.problems}) from None
+
+    def discovered(self) -> DiscoverResult:
+        """Return our answer to `server/discover`; only revisions that may stand in a request's `_meta` are named."""
+        profile = self.profile
+        assert isinstance(profile.capabilities, ServerCapabilities)
+        return DiscoverResult(
+            supported_versions=[r.name for r in reversed(self.offered())],
+            capabilities=profile.capabilities,
+            ttl_ms=profile.discover_ttl_ms,
+            cache_scope="public",
+            instructions=ABSENT if profile.instructions is None else profile.instructions,
+        )
+
+    def dump_result(self, verb: Verb, result: Any, revision: Revision) -> dict[str, JSON]:
+        """Return the result as a JSON object with our name in its `_meta` ("Per-response protocol fields")."""
+        if type(result) is InputRequiredResult:
+            raw: dict[str, JSON] = converter_for(revision).dump(result)
+        else:
+            raw = verb.dump_result(result)
+        info = _fragment(self.profile.info, revision)
+        meta = raw.get("_meta")
+        raw["_meta"] = {META_SERVER_INFO: info} if not meta else {**meta, META_SERVER_INFO: info}
+        return raw
+
+    # As a client
+
+    def stamp(self, raw: dict[str, JSON], extra: Mapping[str, JSON] | None, token: RequestId | None) -> None:
+        """Put the envelope into the params of a request of ours."""
+        profile = self.profile
+        revision = self.revision
+        assert revision is not None
+        stamp = self._stamp
+        if stamp is None or stamp[0] is not profile.capabilities:
+            capabilities = orjson.dumps(converter_for(revision).dump(profile.capabilities))
+            fields: dict[str, JSON] = {
+                META_PROTOCOL_VERSION: revision.name,
+                META_CLIENT_INFO: _fragment(profile.info, revision),
+                META_CLIENT_CAPABILITIES: orjson.Fragment(capabilities),
+            }
+            stamp = self._stamp = (profile.capabilities, fields)
+        meta = dict(stamp[1])
+        if own := raw.get("_meta"):
+            meta.update(own)
+        if extra:
+            meta.update(extra)
+        if token is not None:
+            meta["progressToken"] = token
+        raw["_meta"] = meta
+
+    def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
+        """Return the payload of a server's answer, by its `resultType`; a missing one means complete.
+
+        Raises:
+            InvalidReply: the result type is none we know, or not one this method may answer with.
+            WireError: the result does not fit its type.
+        """
+        kind = raw.get("resultType", "complete")
+        if kind == "complete":
+            return verb.load_result(raw)
+        if kind == "input_required" and verb.method.may_ask_from is not None and self.revision is not None:
+            return converter_for(self.revision).load(raw, InputRequiredResult)
+        raise InvalidReply(f"{verb.name} was answered with result type {str(kind)[:40]!r}, which we do not know")

@@ -1,0 +1,113 @@
+"""How a client learns which era and revision to speak: a pure decision table over what its probe met.
+
+On stdio-like channels a client that knows both eras sends `server/discover` first (2026-07-28
+basic/transports/stdio, "Backward Compatibility"). Which answer leads where is the table; it is not keyed to any one
+error code, since legacy servers invent theirs. One turn of `decide` follows another until it says USE or FAIL.
+
+    outcome of the probe                      next
+    ----------------------------------------  ---------------------------------------------
+    DiscoverResult with a common revision     USE it
+    DiscoverResult without one                INITIALIZE if we know a legacy one, else FAIL
+    -32022 with a common modern revision      DISCOVER again with it (once), never INITIALIZE
+    -32022 without one                        FAIL
+    another modern error (-32020, -32021)     FAIL: the server is modern and says why
+    any other error, or silence               INITIALIZE
+    the child died on the probe               RESPAWN, then INITIALIZE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
+
+import attrs
+
+from trimcp.wire.codes import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION
+from trimcp.wire.revisions import REVISIONS, Era, Revision
+
+__all__ = ["Decision", "Met", "Next", "Outcome", "decide", "opening"]
+
+
+class Met(Enum):
+    """What came of a probe."""
+
+    DISCOVERED = auto()
+    ERROR = auto()
+    SILENCE = auto()
+    DIED = auto()
+
+
+class Next(Enum):
+    """What to do now."""
+
+    DISCOVER = auto()
+    USE = auto()
+    INITIALIZE = auto()
+    RESPAWN = auto()
+    FAIL = auto()
+
+
+@attrs.frozen
+class Outcome:
+    """What a probe met: `versions` for DISCOVERED, `code` and `data` for ERROR."""
+
+    met: Met
+    versions: Sequence[str] = ()
+    code: int = 0
+    data: Any = None
+
+
+@attrs.frozen
+class Decision:
+    """What to do, in which revision, and why (for the log and for error messages)."""
+
+    next: Next
+    revision: Revision | None
+    why: str
+
+
+def _best(names: Sequence[Any], offered: Sequence[Revision], era: Era) -> Revision | None:
+    return next((r for r in sorted(offered, reverse=True) if r.era is era and r.name in names), None)
+
+
+def opening(offered: Sequence[Revision] = REVISIONS) -> Decision:
+    """Return a client's first move, for the revisions it is willing to speak."""
+    newest = max(offered)
+    if newest.era is Era.LEGACY:
+        return Decision(Next.INITIALIZE, newest, "only legacy revisions are offered")
+    return Decision(Next.DISCOVER, newest, "probing for the modern era")
+
+
+def decide(outcome: Outcome, offered: Sequence[Revision] = REVISIONS, *, probed: int = 1) -> Decision:
+    """Return the next move after the `probed`-th probe met `outcome`."""
+    legacy = max((r for r in offered if r.era is Era.LEGACY), default=None)
+    fallback = Decision(Next.INITIALIZE, legacy, "the server is of the legacy era")
+    if outcome.met is Met.DISCOVERED:
+        common = _best(outcome.versions, offered, Era.MODERN)
+        if common is not None:
+            return Decision(Next.USE, common, "the server was discovered")
+        reason = f"the server speaks {_names(outcome.versions)}, we offer {_names([r.name for r in offered])}"
+        return fallback if legacy is not None else Decision(Next.FAIL, None, reason)
+    if outcome.met is Met.ERROR and outcome.code == UNSUPPORTED_VERSION:
+        supported = outcome.data.get("supported", ()) if isinstance(outcome.data, dict) else ()
+        names = supported if isinstance(supported, list) else ()
+        common = _best(names, offered, Era.MODERN)
+        if common is not None and probed < 2:
+            return Decision(Next.DISCOVER, common, "the server named a revision we know")
+        return Decision(
+            Next.FAIL,
+            None,
+            f"no common revision: the server speaks {_names(names)}, we offer {_names([r.name for r in offered])}",
+        )
+    if outcome.met is Met.ERROR and outcome.code in (HEADER_MISMATCH, MISSING_CAPABILITY):
+        return Decision(Next.FAIL, None, f"a modern server refused the probe (code {outcome.code})")
+    if legacy is None:
+        return Decision(Next.FAIL, None, "the server is of the legacy era, and no legacy revision is offered")
+    if outcome.met is Met.DIED:
+        return Decision(Next.RESPAWN, legacy, "the server died on the probe; it is of the legacy era")
+    return fallback
+
+
+def _names(names: Sequence[Any]) -> str:
+    return ", ".join(str(name)[:40] for name in list(names)[:8]) or "nothing we know"

@@ -1,0 +1,1 @@
+"""Time and tasks: the actor that carries an engine, and what it hands to handlers and callers."""

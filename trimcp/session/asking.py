@@ -1,0 +1,211 @@
+"""Questions to the peer in the middle of a request: in place where a server may call its client, else by re-running.
+
+Where it may not (2026-07-28 basic/patterns/mrtr), a question without an answer cancels the handler's own scope. The
+handler unwinds, its `finally` blocks run, and `InputRequiredResult` carries the questions and the sealed answers so
+far; the client's retry runs the handler again from the top. An answer is found by the digest of its question, never by
+position, so a handler that asks something else is asked anew. This is one of the three places that may ask about an
+era, and it asks only `Revision.server_may_call`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimcp.errors import ErrorReply, LocalError
+from trimcp.protocol.request_state import InvalidState, Memory, Sealer, question_key, request_digest
+from trimcp.session.job import Job
+from trimcp.wire.capabilities import declares
+from trimcp.wire.codes import INVALID_PARAMS, MISSING_CAPABILITY
+from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.elicitation import ElicitRequest, ElicitURLParams
+from trimcp.wire.input_required import InputRequest, InputRequiredResult
+from trimcp.wire.methods import METHODS, Method
+from trimcp.wire.revisions import Revision
+from trimcp.wire.roots import ListRootsRequest
+from trimcp.wire.sampling import CreateMessageRequest
+
+if TYPE_CHECKING:
+    from trimcp.session.session import Session
+
+__all__ = ["Questions", "after_unwinding", "ask", "open_questions"]
+
+
+@attrs.define(eq=False)
+class Questions:
+    """What one request asked and learned, over all its rounds.
+
+    Attributes:
+        memory: what the sealed state carried into this round.
+        asked: what this run asked without having an answer, by key: method and raw params.
+        answers: payloads of answers loaded already, by key.
+        seen: how often each question was asked in this run.
+    """
+
+    digest: str
+    memory: Memory = attrs.field(factory=Memory)
+    asked: dict[str, tuple[Method, Any]] = attrs.field(factory=dict)
+    answers: dict[str, Any] = attrs.field(factory=dict)
+    seen: dict[str, int] = attrs.field(factory=dict)
+
+
+def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
+    """Return the questions of a request, with what an earlier round left in its `requestState` and `inputResponses`.
+
+    Raises:
+        ErrorReply: the state was altered, has expired or belongs to someone or something else (-32602).
+    """
+    if job.questions is not None:
+        return job.questions
+    raw = job.raw
+    digest = request_digest(job.request.verb.name, raw)
+    questions = job.questions = Questions(digest)
+    state = raw.get("requestState")
+    if state is not None:
+        try:
+            questions.memory = sealer.open(
+                state, digest=digest, principal=job.request.admission.principal, now=time.time()
+            )
+        except InvalidState:
+            raise ErrorReply(INVALID_PARAMS, "requestState is not valid for this request") from None
+    responses = raw.get("inputResponses") or {}
+    for key, answer in responses.items():
+        if not isinstance(answer, dict):
+            raise ErrorReply(INVALID_PARAMS, "every member of inputResponses must be an object")
+        questions.memory.answers[key] = answer
+    return questions
+
+
+async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | None = None) -> Any:
+    """Ask the peer something in the middle of a request and return the payload of its answer.
+
+    Args:
+        name: the method, such as `elicitation/create`.
+        params: its payload.
+        key: the name of the question in the re-run style; by default it follows from what is asked.
+
+    Raises:
+        ErrorReply: the peer did not declare the capability (-32021 where the revision has that code).
+        LocalError: the question cannot be asked from here.
+    """
+    _check_capability(job, name, params)
+    if job.request.admission.revision.server_may_call and not session.force_rerun:
+        runner = session.runner
+        assert runner is not None
+        with runner.parked(session, job):
+            return await session.call(name, params)
+    return await _ask_by_rerun(session, job, name, params, key)
+
+
+def _check_capability(job: Job, name: str, params: Any) -> None:
+    admission = job.request.admission
+    wanted = METHODS[name].capability or ""
+    if isinstance(params, ElicitURLParams):
+        wanted = "elicitation.url"
+    if declares(admission.capabilities, wanted):
+        return
+    message = f"the client did not declare the capability {wanted!r}"
+    if admission.revision.server_may_call:
+        raise LocalError(message)
+    raise ErrorReply(MISSING_CAPABILITY, message, {"requiredCapabilities": _nested(wanted)})
+
+
+def _nested(path: str) -> dict[str, Any]:
+    """Return {"a": {"b": {}}} for "a.b"."""
+    nested: dict[str, Any] = {}
+    for part in reversed(path.split(".")):
+        nested = {part: nested}
+    return nested
+
+
+async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key: str | None) -> Any:
+    revision = job.request.admission.revision
+    if not session.force_rerun and METHODS[job.request.verb.name].may_ask_from is None:
+        raise LocalError(f"{job.request.verb.name} may not ask the client anything in {revision.name}")
+    questions = open_questions(session, job, session.sealer)
+    converter = converter_for(revision)
+    method = METHODS[name]
+    raw = {} if params is None else converter.dump(params)
+    base = question_key(name, raw, 0)
+    occurrence = questions.seen.get(base, 0)
+    questions.seen[base] = occurrence + 1
+    key = key or question_key(name, raw, occurrence)
+    if key in questions.answers:
+        await trio.lowlevel.checkpoint()
+        return questions.answers[key]
+    answer = questions.memory.answers.get(key)
+    if answer is not None and questions.memory.asked.get(key, base) == base:
+        await trio.lowlevel.checkpoint()
+        return _load_answer(questions, key, answer, revision, method)
+    questions.memory.answers.pop(key, None)
+    _refuse_if_shielded(job.scope)
+    questions.asked[key] = (method, params)
+    questions.memory.asked[key] = base
+    job.scope.cancel(reason="unwound to ask the client a question")
+    await trio.sleep_forever()
+
+
+def _load_answer(questions: Questions, key: str, answer: Any, revision: Revision, method: Method) -> Any:
+    assert method.result is not None
+    try:
+        payload = converter_for(revision).load(answer, method.result)
+    except WireError as error:
+        raise ErrorReply(INVALID_PARAMS, f"inputResponses.{key} is invalid: {error}"[:500]) from None
+    questions.answers[key] = payload
+    return payload
+
+
+def _refuse_if_shielded(scope: trio.CancelScope) -> None:
+    """Raise if cancelling `scope` would not reach the current task.
+
+    Trio has no question for it, so a deadline just before the one in force is set and taken back: it shows in the
+    effective deadline unless a shield stands between.
+    """
+    before = trio.current_effective_deadline()
+    if before == -float("inf"):
+        return
+    own = scope.deadline
+    probe = min(before, 1e300) - 1.0
+    scope.deadline = probe
+    reached = trio.current_effective_deadline() == probe
+    scope.deadline = own
+    if not reached:
+        raise LocalError("a question cannot be asked inside a shielded scope: the handler has to unwind for it")
+
+
+async def after_unwinding(session: Session, job: Job) -> bytes | None:
+    """Settle a request whose handler unwound to ask: return its reply, or None if it is to run again.
+
+    It runs again at once only where tests force re-running although the server may call its client.
+    """
+    questions = job.questions
+    assert questions is not None
+    asked, questions.asked = questions.asked, {}
+    questions.seen = {}
+    admission = job.request.admission
+    if not admission.revision.server_may_call:
+        state = session.sealer.seal(
+            questions.memory, digest=questions.digest, principal=admission.principal, now=time.time()
+        )
+        requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
+        result = InputRequiredResult(input_requests=requests, request_state=state)
+        return session.engine.encode_result(job.request, result)
+    job.scope = trio.CancelScope()
+    with job.scope:
+        for key, (method, params) in asked.items():
+            questions.answers[key] = await session.call(method.name, params)
+    if job.scope.cancelled_caught:
+        return session.farewell(job)
+    job.scope = trio.CancelScope()
+    return None
+
+
+_REQUESTS: dict[str, Callable[[Any], InputRequest]] = {
+    "elicitation/create": lambda params: ElicitRequest(params=params),
+    "sampling/createMessage": lambda params: CreateMessageRequest(params=params),
+    "roots/list": lambda params: ListRootsRequest(),
+}

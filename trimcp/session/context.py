@@ -1,0 +1,342 @@
+"""What a handler gets beside its arguments: who asks, and the verbs for talking back while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args
+
+import attrs
+import trio
+
+from trimcp.channel import Kind, Outgoing
+from trimcp.errors import LocalError
+from trimcp.protocol.events import Admission
+from trimcp.protocol.states import Inbound
+from trimcp.session.asking import ask, open_questions
+from trimcp.session.job import CancelReason, Job
+from trimcp.session.scopes import Scope, Work
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.common import Implementation
+from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.elicitation import ElicitFormParams, ElicitResult, ElicitURLParams, FormSchema
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.logs import LoggingLevel, LoggingMessageParams
+from trimcp.wire.revisions import LATEST, Revision
+from trimcp.wire.roots import Root
+from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
+
+if TYPE_CHECKING:
+    from trimcp.session.session import Session
+
+__all__ = ["Context", "Form", "RequestScope"]
+
+StateT = TypeVar("StateT")
+_T = TypeVar("_T")
+_SEVERITY = {level: rank for rank, level in enumerate(get_args(LoggingLevel))}
+
+# A report that never yields starves the writer; one that always does defeats coalescing (11 µs each). So at least
+# every 64th is a schedule point, and each is a cancel point.
+_REPORTS_PER_CHECKPOINT = 64
+
+
+class Form(Protocol):
+    """Anything with a JSON Schema for `Context.elicit`, such as what `trimcp.form(SomeClass)` returns."""
+
+    @property
+    def schema(self) -> Mapping[str, JSON]: ...
+
+
+@attrs.define(eq=False)
+class RequestScope:
+    """Work that ends before the request's answer leaves."""
+
+    _session: Session
+    _job: Job
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
+        crash is the request's."""
+        job, runner = self._job, self._session.runner
+        assert runner is not None
+        if job.work is None:
+            job.work = Work(runner.nursery, job.scope)
+        job.work.start_soon(function, *args)
+
+
+@attrs.define(eq=False)
+class Context(Generic[StateT]):
+    """One request, as its handler sees it. Good until the handler returns.
+
+    Attributes:
+        admission: who asks, in which revision, with which abilities.
+        state: what the server's lifespan made, or None.
+    """
+
+    _session: Session
+    _job: Job
+    state: StateT
+    _server_scope: Scope | None = None
+    _reports: int = attrs.field(init=False, default=0)
+    _last_progress: float = attrs.field(init=False, default=-float("inf"))
+
+    # Who asks
+
+    @property
+    def admission(self) -> Admission:
+        """Everything known of the request's origin, in one record."""
+        return self._job.request.admission
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request's id, as the peer chose it."""
+        return self._job.request.id
+
+    @property
+    def method(self) -> str:
+        """The request's method, such as `tools/call`."""
+        return self._job.request.verb.name
+
+    @property
+    def revision(self) -> Revision:
+        """The revision the request is spoken in."""
+        return self.admission.revision
+
+    @property
+    def peer(self) -> Implementation | None:
+        """The asker's name and version as it reports them (unverified), or None."""
+        return self.admission.peer
+
+    @property
+    def capabilities(self) -> ClientCapabilities | ServerCapabilities:
+        """What the asker declared it can do."""
+        return self.admission.capabilities
+
+    @property
+    def principal(self) -> str | None:
+        """Who the transport says the asker is; None where nobody authenticates."""
+        return self.admission.principal
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The request's `_meta` as it came: trace context (`traceparent`, ...) and keys of your own."""
+        return self.admission.meta or {}
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Transport headers by lower-case name; empty where the transport has none."""
+        return self._job.headers or {}
+
+    # How it is cancelled
+
+    @property
+    def cancel_reason(self) -> CancelReason | None:
+        """Why this request is being cancelled, or None while it is not. Worth reading in a `finally` block."""
+        return self._job.reason
+
+    @property
+    def cancel_detail(self) -> str | None:
+        """What the peer said when it cancelled, or None. Untrusted text."""
+        return self._job.detail
+
+    # Lifetimes
+
+    @property
+    def request(self) -> RequestScope:
+        """Where to start work that ends before this request's answer leaves."""
+        return RequestScope(self._session, self._job)
+
+    @property
+    def session(self) -> Scope:
+        """Where to start work that ends with this connection."""
+        runner = self._session.runner
+        assert runner is not None
+        return Scope(lambda: runner.nursery)
+
+    @property
+    def server(self) -> Scope:
+        """Where to start work that ends with the server."""
+        return self._server_scope or self.session
+
+    # Progress and log
+
+    async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell the peer how far the request is: in order, none lost. Waits only while the outbox is full.
+
+        Nothing is sent if the peer did not ask for progress. Always a cancel point.
+
+        Args:
+            progress: must be larger than the last time (basic/utilities/progress).
+            total: where it will end, if known, in the same unit.
+            message: one line for a person; dropped in revisions without it.
+
+        Raises:
+            ValueError: `progress` did not increase.
+        """
+        if progress <= self._last_progress:
+            raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
+        self._last_progress = progress
+        self._reports += 1
+        sink = self._session.sink
+        token = self.admission.progress_token
+        if token is None:
+            await self._breathe()
+            return
+        data = self._encode_progress(token, progress, total, message)
+        if sink.full:
+            await sink.room()
+        else:
+            await self._breathe()
+        self._post(data)
+
+    async def _breathe(self) -> None:
+        if self._reports % _REPORTS_PER_CHECKPOINT:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def report_progress_nowait(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell the peer how far the request is, without ever waiting: while it is slow, only the latest is kept.
+
+        A value that does not increase is dropped. The last one reported leaves before the result.
+        """
+        if progress <= self._last_progress:
+            return
+        self._last_progress = progress
+        token = self.admission.progress_token
+        if token is None or self._job.request.state is not Inbound.UNDER_WAY:
+            return
+        data = self._encode_progress(token, progress, total, message)
+        id = self.request_id
+        self._session.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, self._job.origin))
+
+    def _encode_progress(self, token: RequestId, progress: float, total: float | None, message: str | None) -> bytes:
+        params = ProgressParams(
+            progress_token=token,
+            progress=progress,
+            total=ABSENT if total is None else total,
+            message=ABSENT if message is None else message,
+        )
+        return self._encode("notifications/progress", params)
+
+    def _encode(self, name: str, params: Any) -> bytes:
+        return self._session.encode_related(self._job, name, params)
+
+    def _post(self, data: bytes) -> None:
+        # Nothing follows the answer, and nothing is said about a request the peer gave up.
+        if self._job.request.state is Inbound.UNDER_WAY:
+            self._session.sink.post(Outgoing(data, Kind.NOTIFICATION, self.request_id, self._job.origin))
+
+    async def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
+        """Send a log message for this request, if the peer wants messages of this level. Waits for room.
+
+        Args:
+            level: a syslog severity, "debug" to "emergency" (RFC 5424).
+            data: any JSON value, often a string. It must not carry secrets.
+            logger: a name for the source.
+        """
+        if self._wants(level):
+            await self._session.sink.room()
+            self._post(self._encode_log(level, data, logger))
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+    def log_nowait(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> bool:
+        """As `log`, but never waits: while the outbox is full the message is dropped and counted.
+
+        Returns whether the message was sent or not wanted, so False means dropped.
+        """
+        if not self._wants(level):
+            return True
+        if self._session.sink.full:
+            self._session.dropped += 1
+            return False
+        self._post(self._encode_log(level, data, logger))
+        return True
+
+    def _wants(self, level: LoggingLevel) -> bool:
+        wanted = self._session.engine.log_level(self.admission)
+        return wanted is not None and _SEVERITY[level] >= _SEVERITY[wanted]
+
+    def _encode_log(self, level: LoggingLevel, data: JSON, logger: str | None) -> bytes:
+        params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
+        return self._encode("notifications/message", params)
+
+    async def debug(self, data: JSON, *, logger: str | None = None) -> None:
+        """`log` at level "debug"."""
+        await self.log("debug", data, logger=logger)
+
+    async def info(self, data: JSON, *, logger: str | None = None) -> None:
+        """`log` at level "info"."""
+        await self.log("info", data, logger=logger)
+
+    async def warning(self, data: JSON, *, logger: str | None = None) -> None:
+        """`log` at level "warning"."""
+        await self.log("warning", data, logger=logger)
+
+    async def error(self, data: JSON, *, logger: str | None = None) -> None:
+        """`log` at level "error"."""
+        await self.log("error", data, logger=logger)
+
+    # Questions
+
+    async def elicit(self, message: str, schema: Mapping[str, JSON] | Form, *, key: str | None = None) -> ElicitResult:
+        """Ask the user for something with a form, and return what they did: accept (with content), decline or cancel.
+
+        In revisions where a server may not call its client, the handler unwinds here and runs again **from the top**
+        once the answer is there: everything before the last question must be repeatable (see `once`).
+
+        Args:
+            message: what the user is asked.
+            schema: a flat JSON Schema of an object (client/elicitation, "Requested Schema"), or a `Form`.
+            key: the question's name in the re-run style; by default it follows from what is asked.
+
+        Raises:
+            LocalError: the client cannot be asked, or the question cannot be asked from here.
+        """
+        requested = schema if isinstance(schema, Mapping) else schema.schema
+        try:
+            form = converter_for(LATEST).load(dict(requested), FormSchema)
+        except WireError as error:
+            raise LocalError(f"a form may only ask for flat values: {error}") from None
+        params = ElicitFormParams(message=message, requested_schema=form)
+        result: ElicitResult = await self.ask("elicitation/create", params, key=key)
+        return result
+
+    async def elicit_url(
+        self, message: str, url: str, *, elicitation_id: str | None = None, key: str | None = None
+    ) -> ElicitResult:
+        """Ask the user to open a URL (client/elicitation, "URL Mode"), for what must not pass through the client."""
+        params = ElicitURLParams(
+            message=message, url=url, elicitation_id=ABSENT if elicitation_id is None else elicitation_id
+        )
+        result: ElicitResult = await self.ask("elicitation/create", params, key=key)
+        return result
+
+    async def sample(self, params: CreateMessageParams, *, key: str | None = None) -> CreateMessageResult:
+        """Ask the client's model (client/sampling); the user may read, change or refuse it. Re-runs as `elicit` does."""
+        result: CreateMessageResult = await self.ask("sampling/createMessage", params, key=key)
+        return result
+
+    async def list_roots(self, *, key: str | None = None) -> list[Root]:
+        """Ask which directories or files the client works on (client/roots). Re-runs as `elicit` does."""
+        result = await self.ask("roots/list", None, key=key)
+        return list(result.roots)
+
+    async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
+        """Ask the peer anything: `name` is the method, `params` its payload."""
+        return await ask(self._session, self._job, name, params, key=key)
+
+    async def once(self, key: str, function: Callable[[], Awaitable[_T]]) -> _T:
+        """Return `await function()`, calling it only once even if the handler runs again after a question.
+
+        The result travels to the client and back, signed but readable, so it must be JSON and no secret.
+        """
+        kept = open_questions(self._session, self._job, self._session.sealer).memory.kept
+        if key in kept:
+            await trio.lowlevel.checkpoint()
+            value: _T = kept[key]
+            return value
+        result = await function()
+        kept[key] = result
+        return result

@@ -1,0 +1,120 @@
+"""Gives a session over a pulled channel its nursery, its reader and its writer, and takes them down in order.
+
+Order of the end: stop reading, cancel the jobs, let handlers unwind, fail what is pending, give the writer
+`drain_timeout`, close the channel. The writer is shielded just until its users are gone, so that their last words go
+out even when everything around is being cancelled; then it has a deadline. That, and the close, are the only shielded
+waits here, and both are bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from trimcp.channel import MessageChannel
+from trimcp.session.job import CancelReason
+from trimcp.session.outbox import Outbox
+from trimcp.session.session import Session
+
+__all__ = ["drive", "driving"]
+
+log = logging.getLogger("trimcp.session")
+
+
+async def drive(session: Session, channel: MessageChannel) -> None:
+    """Run a session over a channel until the peer leaves or `session.close()` is called, then close the channel.
+
+    Cancelling it stops every handler, tells the peer nothing more than what is queued, and closes the channel.
+    """
+    async with driving(session, channel):
+        await session.closed.wait()
+
+
+@asynccontextmanager
+async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
+    """Run a session over a channel for as long as the body runs.
+
+    What the body raises leaves as itself. The peer's leaving ends no body: it fails calls with `ConnectionLost`.
+    """
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as wire:
+            outbox = session.sink
+            assert isinstance(outbox, Outbox)
+            writer = trio.CancelScope(shield=True)
+            wire.start_soon(_write, session, channel, outbox, writer)
+            try:
+                async with trio.open_nursery() as jobs:
+                    reader = trio.CancelScope()
+                    session.start(jobs)
+                    jobs.start_soon(_read, session, channel, reader)
+                    try:
+                        yield
+                    except BaseException as error:
+                        failure, cancelled = _parted(error)
+                        if cancelled is not None:
+                            raise cancelled from None
+                    finally:
+                        reader.cancel()
+                        session.close()
+                        session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
+                        jobs.cancel_scope.cancel(reason="the session has ended")
+            finally:
+                session.lose("the session has ended")
+                session.endpoint.closed(session)
+                writer.deadline = trio.current_time() + session.limits.drain_timeout
+                outbox.close()
+    except BaseException as error:
+        if failure is None:
+            raise
+        raise BaseExceptionGroup("the body and the session both failed", [failure, error]) from None
+    finally:
+        await channel.aclose()
+    if failure is not None:
+        raise failure
+
+
+def _parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Return what the body itself raised, and the cancellation, which belongs to a scope around us."""
+    if isinstance(error, trio.Cancelled):
+        return None, error
+    if isinstance(error, BaseExceptionGroup):
+        cancelled, rest = error.split(trio.Cancelled)
+        return rest, cancelled
+    return error, None
+
+
+async def _read(session: Session, channel: MessageChannel, scope: trio.CancelScope) -> None:
+    """Deliver what arrives, until the peer leaves; then give handlers their grace and end the session."""
+    with scope:
+        try:
+            while True:
+                session.deliver(await channel.receive())
+                await session.readable()
+        except trio.EndOfChannel:
+            session.lose("the peer closed the connection")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
+        log.debug("the peer is gone: %s", session.lost)
+        with trio.move_on_after(session.limits.eof_grace):
+            await session.wait_idle()
+        session.cancel_jobs(CancelReason.DISCONNECTED)
+        await session.wait_idle()
+        session.close()
+
+
+async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scope: trio.CancelScope) -> None:
+    """Write what is ready, all of it in one batch, until the outbox is closed and empty."""
+    with scope:
+        try:
+            while True:
+                await channel.send(await outbox.receive())
+        except trio.EndOfChannel:
+            pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # The reader notices too where it can; a peer that only stopped reading is lost all the same.
+            session.lose("the peer stopped listening")
+    outbox.abandon()

@@ -1,0 +1,67 @@
+"""One request of the peer being worked on: its cancel scope, why it was cancelled, and what it asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimcp.channel import Origin
+from trimcp.protocol.requests import InboundRequest
+
+if TYPE_CHECKING:
+    from trimcp.session.asking import Questions
+    from trimcp.session.scopes import Work
+
+__all__ = ["CancelReason", "Job"]
+
+
+class CancelReason(Enum):
+    """Why a handler is being stopped; its value is the text of `trio.CancelScope.cancel(reason=)`."""
+
+    PEER = "cancelled by peer"
+    DISCONNECTED = "disconnected"
+    DEADLINE = "deadline"
+    DRAIN = "drain"
+    LIMIT = "limit"
+
+
+@attrs.define(eq=False)
+class Job:
+    """A request of the peer from the moment it was admitted until its answer is queued.
+
+    Attributes:
+        request: the engine's record of it.
+        params: its payload, in the words of its revision.
+        raw: its params as they came.
+        size: bytes it took on the wire.
+        origin, headers: where it came in and with which transport headers; both may be None.
+        scope: cancelling it stops the handler.
+        reason: why it was cancelled, or None; `detail` is what the canceller said.
+        started: whether its handler has begun.
+        work: the tasks started for it with `ctx.request.start_soon`, if any.
+        questions: what it asked in the re-run style, if anything.
+    """
+
+    request: InboundRequest
+    params: Any
+    raw: Mapping[str, Any]
+    size: int = 0
+    origin: Origin | None = None
+    headers: Mapping[str, str] | None = None
+    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    reason: CancelReason | None = attrs.field(init=False, default=None)
+    detail: str | None = attrs.field(init=False, default=None)
+    started: bool = attrs.field(init=False, default=False)
+    parked: int = attrs.field(init=False, default=0)
+    work: Work | None = attrs.field(init=False, default=None)
+    questions: Questions | None = attrs.field(init=False, default=None)
+
+    def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
+        """Stop the handler; the first reason given is the one it can read."""
+        if self.reason is None:
+            self.reason, self.detail = reason, detail
+        self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")

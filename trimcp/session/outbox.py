@@ -1,0 +1,149 @@
+"""The only road from a session to its wire: bounded, in order, with one reader (the session's writer).
+
+It is a class of its own and no memory channel because of what the lanes need: room counted in bytes, a request
+withdrawn before it was written, a control message that never waits, and messages of which only the latest counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import attrs
+import trio
+
+from trimcp.channel import Kind, Outgoing
+from trimcp.wire.jsonrpc import RequestId
+
+__all__ = ["Outbox", "Sink"]
+
+
+class Sink(Protocol):
+    """Where a session's outgoing messages go."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a sender has to wait for room first."""
+
+    async def room(self) -> None:
+        """Wait until there is room for one more message, of whatever size."""
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Enqueue now, whether there is room or not; never blocks. Senders that can wait call `room` first."""
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        """Enqueue, in place of an earlier message of the same key that has not left yet."""
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Put the latest message of `key` in order before what is posted next, or drop it."""
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Take back a request that has not left yet; False if it has."""
+
+    def close(self) -> None:
+        """No more is posted; what is queued still leaves."""
+
+
+@attrs.define(eq=False)
+class Outbox:
+    """A bounded queue of outgoing messages for a writer task.
+
+    Args:
+        max_messages: how many may wait.
+        max_bytes: what they may weigh. One message may exceed it, or a large result could never leave.
+    """
+
+    max_messages: int
+    max_bytes: int
+    bytes_queued: int = attrs.field(init=False, default=0)
+    merged: int = attrs.field(init=False, default=0)
+    _queue: deque[Outgoing] = attrs.field(init=False, factory=deque)
+    _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
+    _waiting_writer: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _waiting_senders: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _closed: bool = attrs.field(init=False, default=False)
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._latest)
+
+    @property
+    def full(self) -> bool:
+        """Whether a sender has to wait for room first."""
+        return len(self._queue) >= self.max_messages or self.bytes_queued >= self.max_bytes
+
+    async def room(self) -> None:
+        """Wait until there is room, or until the outbox is closed and room no longer matters."""
+        while self.full and not self._closed:
+            await self._waiting_senders.park()
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Enqueue without waiting. After `close` the message is dropped: nobody is listening."""
+        if self._closed:
+            return
+        self._queue.append(outgoing)
+        self.bytes_queued += len(outgoing.data)
+        if self._waiting_writer:
+            self._waiting_writer.unpark()
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        """Enqueue, in place of an earlier message of the same key that has not left yet."""
+        if self._closed:
+            return
+        if key in self._latest:
+            self.merged += 1
+        self._latest[key] = outgoing
+        if self._waiting_writer:
+            self._waiting_writer.unpark()
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Put the latest message of `key` in order before what is posted next, or drop it."""
+        outgoing = self._latest.pop(key, None)
+        if outgoing is not None and keep:
+            self.post(outgoing)
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Take back a request of ours that the writer has not taken yet; False if it has."""
+        for outgoing in self._queue:
+            if outgoing.request_id == request_id and outgoing.kind is Kind.REQUEST:
+                self._queue.remove(outgoing)
+                self.bytes_queued -= len(outgoing.data)
+                self._free_room()
+                return True
+        return False
+
+    async def receive(self) -> Sequence[Outgoing]:
+        """Wait for messages and return all there are: what one write should carry.
+
+        Raises:
+            trio.EndOfChannel: the outbox is closed and empty.
+        """
+        while not self._queue and not self._latest:
+            if self._closed:
+                raise trio.EndOfChannel
+            await self._waiting_writer.park()
+        batch = list(self._queue)
+        self._queue.clear()
+        if self._latest:
+            batch.extend(self._latest.values())
+            self._latest.clear()
+        self.bytes_queued = 0
+        self._free_room()
+        return batch
+
+    def _free_room(self) -> None:
+        if self._waiting_senders:
+            self._waiting_senders.unpark_all()
+
+    def close(self) -> None:
+        """Let what is queued leave, and nothing after it. Waiting senders go on and find nobody listening."""
+        self._closed = True
+        self._waiting_writer.unpark_all()
+        self._waiting_senders.unpark_all()
+
+    def abandon(self) -> None:
+        """Close and throw away what is queued: the wire is gone."""
+        self._queue.clear()
+        self._latest.clear()
+        self.bytes_queued = 0
+        self.close()

@@ -1,0 +1,71 @@
+"""A request of ours on its way: what its caller waits on, and where its progress goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import trio
+
+from trimcp.protocol.events import Replied
+from trimcp.protocol.vocabulary import Verb
+from trimcp.wire.lifecycle import ProgressParams
+
+if TYPE_CHECKING:
+    from trimcp.session.session import Session
+
+__all__ = ["Pending", "ProgressReader", "cancellation_text"]
+
+
+class ProgressReader(Protocol):
+    """Whoever takes the progress of a request; called by the reader, so it must not wait."""
+
+    def progressed(self, params: ProgressParams) -> None: ...
+
+
+@attrs.define(eq=False)
+class Pending:
+    """One request of ours under way. Several tasks may wait for it."""
+
+    session: Session
+    id: int
+    verb: Verb
+    reader: ProgressReader | None = None
+    reply: Replied | None = None
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def progressed(self, params: ProgressParams) -> None:
+        """Hand progress on."""
+        if self.reader is not None:
+            self.reader.progressed(params)
+
+    def replied(self, reply: Replied) -> None:
+        """Take the answer and wake whoever waits."""
+        self.reply = reply
+        self._waiting.unpark_all()
+
+    async def payload(self) -> Any:
+        """Wait for the answer and return its payload.
+
+        Raises:
+            RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
+        """
+        if self.reply is None:
+            await self._waiting.park()
+        else:
+            await trio.lowlevel.checkpoint()
+        reply = self.reply
+        assert reply is not None
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        return self.session.engine.load_result(self.verb, reply.result)
+
+
+def cancellation_text(cancelled: trio.Cancelled) -> str:
+    """Return why a wait was cancelled, as a line for the peer."""
+    source = getattr(cancelled, "source", "unknown")
+    reason = getattr(cancelled, "reason", None)
+    if source == "deadline":
+        return "deadline exceeded"
+    return reason if reason else "cancelled by the caller"

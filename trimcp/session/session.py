@@ -1,0 +1,470 @@
+"""The actor without tasks: one engine, its backlog, its jobs under way and its calls pending, under one law.
+
+`deliver` takes what arrived and never waits; whoever reads asks `readable` before it reads again. Handlers run as
+jobs in the nursery a driver lends (`start`), within the running slots. Everything that leaves goes through one
+sink, room first, then the engine's state, then the queue, with no checkpoint between the last two.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.errors import ConnectionLost, ErrorReply, LocalError
+from trimcp.framing.batch import Gather
+from trimcp.protocol.connection import Connection
+from trimcp.protocol.events import (
+    Admission,
+    BatchReceived,
+    Cancelled,
+    Event,
+    Notified,
+    Progressed,
+    Rejected,
+    Replied,
+    RequestReceived,
+    Settled,
+)
+from trimcp.protocol.request_state import Sealer
+from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.job import CancelReason, Job
+from trimcp.session.limits import Limits
+from trimcp.session.mailbox import Mailbox
+from trimcp.session.outbox import Outbox, Sink
+from trimcp.session.pending import Pending, cancellation_text
+from trimcp.session.runner import Runner
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED
+from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
+from trimcp.wire.lifecycle import CancelledParams
+from trimcp.wire.revisions import Revision
+
+__all__ = ["Endpoint", "Session", "Statistics"]
+
+log = logging.getLogger("trimcp.session")
+
+
+class Endpoint(Protocol):
+    """What a session serves: a server's registries, or a client's handlers."""
+
+    @property
+    def served(self) -> Container[str]:
+        """The names of the request methods that have a handler."""
+
+    async def handle(self, session: Session, job: Job) -> Any:
+        """Work on one request and return its result payload; cancelled when the request is."""
+
+    def notified(self, session: Session, event: Notified) -> None:
+        """Take note of a notification. Synchronous and quick: the reader calls it."""
+
+    def closed(self, session: Session) -> None:
+        """Forget the session: it has ended."""
+
+
+@attrs.frozen
+class Statistics:
+    """A snapshot of one session.
+
+    Attributes:
+        running: handlers at work, those that wait for the peer not counted.
+        parked: handlers that wait for the peer's answer to a question.
+        waiting: requests waiting for a running slot, and their bytes in `waiting_bytes`.
+        pending: calls of ours the peer has not answered.
+        outbox, outbox_bytes: messages waiting for the writer.
+        merged: messages that gave way to a later one of their kind.
+        dropped: progress and log messages dropped because their reader was slow.
+        abandoned_threads: threads whose call is over but which cannot be stopped.
+    """
+
+    running: int
+    parked: int
+    waiting: int
+    waiting_bytes: int
+    pending: int
+    outbox: int
+    outbox_bytes: int
+    merged: int
+    dropped: int
+    abandoned_threads: int
+
+
+def _outbox(session: Session) -> Outbox:
+    return Outbox(session.limits.outbox_messages, session.limits.outbox_bytes)
+
+
+@attrs.define(eq=False)
+class Session:
+    """One side of one connection.
+
+    Args:
+        engine: the protocol's state.
+        endpoint: what is served to the peer.
+        limits: every bound and grace period.
+        sink: where messages go; by default an `Outbox` for a writer task.
+        handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then lets it end the
+            session.
+        force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
+        sealer: seals and opens `requestState`.
+        state: what the server's or client's lifespan made, for handlers.
+    """
+
+    engine: Connection
+    endpoint: Endpoint
+    limits: Limits = attrs.field(factory=Limits)
+    sink: Sink = attrs.field(default=attrs.Factory(_outbox, takes_self=True))
+    handler_errors: str = "log"
+    force_rerun: bool = False
+    sealer: Sealer = attrs.field(factory=Sealer)
+    state: Any = None
+    jobs: dict[RequestId, Job] = attrs.field(init=False, factory=dict)
+    pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
+    mailbox: Mailbox = attrs.field(init=False)
+    runner: Runner | None = attrs.field(init=False, default=None)
+    peer_session: Session | None = attrs.field(init=False, default=None)
+    draining: trio.Event = attrs.field(init=False, factory=trio.Event)
+    closed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    lost: ConnectionLost | None = attrs.field(init=False, default=None)
+    parked: int = attrs.field(init=False, default=0)
+    dropped: int = attrs.field(init=False, default=0)
+    abandoned_threads: int = attrs.field(init=False, default=0)
+    humans: int = attrs.field(init=False, default=0)
+    _gather: Gather | None = attrs.field(init=False, default=None)
+    _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        limits = self.limits
+        self.mailbox = Mailbox(limits.backlog_requests, limits.backlog_bytes)
+
+    # Facts
+
+    @property
+    def revision(self) -> Revision | None:
+        """The revision our own messages are spoken in, or None before that is decided."""
+        return self.engine.revision
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of what is under way."""
+        outbox = self.sink if isinstance(self.sink, Outbox) else None
+        return Statistics(
+            running=self.runner.running if self.runner is not None else 0,
+            parked=self.parked,
+            waiting=len(self.mailbox),
+            waiting_bytes=self.mailbox.bytes_queued,
+            pending=len(self.pending),
+            outbox=len(outbox) if outbox is not None else 0,
+            outbox_bytes=outbox.bytes_queued if outbox is not None else 0,
+            merged=outbox.merged if outbox is not None else 0,
+            dropped=self.dropped,
+            abandoned_threads=self.abandoned_threads,
+        )
+
+    # What arrives
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Take what arrived. Never waits and never raises because of what a peer sent."""
+        receive = self.engine.receive
+        for incoming in batch:
+            self._apply(receive(incoming.message, incoming.principal), incoming)
+
+    def _apply(self, event: Event, incoming: Incoming) -> None:
+        if isinstance(event, RequestReceived):
+            self._take_request(event, incoming)
+        elif isinstance(event, Replied):
+            self._take_reply(event)
+        elif isinstance(event, Progressed):
+            self.pending[event.id].progressed(event.params)
+        elif isinstance(event, Notified):
+            self.endpoint.notified(self, event)
+        elif isinstance(event, Settled):
+            self._reply(event.id, event.reply, incoming)
+        elif isinstance(event, Cancelled):
+            self._take_cancel(event)
+        elif isinstance(event, Rejected):
+            log.debug("refused: %s", event.why)
+            if event.reply is not None:
+                self._reply(event.id, event.reply, incoming)
+        elif isinstance(event, BatchReceived):
+            self._take_batch(event, incoming)
+        else:
+            log.debug("ignored: %s", event.why)
+
+    def _take_request(self, event: RequestReceived, incoming: Incoming) -> None:
+        request = self.engine.inbound[event.id]
+        job = Job(request, event.params, event.raw, incoming.size, incoming.origin, incoming.headers)
+        runner = self.runner
+        if runner is None or self.draining.is_set():
+            self._refuse(job, CANCELLED_BY_DRAIN, "shutting down; not started")
+        elif runner.free and not self.mailbox:
+            self.jobs[event.id] = job
+            runner.start(self, job)
+        elif self.pending and self.mailbox.full(self.parked):
+            # Reading must go on, since something here waits for the peer; so this one is turned away instead.
+            self._refuse(job, OVERLOADED, "too much under way; try again later")
+        else:
+            self.jobs[event.id] = job
+            self.mailbox.put(job)
+
+    def _refuse(self, job: Job, code: int, message: str) -> None:
+        id = job.request.id
+        self.engine.answered(id)
+        self._post_reply(id, encode_error(id, code, message), job)
+
+    def _take_reply(self, event: Replied) -> None:
+        pending = self.pending.pop(event.id, None)
+        if pending is not None:
+            pending.replied(event)
+
+    def _take_cancel(self, event: Cancelled) -> None:
+        job = self.jobs.get(event.id)
+        if job is None:
+            return
+        job.cancel(CancelReason.PEER, event.reason)
+        if not job.started and self.mailbox.remove(job):
+            self.finish(job, None)
+
+    def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
+        if self._gather is None:
+            self._gather = Gather()
+        under_way = [member for member in event.events if isinstance(member, RequestReceived)]
+        known = [
+            member.reply
+            for member in event.events
+            if isinstance(member, Settled | Rejected) and member.reply is not None
+        ]
+        self._post_gathered(self._gather.open([member.id for member in under_way], known), incoming.origin)
+        # Its members share the weight of the text they came in.
+        share = attrs.evolve(incoming, size=incoming.size // len(event.events))
+        for member in event.events:
+            if not isinstance(member, Settled | Rejected):
+                self._apply(member, share)
+
+    async def readable(self) -> None:
+        """Wait until it is right to read on: there is room, or something here waits for the peer.
+
+        Pausing while something waits for the peer's answer would wait for ever: the answer stands behind the
+        requests that are not being read.
+        """
+        while self._congested and not self.pending and not self.closed.is_set():
+            await self._reading.park()
+
+    @property
+    def _congested(self) -> bool:
+        sink = self.sink
+        # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
+        overfull = isinstance(sink, Outbox) and sink.full
+        return overfull or self.mailbox.full(self.parked)
+
+    def nudge(self) -> None:
+        """Let the reader look again whether it may go on."""
+        if self._reading:
+            self._reading.unpark_all()
+
+    # Jobs
+
+    def start(self, nursery: trio.Nursery) -> None:
+        """Begin to run jobs, as tasks of `nursery`."""
+        self.runner = Runner(nursery, self.limits.max_running)
+
+    def next_jobs(self) -> None:
+        """Start jobs that wait, as far as slots allow."""
+        runner = self.runner
+        while runner is not None and runner.free and self.mailbox:
+            runner.start(self, self.mailbox.take())
+        self.nudge()
+
+    def finish(self, job: Job, reply: bytes | None) -> None:
+        """End a job: queue its reply, unless the peer gave the request up, and let the next one begin."""
+        id = job.request.id
+        self.jobs.pop(id, None)
+        wanted = self.engine.answered(id)
+        token = job.request.admission.progress_token
+        if token is not None:
+            self.sink.settle_latest(("progress", id), keep=wanted)
+        if wanted and reply is not None:
+            self._post_reply(id, reply, job)
+        elif self._gather is not None:
+            self._post_gathered(self._gather.drop(id), job.origin)
+        if self.mailbox or self._reading:
+            self.next_jobs()
+        if not self.jobs and self._idle:
+            self._idle.unpark_all()
+
+    def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming) -> None:
+        self.sink.post(Outgoing(data, Kind.REPLY, id, incoming.origin))
+
+    def _post_reply(self, id: RequestId, data: bytes, job: Job) -> None:
+        if self._gather is not None and id in self._gather:
+            self._post_gathered(self._gather.add(id, data), job.origin)
+        else:
+            self.sink.post(Outgoing(data, Kind.REPLY, id, job.origin))
+
+    def _post_gathered(self, data: bytes | None, origin: Any) -> None:
+        if data is not None:
+            self.sink.post(Outgoing(data, Kind.REPLY, None, origin))
+
+    def crashed(self, job: Job, error: BaseException) -> ErrorReply:
+        """Log a handler's crash whole and return an answer that says nothing of it."""
+        log.error("the handler of %s crashed", job.request.verb.name, exc_info=error)
+        return ErrorReply(INTERNAL_ERROR, "internal error")
+
+    async def wait_idle(self) -> None:
+        """Wait until no request of the peer is under way."""
+        while self.jobs:
+            await self._idle.park()
+
+    # Calls
+
+    async def call(
+        self,
+        name: str,
+        params: Any = None,
+        *,
+        meta: Mapping[str, JSON] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Send a request and return the payload of its answer.
+
+        Cancelling it (a deadline included) tells the peer, which stops its handler.
+
+        Raises:
+            RemoteError: the peer answered with an error.
+            InvalidReply: it answered with what is no answer.
+            ConnectionLost: the connection ended meanwhile.
+            LocalError: the request may not be sent now; nothing was.
+        """
+        pending = await self.begin(name, params, meta=meta, headers=headers)
+        try:
+            return await pending.payload()
+        except trio.Cancelled as cancelled:
+            self.abandon(pending, cancellation_text(cancelled))
+            raise
+
+    async def begin(
+        self,
+        name: str,
+        params: Any = None,
+        *,
+        wants_progress: bool = False,
+        meta: Mapping[str, JSON] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Pending:
+        """Send a request and return it, to be waited for or abandoned. Cancelled, it has sent nothing."""
+        engine = self.engine
+        verb = engine.verb(name)
+        engine.may_call(verb)
+        id = engine.new_id()
+        data = engine.encode_request(id, verb, params, wants_progress=wants_progress, meta=meta)
+        return await self.send_request(Pending(self, id, verb), data, wants_progress=wants_progress, headers=headers)
+
+    async def send_request(
+        self,
+        pending: Pending,
+        data: bytes,
+        *,
+        wants_progress: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> Pending:
+        """Send an encoded request: room, then state, then queue."""
+        if self.sink.full:
+            await self.sink.room()
+        if self.lost is not None:
+            raise ConnectionLost(*self.lost.args)
+        self.engine.sent(pending.id, pending.verb, wants_progress=wants_progress)
+        self.pending[pending.id] = pending
+        self.sink.post(Outgoing(data, Kind.REQUEST, pending.id, None, headers))
+        self.nudge()
+        return pending
+
+    def abandon(self, pending: Pending, why: str) -> None:
+        """Give a request up and tell the peer, unless it was never written. Never blocks."""
+        if self.pending.pop(pending.id, None) is None:
+            return
+        self.engine.give_up(pending.id)
+        if self.sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
+            return
+        verb = self.engine.verb("notifications/cancelled")
+        data = self.engine.encode_notification(verb, CancelledParams(request_id=pending.id, reason=why))
+        self.sink.post(Outgoing(data, Kind.CANCEL, pending.id))
+
+    # Notifications
+
+    def encode_related(self, job: Job, name: str, params: Any) -> bytes:
+        """Return a notification that belongs to a request of the peer's, in the words of that request's revision."""
+        verb = vocabulary(job.request.admission.revision)[name]
+        return self.engine.encode_notification(verb, params)
+
+    def encode_notification(self, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
+        """Return a notification of ours as bytes.
+
+        Raises:
+            LocalError: this revision has no such notification in this direction, or it cannot be encoded.
+        """
+        return self.engine.encode_notification(self.engine.verb(name), params, subscription=subscription)
+
+    async def notify(self, name: str, params: Any = None) -> None:
+        """Send a notification that belongs to no request; waits for room."""
+        data = self.encode_notification(name, params)
+        await self.sink.room()
+        self.sink.post(Outgoing(data, Kind.NOTIFICATION))
+
+    def notify_latest(self, name: str, params: Any = None, *, key: object = None) -> None:
+        """Send a notification of which only the latest of its `key` (by default its name) counts; never blocks."""
+        data = self.encode_notification(name, params)
+        self.sink.post_latest((name, key), Outgoing(data, Kind.NOTIFICATION))
+
+    # The end
+
+    def lose(self, why: str) -> None:
+        """Note that the peer is gone: every call under way fails now, and later ones at once."""
+        if self.lost is not None:
+            return
+        self.lost = ConnectionLost(why)
+        self.engine.lose_all()
+        pending, self.pending = self.pending, {}
+        for call in pending.values():
+            call.replied(Replied(call.id, None, ConnectionLost(why)))
+        self.nudge()
+
+    def cancel_jobs(self, reason: CancelReason) -> None:
+        """Stop every handler, and refuse what waits."""
+        for job in list(self.jobs.values()):
+            job.cancel(reason)
+            if not job.started and self.mailbox.remove(job):
+                self.finish(job, self.farewell(job))
+
+    def farewell(self, job: Job) -> bytes | None:
+        """Return the answer to a request whose handler was cancelled here, or None if none is owed."""
+        reason = job.reason
+        if reason is CancelReason.PEER or reason is CancelReason.DISCONNECTED or reason is None:
+            return None
+        code = OVERLOADED if reason is CancelReason.LIMIT else CANCELLED_BY_DRAIN
+        return encode_error(job.request.id, code, f"stopped: {reason.value}")
+
+    async def drain(self, grace: float) -> None:
+        """Stop taking requests, let those under way answer for `grace` seconds, then cancel them with an error reply.
+
+        Returns when the last handler has unwound. Cancelling it cuts the grace short.
+        """
+        self.draining.set()
+        with trio.move_on_after(grace):
+            await self.wait_idle()
+        self.cancel_jobs(CancelReason.DRAIN)
+        await self.wait_idle()
+
+    def close(self) -> None:
+        """Ask the driver to end the session; safe to call from anywhere, more than once."""
+        self.draining.set()
+        self.closed.set()
+        self.nudge()
+
+    def context_admission(self) -> Admission:
+        """Return what is known of the peer outside any request."""
+        engine = self.engine
+        if engine.revision is None or engine.legacy.capabilities is None:
+            raise LocalError("nothing was agreed on with this peer yet")
+        return engine.legacy.admit(None, None)
