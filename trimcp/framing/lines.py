@@ -20,7 +20,7 @@ class Decoder:
         max_size: bytes one message may have, without its line ending.
         limits: what else one message may cost.
 
-    Each message comes with the bytes it took on the wire. A line that is no message is a `Malformed` like any
+    Each message comes with the bytes of its line. A line that is no message is a `Malformed` like any
     other, a line beyond `max_size` is one with the reason "size" and its id if that could be read on the way;
     then the stream goes on. Blank lines are ignored, and a carriage return before the line ending does no
     harm.
@@ -81,7 +81,7 @@ class Decoder:
             self._tail = bytearray()
             self._line(line, messages)
             return
-        messages.append((oversize(self._scanner, self._max_size), self._skipped + 1))
+        messages.append((oversize(self._scanner, self._max_size), self._skipped))
         self._scanner = None
 
     def _line(self, line: bytes, messages: list[tuple[Message, int]]) -> None:
@@ -89,9 +89,9 @@ class Decoder:
         if size > self._max_size and size - line.endswith(b"\r") > self._max_size:
             scanner = IdScanner()
             scanner.feed(line)
-            messages.append((oversize(scanner, self._max_size), size + 1))
+            messages.append((oversize(scanner, self._max_size), size))
         elif line and not line.isspace():
-            messages.append((parse(line, self._limits), size + 1))
+            messages.append((parse(line, self._limits), size))
 
 
 def encode_lines(messages: Sequence[bytes]) -> bytes:

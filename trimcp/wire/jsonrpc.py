@@ -164,6 +164,7 @@ _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 digits
 _ABSENT: Final[Any] = object()
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
+_dumps: Final[Callable[[Any, None, int], bytes]] = orjson.dumps
 
 
 def parse(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
@@ -227,9 +228,7 @@ def _unparsable(data: bytes, complaint: str) -> Malformed:
     return _refused(data, PARSE_ERROR, "json", f"not valid JSON: {complaint}")
 
 
-def _invalid(
-    message: str, id: RequestId | None, reason: str = "shape", *, response: bool = False
-) -> Malformed:
+def _invalid(message: str, id: RequestId | None, reason: str = "shape", *, response: bool = False) -> Malformed:
     return Malformed(INVALID_REQUEST, message, id, reason, response)
 
 
@@ -279,9 +278,7 @@ def _response(value: dict[str, Any], id: Any, method: Any) -> Response | ErrorRe
     if value.get("jsonrpc") != "2.0":
         return _invalid('jsonrpc must be "2.0"', known, response=response)
     if method is not _ABSENT:
-        what = (
-            "method must be a string" if type(method) is not str else "a request has no result and no error"
-        )
+        what = "method must be a string" if type(method) is not str else "a request has no result and no error"
         return _invalid(what, known)
     if not response:
         return _invalid("a message has a method, a result or an error", known)
@@ -319,7 +316,7 @@ def encode(value: JSON) -> bytes:
             that JSON does not have, and more than 254 levels.
     """
     try:
-        data = orjson.dumps(value, None, _OPTIONS)
+        data = _dumps(value, None, _OPTIONS)
     except TypeError as error:
         raise Unencodable(f"JSON cannot carry this value: {error}") from None
     # orjson writes NaN and Infinity as null, so only text with a null in it can hide one.
@@ -365,9 +362,7 @@ def encode_result(id: RequestId, result: JSON) -> bytes:
     return encode({"jsonrpc": "2.0", "id": id, "result": result})
 
 
-def encode_error(
-    id: RequestId | None, code: int, message: str, data: JSON = None, *, null_id: bool = False
-) -> bytes:
+def encode_error(id: RequestId | None, code: int, message: str, data: JSON = None, *, null_id: bool = False) -> bytes:
     """An error answer's text; `data` None for no such member.
 
     Args:
@@ -381,11 +376,7 @@ def encode_error(
     Raises:
         Unencodable: as `encode` does.
     """
-    error = (
-        {"code": code, "message": message}
-        if data is None
-        else {"code": code, "message": message, "data": data}
-    )
+    error = {"code": code, "message": message} if data is None else {"code": code, "message": message, "data": data}
     if id is None and not null_id:
         return encode({"jsonrpc": "2.0", "error": error})
     return encode({"jsonrpc": "2.0", "id": id, "error": error})

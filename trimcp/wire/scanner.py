@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum, auto
+from functools import cache
 from itertools import accumulate
 from typing import Final, TypeAlias
 
@@ -30,11 +31,10 @@ _INT_MAX: Final = 2**64 - 1
 # Possessive throughout: nothing is ever tried twice, so no text makes these slower than linear.
 _REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _STRING = rb'"' + _REST + rb'"'
-_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")"
+_FLAT = rb'[^"\[\]{}]++|' + _STRING
 _STRING_REST: Final = re.compile(_REST, re.DOTALL)
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)
 _WHOLE_STRINGS: Final = re.compile(rb'[^"]*+(?:' + _STRING + rb'[^"]*+)*+', re.DOTALL)
-_NESTED: Final = re.compile(rb"(?:" + _FLAT + rb"|\[" + _FLAT + rb"*+\]|\{" + _FLAT + rb"*+\})*+", re.DOTALL)
 _BLANK: Final = re.compile(rb"[ \t\r\n]*+")
 _SCALAR: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")
@@ -46,6 +46,15 @@ _QUOTE, _BACKSLASH = b'"\\'
 _OPENERS: Final = {ord("["): ord("]"), ord("{"): ord("}")}
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+
+
+@cache
+def _nested_values() -> re.Pattern[bytes]:
+    """Matches whole values up to three containers high; Python sees only the brackets of higher ones."""
+    values = _FLAT
+    for _ in range(3):
+        values = _FLAT + rb"|\[(?:" + values + rb")*+\]|\{(?:" + values + rb")*+\}"
+    return re.compile(rb"(?:" + values + rb")*+", re.DOTALL)
 
 
 class _Expect(Enum):
@@ -176,9 +185,9 @@ class IdScanner:
 
     def _nested(self, data: bytes, pos: int) -> int:
         """Go through nested values until the top level is back, or the data ends."""
-        closers, end = self._closers, len(data)
+        closers, end, skip = self._closers, len(data), _nested_values().match
         while len(closers) > 1:
-            pos = _NESTED.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+            pos = skip(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
             if pos == end:
                 break
             byte = data[pos]
@@ -325,8 +334,9 @@ def unreadable_number(data: bytes) -> str | None:
 
     Parsers turn integers beyond 64 bits into doubles without a word; here they are found instead.
     """
-    for match in _LONG_NUMBER.finditer(data):
-        token = match[1]
+    pos = 0
+    while match := _LONG_NUMBER.match(data, pos):  # matched, not searched: a search would enter strings
+        token, pos = match[1], match.end()
         if token.lstrip(b"-").isdigit():
             if _integer(bytearray(token)) is None:
                 return "an integer does not fit in 64 bits"

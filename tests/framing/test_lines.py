@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimcp.framing.lines import Decoder, encode_lines
+from trimcp.wire.codes import INVALID_REQUEST, PARSE_ERROR
+from trimcp.wire.jsonrpc import (
+    Limits,
+    Malformed,
+    Message,
+    Notification,
+    Request,
+    encode_notification,
+    encode_request,
+)
+
+MIB = 1 << 20
+PING = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+
+
+def decode(data: bytes, size: int, max_size: int = 4 * MIB) -> list[tuple[Message, int]]:
+    decoder = Decoder(max_size)
+    found = []
+    for start in range(0, len(data), size):
+        found += decoder.feed(data[start : start + size])
+    return found + decoder.eof()
+
+
+def test_a_chunk_of_many_lines() -> None:
+    data = encode_lines([encode_request(i, "ping") for i in range(1000)])
+    found = Decoder(MIB).feed(data)
+    assert [message for message, _ in found] == [Request(i, "ping") for i in range(1000)]
+    assert sum(size for _, size in found) == len(data) - 1000
+
+
+def test_a_line_in_many_chunks() -> None:
+    decoder = Decoder(MIB)
+    for byte in PING:
+        assert decoder.feed(bytes([byte])) == []
+    assert decoder.held == len(PING)
+    assert decoder.feed(b"\n") == [(Request(1, "ping"), len(PING))]
+    assert decoder.held == 0
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_line_endings_and_blank_lines(size: int) -> None:
+    data = b"\n\r\n" + PING + b"\r\n  \t\n\n" + PING + b"\n\r\n"
+    assert [message for message, _ in decode(data, size)] == [Request(1, "ping")] * 2
+
+
+def test_the_last_line_needs_no_ending() -> None:
+    decoder = Decoder(MIB)
+    assert decoder.feed(PING) == []
+    assert decoder.eof() == [(Request(1, "ping"), len(PING))]
+    assert decoder.eof() == []
+
+
+def test_a_last_line_cut_short_is_malformed_with_its_id() -> None:
+    decoder = Decoder(MIB)
+    decoder.feed(b'{"jsonrpc":"2.0","id":5,"method":"x","par')
+    ((message, _),) = decoder.eof()
+    assert isinstance(message, Malformed)
+    assert (message.code, message.id) == (PARSE_ERROR, 5)
+
+
+def test_garbage_is_a_message_and_the_stream_goes_on() -> None:
+    found = Decoder(MIB).feed(b"hello there\n\xff\xfe\n" + PING + b"\n")
+    reasons = [message.reason for message, _ in found if isinstance(message, Malformed)]
+    assert reasons == ["json", "utf8"]
+    assert found[2][0] == Request(1, "ping")
+
+
+def test_line_separators_of_unicode_end_no_line() -> None:
+    text = '{"jsonrpc":"2.0","method":"a\u2028\u2029\u0085b"}'.encode()
+    assert Decoder(MIB).feed(text + b"\n") == [(Notification("a\u2028\u2029\u0085b"), len(text))]
+
+
+def test_the_limits_of_a_message_apply() -> None:
+    data = b'{"jsonrpc":"2.0","method":"x","params":' + b'{"a":' * 40 + b"1" + b"}" * 41 + b"\n"
+    assert isinstance(Decoder(MIB).feed(data)[0][0], Notification)
+    refused = Decoder(MIB, Limits(max_depth=10)).feed(data)[0][0]
+    assert isinstance(refused, Malformed)
+    assert refused.reason == "depth"
+
+
+# Beyond the limit
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_exactly_the_limit_is_allowed_and_one_more_is_not(size: int, ending: bytes) -> None:
+    longer = PING.replace(b"ping", b"pong!")
+    found = decode(PING + ending + longer + ending + PING + ending, size, len(PING))
+    assert found[0][0] == Request(1, "ping")
+    assert found[2][0] == Request(1, "ping")
+    assert found[1][0] == Malformed(
+        INVALID_REQUEST, f"message larger than {len(PING)} bytes", 1, "size", is_response=False
+    )
+
+
+@pytest.mark.parametrize("size", [10, 64, 10_000])
+def test_an_oversize_line_becomes_one_error_with_its_id(size: int) -> None:
+    big = b'{"jsonrpc":"2.0","method":"x","params":{"id":8,"d":"' + b"x" * 5000 + b'"},"id":"last"}'
+    answer = b'{"jsonrpc":"2.0","result":{"d":"' + b"x" * 5000 + b'"},"id":4}'
+    found = decode(b"\n".join([PING, big, PING, answer, PING, b"x" * 5000, PING]), size, 100)
+    assert [message for message, _ in found if not isinstance(message, Malformed)] == [Request(1, "ping")] * 4
+    errors = [message for message, _ in found if isinstance(message, Malformed)]
+    assert [(e.id, e.reason, e.is_response) for e in errors] == [
+        ("last", "size", False),
+        (4, "size", True),
+        (None, "size", False),
+    ]
+    assert found[1][1] == len(big)
+
+
+def test_end_of_stream_within_an_oversize_line() -> None:
+    decoder = Decoder(100)
+    assert decoder.feed(b'{"id":3,"method":"' + b"x" * 500) == []
+    ((message, size),) = decoder.eof()
+    assert isinstance(message, Malformed)
+    assert (message.id, message.reason, size) == (3, "size", 518)
+    assert decoder.eof() == []
+
+
+@pytest.mark.parametrize("piece", [b"x" * 65536, b"[{" * 32768, b'{"a":"' * 10_000, b'\\"' * 32768])
+def test_an_endless_line_costs_no_more_than_the_limit(piece: bytes) -> None:
+    decoder = Decoder(MIB)
+    tracemalloc.start()
+    try:
+        decoder.feed(b'{"id":1,"params":["')
+        for _ in range(320):
+            decoder.feed(piece)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * MIB + MIB // 2
+    assert held < MIB // 4
+    assert decoder.held == 0
+    ((message, _), (after, _)) = decoder.feed(b"\n" + PING + b"\n")
+    assert isinstance(message, Malformed)
+    assert (message.id, message.reason) == (1, "size")
+    assert after == Request(1, "ping")
+
+
+def elapsed(total: int, chunk: int) -> float:
+    data = b'{"jsonrpc":"2.0","method":"x","params":{"d":"' + b"y" * total + b'"}}\n'
+    best = float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        assert isinstance(decode(data, chunk, 64 * MIB)[0][0], Notification)
+        best = min(best, time.process_time() - start)
+    return best
+
+
+@pytest.mark.parametrize("chunk", [64, 4096])
+def test_a_long_line_in_small_chunks_takes_linear_time(chunk: int) -> None:
+    # Four times the bytes; copying the tail for each chunk would take sixteen times as long.
+    assert elapsed(4096 * chunk, chunk) < 10 * elapsed(1024 * chunk, chunk) + 0.02
+
+
+# Any stream in any chunks
+
+LINES = st.one_of(
+    st.builds(encode_request, st.integers(0, 99) | st.text(max_size=5), st.text(max_size=5)),
+    st.builds(encode_notification, st.text(max_size=5), st.dictionaries(st.text(max_size=3), st.text())),
+    st.binary(max_size=80),
+    st.sampled_from([b"", b"\r", b" ", b'{"id":1,"x":"' + b"y" * 200, b"[[[", PING + b"\r"]),
+)
+
+
+@given(st.lists(LINES, max_size=8), st.booleans(), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=200)
+def test_chunks_change_nothing(lines: list[bytes], ended: bool, seed: int) -> None:
+    data = b"\n".join(lines) + (b"\n" if ended else b"")
+    rng = random.Random(seed)
+    decoder, found, pos = Decoder(100), [], 0
+    while pos < len(data):
+        step = rng.choice([1, 2, 5, 40, 300])
+        found += decoder.feed(data[pos : pos + step])
+        pos += step
+    found += decoder.eof()
+    assert found == decode(data, len(data) or 1, 100)
+
+
+@given(st.lists(st.builds(encode_notification, st.text(), st.dictionaries(st.text(), st.text())), max_size=8))
+@settings(deadline=None, max_examples=50)
+def test_lines_come_back(messages: list[bytes]) -> None:
+    data = encode_lines(messages)
+    assert data.count(b"\n") == len(messages)
+    found = Decoder(MIB).feed(data)
+    assert [size for _, size in found] == [len(message) for message in messages]
+    assert all(isinstance(message, Notification) for message, _ in found)
+
+
+def test_no_messages_are_no_bytes() -> None:
+    assert encode_lines([]) == b""
+    assert encode_lines([b"1", b"2"]) == b"1\n2\n"
