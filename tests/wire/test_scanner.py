@@ -226,6 +226,9 @@ HOSTILE = {
     "members": (b"{", b'"a":1,'),
     "blanks": (b"{", b" "),
     "digits": (b'{"a":', b"1"),
+    "endless number as id": (b'{"id":', b"1"),
+    "endless string as id": (b'{"id":"', b"x"),
+    "endless key": (b'{"', b"x"),
     "text": (b'{"a":"', b"some text, [with] brackets "),
 }
 
