@@ -1,0 +1,236 @@
+"""Making a hostile JSON Schema harmless: what `validation.peer_validator` does before it builds anything.
+
+Without references a schema is a tree, and judging a value costs at most its size at each place. References make two
+attacks possible: routes that multiply with every level, and chains deep enough to exhaust the machine's stack. So
+chains are bounded here, before use, and every reference is made to count itself while in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import unquote
+
+__all__ = ["VISIT", "SchemaError", "shorten", "tame"]
+
+VISIT: Final = "x-trimcp-visit"
+"""The keyword put before each reference; `validation` gives it its meaning."""
+
+# A chain is walked on the machine's stack once per level of the value: 100 links at 128 levels fit in 8 MiB, 200 do
+# not.
+_LONGEST_CHAIN: Final = 32
+_MOST_UNEVALUATED: Final = 6
+
+_SINGLE: Final = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_LISTS: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_MAPS: Final = (
+    "$defs",
+    "definitions",
+    "dependencies",
+    "dependentSchemas",
+    "patternProperties",
+    "properties",
+)
+# Subschemas under these judge the same value as the schema that holds them.
+_IN_PLACE: Final = frozenset(
+    {"allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then"}
+)
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+# Where `$ref` hides what stands beside it, only these stay.
+_BESIDE_OLD_REF: Final = frozenset({"$schema", "$id", "id", "$defs", "definitions"})
+
+
+class SchemaError(ValueError):
+    """A JSON Schema cannot be used. The text says why and where, in one bounded line."""
+
+
+def tame(schema: Any, *, old_references: bool, max_depth: int, max_subschemas: int) -> dict[str, Any] | bool:
+    """A copy of `schema` whose references count themselves, after checking that it is bounded.
+
+    Args:
+        schema: what a peer sent.
+        old_references: the dialect is draft-07, where `$ref` hides the keywords beside it.
+        max_depth: how deep subschemas may be nested.
+        max_subschemas: how many there may be.
+
+    Raises:
+        SchemaError: it is too deep or too large, chains references too long or in a loop, embeds another resource
+            (`$id`), or refers to another document.
+    """
+    if isinstance(schema, bool):
+        return schema
+    # Keywords nest about two containers per subschema; `const` and `default` may nest as deep as they like otherwise.
+    copy: dict[str, Any] = _copy(schema, 2 * max_depth + 2)
+    walk = _Walk(copy, max_depth, max_subschemas)
+    walk.run()
+    _check_chains(walk)
+    _count_references(walk.nodes, old_references)
+    return copy
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    """`text`, cut with an ellipsis when it is longer than `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _copy(value: Any, room: int) -> Any:
+    if not isinstance(value, (dict, list)):
+        return value
+    if not room:
+        raise SchemaError("the schema is nested too deeply")
+    if isinstance(value, list):
+        return [_copy(each, room - 1) for each in value]
+    return {key: _copy(each, room - 1) for key, each in value.items()}
+
+
+class _Walk:
+    """All subschemas of one document, and which of them judge the same value as which others."""
+
+    def __init__(self, root: dict[str, Any], max_depth: int, max_subschemas: int) -> None:
+        self.root = root
+        self.max_depth = max_depth
+        self.max_subschemas = max_subschemas
+        self.nodes: list[dict[str, Any]] = []
+        self.in_place: dict[int, list[dict[str, Any]]] = {}
+        self._anchors: dict[str, dict[str, Any]] = {}
+
+    def run(self) -> None:
+        self._visit_tree(self.root)
+        # A reference may point into a keyword we do not know, whose content is then a schema as well.
+        for node in self.nodes:  # grows while we walk
+            for target in self._targets(node):
+                if id(target) not in self.in_place:
+                    self._visit_tree(target)
+                self.in_place[id(node)].append(target)
+
+    def _visit_tree(self, top: dict[str, Any]) -> None:
+        level = [top]
+        for _ in range(self.max_depth):
+            for node in level:
+                self._note(node)
+            level = [child for node in level for _, child in _children(node) if id(child) not in self.in_place]
+            if not level:
+                return
+        raise SchemaError(f"subschemas are nested more than {self.max_depth} deep")
+
+    def _note(self, node: dict[str, Any]) -> None:
+        self.nodes.append(node)
+        if len(self.nodes) > self.max_subschemas:
+            raise SchemaError(f"there are more than {self.max_subschemas} subschemas")
+        self.in_place[id(node)] = [child for keyword, child in _children(node) if keyword in _IN_PLACE]
+        for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
+            name = node.get(keyword)
+            if not isinstance(name, str) or (node is self.root and keyword.endswith("id")):
+                continue
+            if keyword.endswith("id") and not name.startswith("#"):
+                raise SchemaError(f"the embedded resource {shorten(repr(name))} is not supported")
+            self._anchors[name.removeprefix("#")] = node
+
+    def _targets(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        own_name = self.root.get("$id", self.root.get("id"))
+        for keyword in _REFERENCES:
+            reference = node.get(keyword)
+            if not isinstance(reference, str):
+                continue
+            if isinstance(own_name, str) and own_name:
+                reference = reference.removeprefix(own_name.rstrip("#"))
+            if reference and not reference.startswith("#"):
+                raise SchemaError(f"{shorten(repr(reference))} is outside this schema, and schemas are never fetched")
+            target = self._resolve(reference.removeprefix("#"))
+            if isinstance(target, dict):
+                yield target
+
+    def _resolve(self, fragment: str) -> Any:
+        """The value a fragment names (RFC 6901 or an anchor), or None: the engine then says what is wrong with it."""
+        if fragment and not fragment.startswith("/"):
+            return self._anchors.get(unquote(fragment))
+        value: Any = self.root
+        for step in unquote(fragment).split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif isinstance(value, list) and key.isdecimal() and len(key) < 7 and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return None
+        return value
+
+
+def _children(node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(keyword, subschema) for each subschema that is an object."""
+    for keyword in _SINGLE:
+        if isinstance(child := node.get(keyword), dict):
+            yield keyword, child
+    for keyword in _LISTS:
+        if isinstance(children := node.get(keyword), list):
+            yield from ((keyword, child) for child in children if isinstance(child, dict))
+    for keyword in _MAPS:
+        if isinstance(named := node.get(keyword), dict):
+            yield from ((keyword, child) for child in named.values() if isinstance(child, dict))
+
+
+def _check_chains(walk: _Walk) -> None:
+    """Refuse schemas whose in-place chains loop, are long, or hold many `unevaluated...` (each doubles the work)."""
+    lengths: dict[int, tuple[int, int]] = {}
+    busy: set[int] = set()
+    for start in walk.nodes:
+        stack: list[tuple[dict[str, Any], bool]] = [(start, False)]
+        while stack:
+            node, done = stack.pop()
+            key = id(node)
+            if done:
+                busy.discard(key)
+                lengths[key] = _chain_length(node, [lengths[id(child)] for child in walk.in_place[key]])
+            elif key in busy:
+                raise SchemaError("a reference leads back to itself without going deeper into the value")
+            elif key not in lengths:
+                busy.add(key)
+                stack.append((node, True))
+                children = walk.in_place[key]
+                stack += [(child, False) for child in children if id(child) not in lengths]
+
+
+def _chain_length(node: dict[str, Any], below: list[tuple[int, int]]) -> tuple[int, int]:
+    """(links, links with an `unevaluated...` keyword) on the longest chains that begin at `node`."""
+    links = 1 + max((each[0] for each in below), default=0)
+    if links > _LONGEST_CHAIN:
+        raise SchemaError(f"more than {_LONGEST_CHAIN} subschemas and references apply to the same value in a chain")
+    unevaluated = ("unevaluatedProperties" in node or "unevaluatedItems" in node) + max(
+        (each[1] for each in below), default=0
+    )
+    if unevaluated > _MOST_UNEVALUATED:
+        raise SchemaError(f"more than {_MOST_UNEVALUATED} 'unevaluated' keywords apply to the same value in a chain")
+    return links, unevaluated
+
+
+def _count_references(nodes: list[dict[str, Any]], old_references: bool) -> None:
+    """Put VISIT before each reference, moving both behind `allOf`.
+
+    `if` is what the engine decides before it goes on, both when judging and when gathering errors. JSON pointers keep
+    their meaning: nothing but the reference itself moves, and `allOf` only grows at its end.
+    """
+    for node in nodes:
+        found = [keyword for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
+        if not found:
+            continue
+        gates = [
+            {"if": {VISIT: True}, "then": {keyword: node.pop(keyword)}, "else": {VISIT: True}} for keyword in found
+        ]
+        if old_references:
+            for keyword in [k for k in node if k not in _BESIDE_OLD_REF]:
+                del node[keyword]
+        before = node.get("allOf")
+        node["allOf"] = [*(before if isinstance(before, list) else []), *gates]

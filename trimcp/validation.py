@@ -1,0 +1,440 @@
+"""Deciding and explaining with JSON Schema: one prebuilt validator per schema, on both sides.
+
+Nothing is ever fetched, and no pattern of a peer meets a backtracking engine. It knows JSON Schema and nothing of
+MCP: what a schema is for, and which error a problem becomes, is decided by its callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NoReturn
+
+import jsonschema_rs
+
+from trimcp.schema_bounds import VISIT, SchemaError, shorten, tame
+
+__all__ = ["SchemaError", "Validator", "check_author_schema", "peer_validator"]
+
+Schema = dict[str, Any] | bool
+_PatternOptions = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
+
+_MOST_PROBLEMS: Final = 10
+_LONGEST_KEY: Final = 40
+# A step of the backtracking engine may scan the whole text, so few steps: 1,000 of them cost 0.2 s on 100 KB.
+_BACKTRACK_LIMIT: Final = 1_000
+_FREE_VISITS: Final = 50_000
+_VISITS_PER_MEMBER: Final = 16
+_FREE_EXPLANATIONS: Final = 200
+_MOST_EXPLANATIONS: Final = 2_000
+
+_DIALECTS: Final = {
+    "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-04/schema": "Draft4Validator",
+}
+_TYPE_NAMES: Final = {
+    "array": "an array",
+    "boolean": "a boolean",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a string",
+}
+
+# Keyword -> text, for keywords whose argument says it all.
+_LIMIT_TEXTS: Final = {
+    "minimum": "must be at least {}",
+    "maximum": "must be at most {}",
+    "exclusiveMinimum": "must be greater than {}",
+    "exclusiveMaximum": "must be less than {}",
+    "multipleOf": "must be a multiple of {}",
+    "minLength": "must have at least {} characters",
+    "maxLength": "must have at most {} characters",
+    "minItems": "must have at least {} items",
+    "maxItems": "must have at most {} items",
+    "minProperties": "must have at least {} properties",
+    "maxProperties": "must have at most {} properties",
+    "pattern": "must match the pattern {}",
+    "format": "must be a valid {}",
+    "contentEncoding": "must be {} text",
+}
+
+
+class Validator:
+    """A JSON Schema made ready once, to judge any number of values in about 0.3 µs each.
+
+    Formats (`date`, `uuid`, `uri`, ...) are asserted. Patterns run in a linear-time engine; a schema with a pattern it
+    cannot run (look-around, back-references) uses a backtracking engine with a step limit instead, where a text
+    that exhausts the limit counts as not matching. Peers' schemas do not get that grace: see `peer_validator`.
+
+    Values must be plain JSON values no deeper than `trimcp.wire.jsonrpc.parse` lets pass.
+
+    Args:
+        schema: a JSON Schema; without `$schema` it is 2020-12. It must not change afterwards.
+
+    Raises:
+        SchemaError: the schema is no valid schema, names a dialect we do not have, or refers to another document.
+    """
+
+    __slots__ = ("_budget", "_explainer", "_judge", "_patterns", "schema")
+
+    def __init__(self, schema: Schema) -> None:
+        _dialect(schema)
+        self.schema = schema
+        self._budget: _Budget | None = None
+        self._explainer: _Explainer | None = None
+        self._patterns: _PatternOptions = jsonschema_rs.RegexOptions()
+        try:
+            self._judge = _build(schema, self._patterns)
+        except jsonschema_rs.ValidationError as error:
+            if error.kind.name != "format":
+                raise SchemaError(_schema_problem(error)) from None
+            self._patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACK_LIMIT)
+            self._judge = _build_or_refuse(schema, self._patterns)
+
+    def is_valid(self, value: Any) -> bool:
+        """Whether `value` satisfies the schema. Never raises for JSON values, lone surrogates and NaN included."""
+        try:
+            if self._budget is None:
+                return self._judge.is_valid(value)
+            return self._budget.judge(self._judge, value)
+        except ValueError:  # a key that is no text, such as a lone surrogate
+            return False
+
+    def problems(self, value: Any) -> list[str]:
+        """What is wrong with `value`, or an empty list.
+
+        Each text names the place, as in `must be an integer, not a string @ $.days`. At most ten, each bounded in
+        length: values are never echoed, so a peer cannot make us repeat its secrets or its megabytes.
+        """
+        if self.is_valid(value):
+            return []
+        if self._budget is not None and self._budget.exhausted:
+            return ["takes too much work to be checked against this schema @ $"]
+        if self._explainer is None:
+            self._explainer = _Explainer.of(self.schema, self._patterns)
+        return self._explainer.problems(value) or ["does not match the schema @ $"]
+
+
+class _Budget:
+    """How many references one judgement may follow. What would go further fails at once."""
+
+    __slots__ = ("keyword", "left")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.keyword = _visit_keyword(self)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.left < 0
+
+    def judge(self, engine: jsonschema_rs.Validator, value: Any) -> bool:
+        self.left = _FREE_VISITS
+        if engine.is_valid(value):
+            return not self.exhausted  # `not` turns a refused visit into a pass
+        if not self.exhausted:
+            return False
+        self.left = _FREE_VISITS + _VISITS_PER_MEMBER * _size(value)
+        return engine.is_valid(value) and not self.exhausted
+
+
+def _visit_keyword(budget: _Budget) -> type[jsonschema_rs.KeywordValidator]:
+    class Visit:
+        def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None: ...
+
+        def validate(self, instance: Any) -> None:
+            budget.left -= 1
+            if budget.left < 0:
+                raise ValueError("too much work")
+
+    return Visit
+
+
+class _Explainer:
+    """Finds what is wrong with a value that was refused, with its own small budget.
+
+    The engine gathers the errors of all alternatives of alternatives before it gives us the first, which for a
+    recursive schema grows exponentially with the depth of the value, in time and in memory.
+    """
+
+    __slots__ = ("_budget", "_engine")
+
+    def __init__(self, engine: jsonschema_rs.Validator | None, budget: _Budget) -> None:
+        self._engine = engine
+        self._budget = budget
+
+    @classmethod
+    def of(cls, schema: Schema, patterns: _PatternOptions) -> _Explainer:
+        """For any schema that could be built; one too entangled to be explained within bounds gets no details."""
+        budget = _Budget()
+        try:
+            return cls(_build_tamed(schema, patterns, budget, max_depth=128, max_subschemas=50_000), budget)
+        except (SchemaError, jsonschema_rs.ValidationError):
+            return cls(None, budget)
+
+    def problems(self, value: Any) -> list[str]:
+        if self._engine is None:
+            return []
+        self._budget.left = _FREE_EXPLANATIONS + min(2 * _size(value), _MOST_EXPLANATIONS)
+        found: list[str] = []
+        try:
+            for error in self._engine.iter_errors(value):
+                found += [f"{text} @ {_path_text(path)}" for path, text in _explain(error, value)]
+                if len(found) >= _MOST_PROBLEMS:
+                    break
+        except ValueError:
+            found.append("holds text that is not Unicode @ $")
+        return list(dict.fromkeys(found))[:_MOST_PROBLEMS]
+
+
+def check_author_schema(schema: Schema) -> None:
+    """Check a schema written by a server's author, at registration, so that a mistake is found before the first call.
+
+    Raises:
+        SchemaError: what is wrong and where: not valid in its dialect, a dialect other than 2020-12, 2019-09 or
+            drafts 7, 6 and 4, a pattern no engine accepts, or a `$ref` that leads out of the schema.
+    """
+    import jsonschema  # slow to import, and only registration needs it
+
+    kind = getattr(jsonschema, _dialect(schema))
+    try:
+        # No format checker: it would judge patterns by Python's dialect of regular expressions.
+        kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
+    except jsonschema.SchemaError as error:
+        raise SchemaError(f"{shorten(error.message)} @ {_path_text(error.absolute_path)}") from None
+    Validator(schema)
+
+
+def peer_validator(schema: Schema, *, max_depth: int = 64, max_subschemas: int = 5_000) -> Validator:
+    """A validator for a schema that came from a peer, so it may be hostile.
+
+    Besides never fetching, it bounds what a value can cost: references may not loop in place, and recursive schemas
+    that could visit one value exponentially often get a limit on the depth of values. Patterns must suit the
+    linear-time engine, so look-around and back-references are refused.
+
+    Args:
+        schema: what the peer sent.
+        max_depth: how deep the schema itself may be nested.
+        max_subschemas: how many subschemas it may have.
+
+    Raises:
+        SchemaError: the schema is not valid, too large, too entangled, or needs what we refuse.
+    """
+    budget = _Budget()
+    validator = Validator.__new__(Validator)
+    validator.schema = schema
+    validator._budget = budget
+    validator._explainer = None
+    validator._patterns = patterns = jsonschema_rs.RegexOptions()
+    try:
+        validator._judge = _build_tamed(schema, patterns, budget, max_depth=max_depth, max_subschemas=max_subschemas)
+    except jsonschema_rs.ValidationError as error:
+        raise SchemaError(_schema_problem(error)) from None
+    return validator
+
+
+def _build_tamed(
+    schema: Schema, patterns: _PatternOptions, budget: _Budget, *, max_depth: int, max_subschemas: int
+) -> jsonschema_rs.Validator:
+    dialect = _dialect(schema)
+    if dialect == "Draft4Validator":
+        raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
+    if dialect == "Draft6Validator" and isinstance(schema, dict):  # draft-07 is draft-06 and `if`
+        schema = {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
+    old_references = dialect in ("Draft6Validator", "Draft7Validator")
+    tamed = tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=max_subschemas)
+    return _build(tamed, patterns, {VISIT: budget.keyword})
+
+
+def _dialect(schema: Schema) -> str:
+    """The class name of the schema's dialect in `jsonschema`; raises SchemaError for one we do not have."""
+    if isinstance(schema, bool):
+        return "Draft202012Validator"
+    if not isinstance(schema, dict):
+        raise SchemaError(f"a schema must be an object or a boolean, not {type(schema).__name__}")
+    named = schema.get("$schema", "https://json-schema.org/draft/2020-12/schema")
+    dialect = _DIALECTS.get(named.rstrip("#")) if isinstance(named, str) else None
+    if dialect is None:
+        raise SchemaError(
+            f"the dialect {shorten(repr(named))} is not supported; use https://json-schema.org/draft/2020-12/schema"
+            " (2019-09 and drafts 7, 6 and 4 work too)"
+        )
+    return dialect
+
+
+def _refuse_to_fetch(uri: str) -> NoReturn:
+    raise ValueError(f"{uri} is outside this schema, and schemas are never fetched")
+
+
+def _build(
+    schema: Schema,
+    patterns: _PatternOptions,
+    keywords: dict[str, type[jsonschema_rs.KeywordValidator]] | None = None,
+) -> jsonschema_rs.Validator:
+    """The engine's validator. Anything but a ValidationError of the engine becomes a SchemaError."""
+    try:
+        return jsonschema_rs.validator_for(
+            schema,
+            validate_formats=True,
+            retriever=_refuse_to_fetch,
+            pattern_options=patterns,
+            mask="value",
+            keywords=keywords,
+        )
+    except jsonschema_rs.ValidationError:
+        raise
+    except ValueError as error:
+        raise SchemaError(shorten(str(error))) from None
+
+
+def _build_or_refuse(schema: Schema, patterns: _PatternOptions) -> jsonschema_rs.Validator:
+    try:
+        return _build(schema, patterns)
+    except jsonschema_rs.ValidationError as error:
+        raise SchemaError(_schema_problem(error)) from None
+
+
+def _schema_problem(error: jsonschema_rs.ValidationError) -> str:
+    """One line on why the engine refused a schema."""
+    if error.kind.name == "format":
+        return f"has a pattern that the linear-time engine cannot run @ {_path_text(error.instance_path)}"
+    first_line = error.message.partition("\n")[0]
+    return f"{shorten(first_line)} @ {_path_text(error.instance_path)}"
+
+
+Explanation = tuple[list[str | int], str]
+
+
+def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = False) -> list[Explanation]:
+    """The (path, text) pairs one error of the engine amounts to."""
+    path = list(error.instance_path)
+    kind = error.kind
+    keyword = kind.name
+    if keyword == VISIT:  # the budget is spent: nothing is known about this place
+        return []
+    if keyword in ("anyOf", "oneOf") and hasattr(kind, "context"):
+        return [(path, _explain_alternatives(error, value, nested))]
+    return [(path, shorten(_text(error, keyword, value)))]
+
+
+def _text(error: jsonschema_rs.ValidationError, keyword: str, value: Any) -> str:
+    kind: Any = error.kind
+    if keyword == "type":
+        return f"must be {_one_of(_TYPE_NAMES[t] for t in kind.types)}, not {_type_of(_at(value, error.instance_path))}"
+    if keyword == "required":
+        return f"lacks the required property {_quoted(kind.property)}"
+    if keyword in ("additionalProperties", "unevaluatedProperties") and hasattr(kind, "unexpected"):
+        return f"has unknown properties: {_listed(kind.unexpected)}"
+    if keyword == "falseSchema" and list(error.schema_path)[-1:] == ["additionalProperties"]:
+        return f"has unknown properties: {_listed(_at(value, error.instance_path))}"
+    if keyword == "falseSchema":
+        return "is not allowed here"
+    if keyword == "enum":
+        return f"must be one of {_listed(kind.options)}"
+    if keyword == "const":
+        return f"must be {_quoted(kind.expected_value)}"
+    if keyword in _LIMIT_TEXTS:
+        return _LIMIT_TEXTS[keyword].format(shorten(str(kind.value)))
+    return error.message.removeprefix("value ")
+
+
+def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nested: bool) -> str:
+    """One text for anyOf and oneOf: the types wanted if types are all that failed, else the reason of each branch."""
+    kind: Any = error.kind
+    if type(kind).__name__ == "OneOfMultipleValid":
+        return "matches more than one alternative where exactly one is wanted"
+    branches: list[list[jsonschema_rs.ValidationError]] = kind.context
+    here = list(error.instance_path)
+    firsts = [branch[0] for branch in branches if branch]
+    if firsts and all(e.kind.name == "type" and list(e.instance_path) == here for e in firsts):
+        wanted: dict[str, None] = {}
+        for each in firsts:
+            types: Any = each.kind
+            wanted.update(dict.fromkeys(_TYPE_NAMES[t] for t in types.types))
+        return shorten(f"must be {_one_of(wanted)}, not {_type_of(_at(value, here))}")
+    # A branch that wants another type altogether says little beside one that nearly fits.
+    firsts = [e for e in firsts if e.kind.name != VISIT]
+    near = [e for e in firsts if not (e.kind.name == "type" and list(e.instance_path) == here)] or firsts
+    reasons: dict[str, None] = {}
+    for each in near[:_MOST_PROBLEMS]:
+        if each.kind.name in ("anyOf", "oneOf") and nested:
+            continue
+        for path, text in _explain(each, value, nested=True):
+            reasons.setdefault(text if path == here else f"{text} (@ {_path_text(path)})")
+    return shorten(f"matches no alternative: {'; or '.join(reasons)}" if reasons else "matches no alternative")
+
+
+def _at(value: Any, path: Iterable[str | int]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case str():
+            return "a string"
+        case int():
+            return "an integer"
+        case float():
+            return "a number"
+        case dict():
+            return "an object"
+        case _:
+            return "an array"
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _listed(values: Iterable[Any]) -> str:
+    shown = list(values)
+    text = ", ".join(_quoted(v) for v in shown[:20])
+    return f"{text}, ..." if len(shown) > 20 else text
+
+
+def _quoted(value: Any) -> str:
+    match value:
+        case None:
+            text = "null"
+        case bool():
+            text = str(value).lower()
+        case str() | int() | float():
+            text = repr(value)
+        case _:
+            text = "a structure"
+    return shorten(text, _LONGEST_KEY)
+
+
+def _path_text(path: Iterable[str | int]) -> str:
+    """`$.a[0]["b c"]`, the JSONPath of a place (RFC 9535, normalized but for the short form of names)."""
+    parts = ["$"]
+    for step in path:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        elif step.isidentifier() and len(step) <= _LONGEST_KEY:
+            parts.append(f".{step}")
+        else:
+            parts.append(f"[{_quoted(step)}]")
+    return shorten("".join(parts))
+
+
+def _size(value: Any) -> int:
+    """How many values there are in `value`, without recursion of our own."""
+    total = 0
+    level = [value]
+    while level:
+        total += len(level)
+        containers = (each for each in level if isinstance(each, (dict, list)))
+        level = [child for each in containers for child in (each.values() if isinstance(each, dict) else each)]
+    return total
