@@ -213,17 +213,13 @@ def test_framing_knows_messages_and_no_payloads() -> None:
 
 
 @pytest.mark.parametrize("path", ["wire/tools.py", "framing/lines.py", "protocol/connection.py"])
-@pytest.mark.parametrize(
-    "source", ["import trio", "from trio.abc import Stream", "def f():\n    import socket"]
-)
+@pytest.mark.parametrize("source", ["import trio", "from trio.abc import Stream", "def f():\n    import socket"])
 def test_io_below_the_channel_is_found(path: str, source: str) -> None:
     (complaint,) = complaints_about(path, source)
     assert "does no I/O but imports" in complaint
 
 
-@pytest.mark.parametrize(
-    "source", ["def f():\n    x = '2025-11-25'", "f'{1} since 2024-11-05'", "f('2026-')"]
-)
+@pytest.mark.parametrize("source", ["def f():\n    x = '2025-11-25'", "f'{1} since 2024-11-05'", "f('2026-')"])
 def test_a_revision_literal_outside_wire_is_found(source: str) -> None:
     (complaint,) = complaints_about("server/server.py", source)
     assert complaint.endswith("belongs in trimcp.wire.revisions")

@@ -84,9 +84,7 @@ async def greet(*, ctx: trimcp.Context) -> str:
     name = await ctx.elicit("Your name?", {"type": "object", "properties": {"name": {"type": "string"}}})
     if name.action != "accept":
         return "nobody"
-    colour = await ctx.elicit(
-        "Your colour?", {"type": "object", "properties": {"colour": {"type": "string"}}}
-    )
+    colour = await ctx.elicit("Your colour?", {"type": "object", "properties": {"colour": {"type": "string"}}})
     return f"{name.content['name']} likes {colour.content['colour']}"
 
 
