@@ -1,0 +1,96 @@
+"""The contract check passes for good channels and names what is wrong with bad ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+
+from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.testing.check_channel import MakePair, check_channel
+from trimcp.transports.memory import memory_channels
+
+
+@attrs.define(eq=False)
+class Wrapped(MessageChannel):
+    """Passes everything on; the bad channels below change one thing each."""
+
+    channel: MessageChannel
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        await self.channel.send(batch)
+
+    async def receive(self) -> Sequence[Incoming]:
+        return await self.channel.receive()
+
+    async def aclose(self) -> None:
+        await self.channel.aclose()
+
+
+class Reordering(Wrapped):
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        await self.channel.send(batch[::-1])
+
+
+class Forgetful(Wrapped):
+    async def receive(self) -> Sequence[Incoming]:
+        batch = await self.channel.receive()
+        await trio.lowlevel.checkpoint()
+        return batch
+
+
+class NoCheckpoint(Wrapped):
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        if batch:
+            await self.channel.send(batch)
+
+
+class SlowToClose(Wrapped):
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+        await self.channel.aclose()
+
+
+class Polite(Wrapped):
+    async def receive(self) -> Sequence[Incoming]:
+        try:
+            return await self.channel.receive()
+        except trio.EndOfChannel:
+            return []
+
+
+class Deaf(Wrapped):
+    async def receive(self) -> Sequence[Incoming]:
+        try:
+            return await self.channel.receive()
+        except trio.BusyResourceError:
+            await trio.sleep_forever()
+            raise
+
+
+def pairs(wrap: Callable[[MessageChannel], MessageChannel], framed: bool) -> MakePair:
+    @asynccontextmanager
+    async def make() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
+        left, right = memory_channels(framed=framed)
+        yield wrap(left), wrap(right)
+
+    return make
+
+
+@pytest.mark.parametrize("framed", [False, True])
+async def test_good_channels_pass(framed: bool) -> None:
+    await check_channel(pairs(Wrapped, framed))
+
+
+@pytest.mark.parametrize("bad", [Reordering, Forgetful, NoCheckpoint, SlowToClose, Polite])
+async def test_a_broken_promise_fails(bad: type[Wrapped]) -> None:
+    with pytest.raises(AssertionError):
+        await check_channel(pairs(bad, False))
+
+
+async def test_a_hang_fails(autojump_clock: trio.testing.MockClock) -> None:
+    with pytest.raises(trio.TooSlowError):
+        await check_channel(pairs(Deaf, False))

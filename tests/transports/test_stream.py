@@ -1,0 +1,180 @@
+"""Stream channels keep the contract over pipes, sockets and threads, and batch their reads and writes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+from trio.testing import memory_stream_pair
+
+from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.testing.check_channel import check_channel
+from trimcp.transports.descriptors import FdReceiver, FdSender
+from trimcp.transports.stream import StreamChannel
+from trimcp.transports.threaded import ThreadReceiver, ThreadSender
+from trimcp.wire.jsonrpc import Malformed, Notification, encode_notification
+
+
+def pipes() -> tuple[MessageChannel, MessageChannel]:
+    (left_in, right_out), (right_in, left_out) = os.pipe(), os.pipe()
+    return (
+        StreamChannel(FdReceiver(left_in), FdSender(left_out)),
+        StreamChannel(FdReceiver(right_in), FdSender(right_out)),
+    )
+
+
+def threaded_pipes() -> tuple[MessageChannel, MessageChannel]:
+    (left_in, right_out), (right_in, left_out) = os.pipe(), os.pipe()
+    return (
+        StreamChannel(ThreadReceiver(left_in), ThreadSender(left_out)),
+        StreamChannel(FdReceiver(right_in), FdSender(right_out)),
+    )
+
+
+def sockets() -> tuple[MessageChannel, MessageChannel]:
+    def channel(end: socket.socket) -> StreamChannel:
+        fd = end.detach()
+        return StreamChannel(FdReceiver(os.dup(fd), dontwait=True), FdSender(fd, dontwait=True))
+
+    left, right = socket.socketpair()
+    return channel(left), channel(right)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+@pytest.mark.parametrize("connect", [pipes, sockets, threaded_pipes])
+async def test_contract(connect: Callable[[], tuple[MessageChannel, MessageChannel]]) -> None:
+    @asynccontextmanager
+    async def make() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
+        yield connect()
+
+    before = open_descriptors()
+    # A writer thread may still hold what it was given when its channel is closed.
+    await check_channel(make, clogs=connect is not threaded_pipes)
+    if connect is not threaded_pipes:
+        assert open_descriptors() == before
+
+
+async def test_contract_over_tcp() -> None:
+    @asynccontextmanager
+    async def make() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with listener:
+            client = await trio.testing.open_stream_to_socket_listener(listener)
+            server = await listener.accept()
+        yield StreamChannel(client, client), StreamChannel(server, server)
+
+    await check_channel(make)
+
+
+@attrs.define(eq=False)
+class CountingStream(trio.abc.SendStream):
+    written: list[bytes] = attrs.field(factory=list)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        self.written.append(b"closed")
+
+
+async def test_a_batch_is_one_write() -> None:
+    sender = CountingStream()
+    receiver, _ = memory_stream_pair()
+    async with StreamChannel(receiver, sender) as channel:
+        await channel.send([Outgoing(b"{}", Kind.NOTIFICATION), Outgoing(b"[]", Kind.NOTIFICATION)])
+    assert sender.written == [b"{}\n[]\n", b"closed"]
+
+
+async def test_one_receive_returns_all_that_arrived() -> None:
+    near, far = memory_stream_pair()
+    async with StreamChannel(near, near) as channel:
+        text = encode_notification("n")
+        await far.send_all(text + b"\n" + text + b"\nnonsense\n" + text)
+        batch = await channel.receive()
+        assert [type(each.message) for each in batch] == [Notification, Notification, Malformed]
+        await far.send_eof()
+        assert [each.message for each in await channel.receive()] == [Notification("n")]
+        with pytest.raises(trio.EndOfChannel):
+            await channel.receive()
+
+
+async def test_input_may_end_behind_what_has_arrived() -> None:
+    read_end, write_end = os.pipe()
+    receiver = FdReceiver(read_end)
+    os.write(write_end, b"before")
+    receiver.end_after_buffered()
+    os.write(write_end, b"after")
+    assert await receiver.receive_some(4) == b"befo"
+    assert await receiver.receive_some() == b"re"
+    assert await receiver.receive_some() == b""
+    receiver.close()
+    os.close(write_end)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_a_sender_that_gives_up_breaks(waiting: bool) -> None:
+    read_end, write_end = os.pipe()
+    sender = FdSender(write_end)
+    async with trio.open_nursery() as nursery:
+        if waiting:
+
+            async def clog() -> None:
+                with pytest.raises(trio.BrokenResourceError):
+                    await sender.send_all(bytes(10_000_000))
+
+            nursery.start_soon(clog)
+            await trio.testing.wait_all_tasks_blocked()
+        sender.give_up()
+    with pytest.raises(trio.BrokenResourceError):
+        await sender.send_all(b"x")
+    sender.close()
+    os.close(read_end)
+
+
+@pytest.mark.parametrize("end", [FdReceiver, FdSender])
+async def test_flags_are_restored_where_asked(end: type[FdReceiver] | type[FdSender]) -> None:
+    read_end, write_end = os.pipe()
+    fd = read_end if end is FdReceiver else write_end
+    shared = os.dup(fd)
+    stream = end(fd, restore=True)
+    assert not os.get_blocking(shared)
+    stream.close()
+    assert os.get_blocking(shared)
+    for each in (shared, read_end if end is FdSender else write_end):
+        os.close(each)
+
+
+async def test_a_socket_s_flags_are_left_alone() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        receiver = FdReceiver(os.dup(left.fileno()), dontwait=True)
+        sender = FdSender(os.dup(left.fileno()), dontwait=True)
+        async with receiver, sender:
+            await sender.send_all(b"x")
+            right.sendall(b"yz")
+            assert await receiver.receive_some(1) == b"y"
+            assert await receiver.receive_some() == b"z"
+            assert os.get_blocking(left.fileno())
+
+
+async def test_a_reader_thread_hands_over_in_the_size_asked_for() -> None:
+    read_end, write_end = os.pipe()
+    async with ThreadReceiver(read_end) as receiver:
+        os.write(write_end, b"abcdef")
+        assert await receiver.receive_some(2) == b"ab"
+        assert await receiver.receive_some(3) == b"cde"
+        assert await receiver.receive_some() == b"f"
+        os.close(write_end)
+        assert await receiver.receive_some() == b""
+        assert await receiver.receive_some() == b""

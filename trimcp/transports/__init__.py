@@ -1,0 +1,1 @@
+"""Channels over things: memory, byte streams, standard streams. They know no session, server or client."""

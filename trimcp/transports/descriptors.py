@@ -1,0 +1,223 @@
+"""Trio streams over single file descriptors that need not block: the waits, the wake-ups and the closing.
+
+They know neither framing nor whose descriptors these are; `threaded` does the same for those that may block.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from typing import Final
+
+import trio
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
+
+__all__ = ["READ_SIZE", "FdReceiver", "FdSender"]
+
+READ_SIZE: Final = 65536
+"""Bytes asked for per read: what a Linux pipe holds; malloc would map pages for much larger buffers."""
+
+
+class _Descriptor:
+    """One descriptor of ours, how to use it without blocking, and what to undo when it is closed."""
+
+    __slots__ = ("_restore", "fd", "sock")
+
+    def __init__(self, fd: int, *, dontwait: bool, restore: bool) -> None:
+        self.fd = fd
+        self.sock: socket.socket | None = None
+        self._restore = restore
+        if dontwait:
+            self.sock = socket.socket(fileno=fd)
+        else:
+            os.set_blocking(fd, False)
+
+    def close(self) -> None:
+        if self.fd < 0:
+            return
+        fd, self.fd = self.fd, -1
+        trio.lowlevel.notify_closing(fd)
+        if self._restore:
+            os.set_blocking(fd, True)
+        if self.sock is not None:
+            self.sock.close()
+        else:
+            os.close(fd)
+
+
+class FdReceiver(trio.abc.ReceiveStream):
+    """Bytes from a descriptor, read without blocking.
+
+    Owns `fd` from here on. Cancelling `receive_some` loses nothing.
+
+    Args:
+        fd: a pipe's or terminal's descriptor that may be made non-blocking, or a socket's.
+        dontwait: a socket whose flags belong to others: ask per call (MSG_DONTWAIT) and leave them alone.
+        restore: make the descriptor blocking again when it is closed.
+    """
+
+    def __init__(self, fd: int, *, dontwait: bool = False, restore: bool = False) -> None:
+        self._descriptor = _Descriptor(fd, dontwait=dontwait, restore=restore)
+        self._left: int | None = None
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return what is there, at least one byte, or b"" at the end of input.
+
+        Raises:
+            trio.ClosedResourceError: this stream was closed, before or meanwhile.
+            trio.BrokenResourceError: the system reported an error.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            data = self.receive_nowait(max_bytes)
+        except trio.WouldBlock:
+            pass
+        else:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return data
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(self._descriptor.fd)
+            except trio.ClosedResourceError:
+                # Either closed, which receive_nowait reports, or woken by end_after_buffered.
+                pass
+            try:
+                return self.receive_nowait(max_bytes)
+            except trio.WouldBlock:
+                continue
+
+    def receive_nowait(self, max_bytes: int | None = None) -> bytes:
+        """Return what is there, or b"" at the end of input, or raise `trio.WouldBlock`."""
+        descriptor = self._descriptor
+        size = READ_SIZE if max_bytes is None else max_bytes
+        if descriptor.fd < 0:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._left is not None:
+            size = min(size, self._left)
+            if not size:
+                return b""
+        try:
+            if descriptor.sock is None:
+                data = os.read(descriptor.fd, size)
+            else:
+                data = descriptor.sock.recv(size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if self._left is not None:
+                return b""
+            raise trio.WouldBlock from None
+        except OSError as exc:
+            if exc.errno == errno.EIO:  # a terminal that hung up
+                return b""
+            raise trio.BrokenResourceError(f"reading failed: {exc}") from exc
+        if self._left is not None:
+            self._left -= len(data)
+        return data
+
+    def duplicate(self) -> FdReceiver:
+        """Return a second stream over the same pipe, for who goes on reading when this one is closed."""
+        return FdReceiver(os.dup(self._descriptor.fd))
+
+    def end_after_buffered(self) -> None:
+        """End the input behind what has arrived by now, even if somebody holds the other end open."""
+        if self._descriptor.fd < 0 or self._left is not None:
+            return
+        self._left = _bytes_buffered(self._descriptor.fd)
+        trio.lowlevel.notify_closing(self._descriptor.fd)
+
+    def close(self) -> None:
+        """Close without waiting; a task that is receiving gets `trio.ClosedResourceError`."""
+        self._descriptor.close()
+
+    async def aclose(self) -> None:
+        """Like `close`, and a checkpoint."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+
+class FdSender(trio.abc.SendStream):
+    """Bytes to a descriptor, written without blocking. Takes what `FdReceiver` takes."""
+
+    def __init__(self, fd: int, *, dontwait: bool = False, restore: bool = False) -> None:
+        self._descriptor = _Descriptor(fd, dontwait=dontwait, restore=restore)
+        self._broken = False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data`, at once if the system takes it. Cancelling may leave a part of it written.
+
+        Raises:
+            trio.BrokenResourceError: nobody reads any more.
+            trio.ClosedResourceError: this stream was closed, before or meanwhile.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        total = len(data)
+        sent = self._write(data)
+        if sent == total:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        with memoryview(data) as view:
+            while sent < total:
+                await self._writable()
+                with view[sent:] as rest:
+                    sent += self._write(rest)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until a write would be taken, at least in part."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
+        await self._writable()
+
+    async def _writable(self) -> None:
+        try:
+            await trio.lowlevel.wait_writable(self._descriptor.fd)
+        except trio.ClosedResourceError:
+            self._check()
+
+    def _check(self) -> None:
+        if self._descriptor.fd < 0:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._broken:
+            raise trio.BrokenResourceError("the peer is gone")
+
+    def _write(self, data: bytes | bytearray | memoryview) -> int:
+        self._check()
+        descriptor = self._descriptor
+        try:
+            if descriptor.sock is None:
+                return os.write(descriptor.fd, data)
+            return descriptor.sock.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            raise trio.BrokenResourceError(f"writing failed: {exc}") from exc
+
+    def give_up(self) -> None:
+        """Let every write from now on, and the one under way, raise `trio.BrokenResourceError`."""
+        self._broken = True
+        if self._descriptor.fd >= 0:
+            trio.lowlevel.notify_closing(self._descriptor.fd)
+
+    def close(self) -> None:
+        """Close without waiting; a task that is sending gets `trio.ClosedResourceError`."""
+        self._descriptor.close()
+
+    async def aclose(self) -> None:
+        """Like `close`, and a checkpoint."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+
+if sys.platform != "win32":
+
+    def _bytes_buffered(fd: int) -> int:
+        answer = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+        return int.from_bytes(answer, sys.byteorder)
+
+else:
+
+    def _bytes_buffered(fd: int) -> int:
+        return 0

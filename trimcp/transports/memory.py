@@ -1,0 +1,134 @@
+"""Two linked channels inside one process, for tests and for a server and its client side by side.
+
+Framed, the bytes pass through the same lines as any pipe; unframed, each message is parsed straight from its
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.transports.stream import CLIENT_MAX_MESSAGE, StreamChannel
+from trimcp.wire.jsonrpc import parse
+
+__all__ = ["MemoryChannel", "memory_channels"]
+
+_BATCHES = 16
+_CHUNKS = 8
+_CHUNK_SIZE = 8192
+
+
+def memory_channels(
+    *, framed: bool = False, max_message: int = CLIENT_MAX_MESSAGE
+) -> tuple[MessageChannel, MessageChannel]:
+    """Return the two ends of an in-process connection; what one sends the other receives.
+
+    Both directions are bounded, so a peer that stops reading is felt, as on any wire.
+
+    Args:
+        framed: pass everything through line framing and a pipe of 64 KiB, as stdio would.
+        max_message: bytes of the largest message either end takes in; only framed ends check it.
+    """
+    if framed:
+        left_sender, right_receiver = _byte_pipe()
+        right_sender, left_receiver = _byte_pipe()
+        return (
+            StreamChannel(left_receiver, left_sender, max_message=max_message),
+            StreamChannel(right_receiver, right_sender, max_message=max_message),
+        )
+    to_right, from_left = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
+    to_left, from_right = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
+    return MemoryChannel(to_right, from_right), MemoryChannel(to_left, from_left)
+
+
+@attrs.define(eq=False)
+class MemoryChannel(MessageChannel):
+    """One end of an unframed in-process connection. A cancelled send has sent nothing and breaks nothing."""
+
+    _outgoing: trio.MemorySendChannel[tuple[bytes, ...]]
+    _incoming: trio.MemoryReceiveChannel[tuple[bytes, ...]]
+    _sending: bool = attrs.field(default=False, init=False)
+    _receiving: bool = attrs.field(default=False, init=False)
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        """Hand the batch over whole, waiting while too many are unread; see `MessageChannel.send`."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this channel")
+        self._sending = True
+        try:
+            await self._outgoing.send(tuple(message.data for message in batch))
+        finally:
+            self._sending = False
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Return every message that has arrived; see `MessageChannel.receive`."""
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this channel")
+        self._receiving = True
+        try:
+            texts: list[bytes] = []
+            while not texts:
+                texts.extend(await self._incoming.receive())
+            try:
+                while True:
+                    texts.extend(self._incoming.receive_nowait())
+            except (trio.WouldBlock, trio.EndOfChannel):
+                pass
+        finally:
+            self._receiving = False
+        return [Incoming(parse(text), len(text)) for text in texts]
+
+    async def aclose(self) -> None:
+        """Close both directions; see `MessageChannel.aclose`."""
+        self._outgoing.close()
+        self._incoming.close()
+        await trio.lowlevel.checkpoint()
+
+
+def _byte_pipe() -> tuple[_PipeSender, _PipeReceiver]:
+    chunks_in, chunks_out = trio.open_memory_channel[bytes](_CHUNKS)
+    return _PipeSender(chunks_in), _PipeReceiver(chunks_out)
+
+
+@attrs.define(eq=False)
+class _PipeSender(trio.abc.SendStream):
+    _chunks: trio.MemorySendChannel[bytes]
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        whole = bytes(data)
+        for start in range(0, len(whole), _CHUNK_SIZE):
+            await self._chunks.send(whole[start : start + _CHUNK_SIZE])
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self._chunks.close()
+        await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False)
+class _PipeReceiver(trio.abc.ReceiveStream):
+    """Reads whole chunks: its one user asks for more than the pipe holds."""
+
+    _chunks: trio.MemoryReceiveChannel[bytes]
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        try:
+            found = [await self._chunks.receive()]
+        except trio.EndOfChannel:
+            return b""
+        try:
+            while len(found) < _CHUNKS:
+                found.append(self._chunks.receive_nowait())
+        except (trio.WouldBlock, trio.EndOfChannel):
+            pass
+        return b"".join(found)
+
+    async def aclose(self) -> None:
+        self._chunks.close()
+        await trio.lowlevel.checkpoint()

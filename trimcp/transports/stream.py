@@ -1,0 +1,115 @@
+"""A message channel over any pair of Trio byte streams: JSON texts, one per line.
+
+It knows framing and batching. It does not know what the bytes travel through: a pipe, a socket or a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.framing.lines import Decoder, encode_lines
+from trimcp.transports.descriptors import READ_SIZE
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
+
+__all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
+
+SERVER_MAX_MESSAGE: Final = 4 * 1024 * 1024
+"""Bytes of the largest message a server takes unless told otherwise."""
+
+CLIENT_MAX_MESSAGE: Final = 64 * 1024 * 1024
+"""Bytes of the largest message a client takes unless told otherwise: results are larger than requests."""
+
+
+@attrs.define(eq=False)
+class StreamChannel(MessageChannel):
+    """Messages as lines over a receiving and a sending byte stream (specification, "Transports", stdio).
+
+    The specification asks custom transports over byte streams to use this framing, so a channel around a
+    `trio.SocketStream` is a whole TCP transport. Every message that one read completes is returned together;
+    a batch is sent in one write. A send that was cut short leaves half a line behind, so afterwards the
+    channel is broken.
+
+    Args:
+        receiver: where bytes come from; closed with the channel.
+        sender: where bytes go; closed with the channel. May be the same object.
+        max_message: bytes of the largest message taken in; a larger one arrives as `Malformed` and costs no
+            memory.
+        limits: what else one message may cost.
+    """
+
+    _receiver: trio.abc.ReceiveStream
+    _sender: trio.abc.SendStream
+    max_message: int = attrs.field(default=SERVER_MAX_MESSAGE, kw_only=True)
+    limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
+    _decoder: Decoder = attrs.field(init=False)
+    _sending: bool = attrs.field(default=False, init=False)
+    _receiving: bool = attrs.field(default=False, init=False)
+    _broken: bool = attrs.field(default=False, init=False)
+    _ended: bool = attrs.field(default=False, init=False)
+    _closed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._decoder = Decoder(self.max_message, self.limits)
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        """Send the whole batch in one write; see `MessageChannel.send`."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this channel")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._check_open()
+            if self._broken:
+                raise trio.BrokenResourceError("an earlier send failed or was cut short")
+            if not batch:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return
+            data = encode_lines([message.data for message in batch])
+            self._broken = True  # until the last byte is out
+            await self._sender.send_all(data)
+            self._broken = False
+        finally:
+            self._sending = False
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Return every message that has arrived; see `MessageChannel.receive`.
+
+        A last line without its newline counts as a message.
+        """
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this channel")
+        self._receiving = True
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            while True:
+                self._check_open()
+                if self._ended:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    raise trio.EndOfChannel("the peer has closed its side")
+                chunk = await self._receiver.receive_some(READ_SIZE)
+                if chunk:
+                    arrived = self._decoder.feed(bytes(chunk))
+                else:
+                    self._ended = True
+                    arrived = self._decoder.eof()
+                if arrived:
+                    return [Incoming(message, size) for message, size in arrived]
+        finally:
+            self._receiving = False
+
+    async def aclose(self) -> None:
+        """Close both streams; see `MessageChannel.aclose`."""
+        self._closed = True
+        try:
+            await self._sender.aclose()
+        finally:
+            await self._receiver.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this channel was closed")

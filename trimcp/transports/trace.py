@@ -1,0 +1,172 @@
+"""A channel that writes down what passes through another one, for a person to read, with secrets masked."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import attrs
+import orjson
+
+from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, Notification, Request, Response
+
+__all__ = ["Write", "format_message", "mask", "trace_writer", "traced"]
+
+Write: TypeAlias = Callable[[str], object]
+"""Takes one line of the trace, newline included, and returns at once: `sys.stderr.write`, a file's `write`."""
+
+_LONGEST: Final = 300
+_MASK: Final = "***"
+_SECRET: Final = re.compile(
+    r"authorization|cookie|passw(or)?d|passphrase|secret|credential|(api|access|private)[-_]?key"
+    r"|request[-_]?state|^pwd$|token(?!s)",
+    re.IGNORECASE,
+)
+_NO_SECRET: Final = frozenset({"progresstoken", "progress_token"})
+_IN_TEXT: Final = re.compile(
+    r"(\b(?:bearer|basic)\s+|[?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=)[^\s&#\"']+",
+    re.IGNORECASE,
+)
+
+_log = logging.getLogger("trimcp.trace")
+
+
+def traced(channel: MessageChannel, write: Write, *, clock: Callable[[], float] = time.time) -> MessageChannel:
+    """Return a channel that does what `channel` does and writes a line about every message.
+
+    A `write` that raises ends the trace, with one warning, and never the connection.
+
+    Args:
+        channel: the one that does the work.
+        write: takes each line.
+        clock: seconds since the epoch.
+    """
+    return _Traced(channel, write, clock)
+
+
+def format_message(direction: str, message: Message | bytes, at: float) -> str:
+    """Return the line of the trace for one message.
+
+    Args:
+        direction: "-->" for what we send, "<--" for what we receive.
+        message: as it was parsed, or as it is sent.
+        at: seconds since the epoch, shown as local time.
+    """
+    clock = datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-3]
+    value: Any
+    if isinstance(message, bytes):
+        try:
+            value = orjson.loads(message)
+        except orjson.JSONDecodeError:
+            return f"{clock} {direction} (not JSON) {_shorten(repr(message[:_LONGEST]))}\n"
+    elif isinstance(message, Malformed):
+        return f"{clock} {direction} (malformed: {message.reason}, id {message.id!r}) {message.message}\n"
+    else:
+        value = _as_json(message)
+    return f"{clock} {direction} {orjson.dumps(mask(value), default=repr).decode()}\n"
+
+
+def mask(value: Any, key: str = "") -> Any:
+    """Return a JSON value with secrets replaced by "***" and long strings cut.
+
+    A secret is a string, or whatever else is no object, under a key that names one (authorization, token,
+    password, requestState, ...), and inside any string what follows "Bearer" or a query parameter such as
+    `token=`.
+
+    Args:
+        value: any JSON value; it is not changed.
+        key: the key it stands under.
+    """
+    if isinstance(value, Mapping):
+        return {name: mask(member, name) for name, member in value.items()}
+    if _names_a_secret(key) and value is not None and not isinstance(value, bool):
+        return _MASK
+    if isinstance(value, list):
+        return [mask(member) for member in value]
+    if isinstance(value, str):
+        return _shorten(_IN_TEXT.sub(rf"\g<1>{_MASK}", value[: 2 * _LONGEST]), len(value))
+    return value
+
+
+def _names_a_secret(key: str) -> bool:
+    return bool(_SECRET.search(key)) and key.lower() not in _NO_SECRET
+
+
+def _shorten(text: str, length: int | None = None) -> str:
+    length = len(text) if length is None else length
+    return text if length <= _LONGEST else f"{text[:_LONGEST]}... ({length} characters)"
+
+
+def _as_json(message: Message) -> Any:
+    if isinstance(message, Batch):
+        return [_as_json(member) for member in message.members]
+    members: dict[str, Any] = {"jsonrpc": "2.0"}
+    if isinstance(message, Malformed):
+        return {"malformed": message.reason, "id": message.id}
+    if not isinstance(message, Notification):
+        members["id"] = message.id
+    if isinstance(message, Request | Notification):
+        members["method"] = message.method
+        if message.params is not None:
+            members["params"] = message.params
+    elif isinstance(message, Response):
+        members["result"] = message.result
+    elif isinstance(message, ErrorResponse):
+        members["error"] = {"code": message.code, "message": message.message}
+        if message.data is not None:
+            members["error"]["data"] = message.data
+    return members
+
+
+def trace_writer(target: str) -> Write:
+    """Return what `TRIMCP_TRACE` asks for: "1" or "stderr" is standard error, else a file that grows."""
+    if target in ("1", "stderr"):
+        return sys.stderr.write
+    path = Path(target)
+
+    def append(line: str) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    return append
+
+
+@attrs.define(eq=False)
+class _Traced(MessageChannel):
+    _channel: MessageChannel
+    _write: Write | None
+    _clock: Callable[[], float]
+
+    def __attrs_post_init__(self) -> None:
+        self.mirrors_headers = self._channel.mirrors_headers
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        # Before they are sent: an answer must not appear above its question, nor a torn message nowhere.
+        self._note("-->", (message.data for message in batch))
+        await self._channel.send(batch)
+
+    async def receive(self) -> Sequence[Incoming]:
+        batch = await self._channel.receive()
+        self._note("<--", (message.message for message in batch))
+        return batch
+
+    async def aclose(self) -> None:
+        await self._channel.aclose()
+
+    def _note(self, direction: str, messages: Iterable[Message | bytes]) -> None:
+        if self._write is None:
+            return
+        now = self._clock()
+        try:
+            for message in messages:
+                self._write(format_message(direction, message, now))
+        except Exception as exc:
+            self._write = None
+            _log.warning("the trace ends here, writing it failed: %s", exc)
