@@ -1,4 +1,4 @@
-"""A request of ours on its way: what its caller waits on, and where its progress goes."""
+"""A request of ours on its way: what its caller waits on, and who follows it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from trimcp.wire.lifecycle import ProgressParams
 if TYPE_CHECKING:
     from trimcp.session.session import Session
 
-__all__ = ["Pending", "ProgressReader", "cancellation_text"]
+__all__ = ["Follower", "Pending", "cancellation_text"]
 
 
-class ProgressReader(Protocol):
-    """Whoever takes the progress of a request; called by the reader, so it must not wait."""
+class Follower(Protocol):
+    """Whoever follows a request to its answer; called by the reader, so it must not wait."""
 
-    def progressed(self, params: ProgressParams) -> None: ...
+    def progressed(self, params: ProgressParams) -> None:
+        """Take progress."""
+
+    def replied(self, reply: Replied) -> None:
+        """Note that the answer is there, or that there will be none."""
 
 
 @attrs.define(eq=False)
@@ -30,22 +34,24 @@ class Pending:
     session: Session
     id: int
     verb: Verb
-    reader: ProgressReader | None = None
+    follower: Follower | None = None
     reply: Replied | None = None
     _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def progressed(self, params: ProgressParams) -> None:
         """Hand progress on."""
-        if self.reader is not None:
-            self.reader.progressed(params)
+        if self.follower is not None:
+            self.follower.progressed(params)
 
     def replied(self, reply: Replied) -> None:
         """Take the answer and wake whoever waits."""
         self.reply = reply
+        if self.follower is not None:
+            self.follower.replied(reply)
         self._waiting.unpark_all()
 
-    async def payload(self) -> Any:
-        """Wait for the answer and return its payload.
+    async def raw(self) -> dict[str, Any]:
+        """Wait for the answer and return it as the JSON object it is.
 
         Raises:
             RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
@@ -59,7 +65,11 @@ class Pending:
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None
-        return self.session.engine.load_result(self.verb, reply.result)
+        return reply.result
+
+    async def payload(self) -> Any:
+        """Wait for the answer and return its payload; raises as `raw` does."""
+        return self.session.engine.load_result(self.verb, await self.raw())
 
 
 def cancellation_text(cancelled: trio.Cancelled) -> str:

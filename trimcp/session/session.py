@@ -43,7 +43,7 @@ from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 from trimcp.wire.lifecycle import CancelledParams
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Endpoint", "Session", "Statistics"]
+__all__ = ["Endpoint", "Session", "Statistics", "Watcher"]
 
 log = logging.getLogger("trimcp.session")
 
@@ -63,6 +63,13 @@ class Endpoint(Protocol):
 
     def closed(self, session: Session) -> None:
         """Forget the session: it has ended."""
+
+
+class Watcher(Protocol):
+    """Whoever wants to know that the peer is gone although no call of theirs is pending."""
+
+    def lost(self, error: ConnectionLost) -> None:
+        """Note that the peer is gone. Synchronous and quick."""
 
 
 @attrs.frozen
@@ -122,6 +129,7 @@ class Session:
     state: Any = None
     jobs: dict[RequestId, Job] = attrs.field(init=False, factory=dict)
     pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
+    watchers: set[Watcher] = attrs.field(init=False, factory=set)
     mailbox: Mailbox = attrs.field(init=False)
     runner: Runner | None = attrs.field(init=False, default=None)
     peer_session: Session | None = attrs.field(init=False, default=None)
@@ -428,6 +436,8 @@ class Session:
         pending, self.pending = self.pending, {}
         for call in pending.values():
             call.replied(Replied(call.id, None, ConnectionLost(why)))
+        for watcher in list(self.watchers):
+            watcher.lost(self.lost)
         self.nudge()
 
     def cancel_jobs(self, reason: CancelReason) -> None:
