@@ -38,15 +38,14 @@ __all__ = [
     "Result",
     "ResultMeta",
     "Role",
+    "only_object",
 ]
 
 Meta: TypeAlias = dict[str, Any]
 """A `_meta` object, as the JSON it is."""
 ProgressToken: TypeAlias = str | int
 Role: TypeAlias = Literal["user", "assistant"]
-LoggingLevel: TypeAlias = Literal[
-    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"
-]
+LoggingLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 CacheScope: TypeAlias = Literal["public", "private"]
 
 META_PROGRESS_TOKEN: Final = "progressToken"
@@ -62,6 +61,11 @@ META_TRACE: Final = ("traceparent", "tracestate", "baggage")
 
 RESULT_COMPLETE: Final = "complete"
 RESULT_INPUT_REQUIRED: Final = "input_required"
+
+
+def only_object(value: Any) -> Any:
+    """For `field(narrow=...)`: the value if it is a JSON object, else nothing."""
+    return value if isinstance(value, dict) else ABSENT
 
 
 @wire
@@ -164,9 +168,7 @@ class Result:
     """What every result has: `_meta` and, since 2026-07-28, what kind of result it is."""
 
     meta: Meta | Absent = field(default=ABSENT, kw_only=True)
-    result_type: str = field(
-        default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True
-    )
+    result_type: str = field(default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
 
 
 @wire
@@ -178,9 +180,10 @@ class EmptyResult(Result):
 
 @wire
 class Cacheable(Result):
-    """A result a client may keep: for how many milliseconds, and for whom (server/utilities/caching)."""
+    """A result a client may keep: for how many milliseconds, and for whom (server/utilities/caching).
 
-    ttl_ms: int = field(default=0, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
-    cache_scope: CacheScope = field(
-        default="private", since=V2026_07_28, required_from=V2026_07_28, kw_only=True
-    )
+    The schema requires both members, the page tells clients what their absence means: stale at once, and private.
+    """
+
+    ttl_ms: int = field(default=0, since=V2026_07_28, kw_only=True)
+    cache_scope: CacheScope = field(default="private", since=V2026_07_28, kw_only=True)

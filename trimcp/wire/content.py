@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from trimcp.wire.common import Annotations, Icon, Meta
+from trimcp.wire.common import Annotations, Icon, Meta, only_object
 from trimcp.wire.fields import ABSENT, Absent, chooses, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -137,9 +137,7 @@ class ToolResultContent:
 
     tool_use_id: str
     content: list[ContentBlock] = field(factory=list, required=True)
-    structured_content: Any = field(
-        default=ABSENT, narrow_until=V2026_07_28, narrow=lambda v: isinstance(v, dict)
-    )
+    structured_content: Any = field(default=ABSENT, narrow_until=V2026_07_28, narrow=only_object)
     is_error: bool | Absent = field(default=ABSENT)
     meta: Meta | Absent = field(default=ABSENT)
     type: Literal["tool_result"] = field(default="tool_result", required=True)

@@ -2,9 +2,8 @@
 
 Names become camelCase. Members the revision lacks are left out on the way out and ignored on the way in.
 Primitives are strict. Members no class declares survive in `extra` where the class has one, else are dropped.
-What to do with a kind of content that the revision lacks (audio before 2025-03-26, say) is one rule, both ways:
-*in a list it is left out as long as something remains; anywhere else, or if nothing would remain, the value is
-refused.*
+What to do with a kind of content that the revision lacks (audio before 2025-03-26) is one rule, both ways:
+*in a list it is left out as long as something remains; anywhere else, or if nothing would remain, it is refused.*
 """
 
 from __future__ import annotations

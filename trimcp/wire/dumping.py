@@ -21,6 +21,7 @@ from trimcp.wire.shapes import (
     members,
     must,
     nothing_left,
+    say,
     too_new,
 )
 
@@ -74,7 +75,7 @@ class Dumping:
         get: Callable[[Any], Any] = attrgetter(attribute.name)
         said = facts_of(attribute)
         if said.narrow is not None and said.narrowed_at(self._revision):
-            get = _only_if(said.narrow, get)
+            get = _narrowed(get, said.narrow, attribute, self._revision)
         found = members(attribute.type)
         has_null = Any in found or type(None) in found
         hook = self.hook(attribute.type) if attribute.type is not Any else None
@@ -124,10 +125,13 @@ def _mapping(hook: Dump) -> Dump:
     return dump
 
 
-def _only_if(allowed: Callable[[Any], bool], get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _narrowed(get: Dump, narrow: Callable[[Any], Any], attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
     def narrowed(payload: Any) -> Any:
         value = get(payload)
-        return value if value is not ABSENT and allowed(value) else ABSENT
+        fitting = ABSENT if value is ABSENT else narrow(value)
+        if fitting is ABSENT and attribute.default is attrs.NOTHING:
+            say(f"{attribute.name} holds what revision {revision} does not allow there")
+        return fitting
 
     return narrowed
 

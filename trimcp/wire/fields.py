@@ -43,7 +43,7 @@ class FieldFacts:
     required_from: Revision | None = None
     name: str | None = None
     narrow_until: Revision | None = None
-    narrow: Callable[[Any], bool] | None = None
+    narrow: Callable[[Any], Any] | None = None
 
     def exists_at(self, revision: Revision) -> bool:
         return self.since <= revision and (self.until is None or revision < self.until)
@@ -81,7 +81,7 @@ def field(
     required_from: Revision | None = None,
     name: str | None = None,
     narrow_until: Revision | None = None,
-    narrow: Callable[[Any], bool] | None = None,
+    narrow: Callable[[Any], Any] | None = None,
 ) -> Any:
     """One member of a payload that needs more said than a name and a type.
 
@@ -97,8 +97,8 @@ def field(
         required_from: the same, from that revision on.
         name: its name on the wire, where camelCase of ours is not it.
         narrow_until: the first revision in which every value is allowed ...
-        narrow: ... and what holds for those allowed before. Others are left out for an older peer, and
-            refused from it.
+        narrow: ... and what an older peer gets instead: the value itself where it was allowed before, or another,
+            or `ABSENT` to leave it out. From an older peer, only what passes unchanged is accepted.
     """
     facts = FieldFacts(since, until, OLDEST if required else required_from, name, narrow_until, narrow)
     if factory is not None:

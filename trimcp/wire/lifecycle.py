@@ -1,4 +1,4 @@
-"""How two peers meet and requests are followed: initialize, discover, cancelled, progress; why that failed."""
+"""How two peers meet and how requests are followed: initialize, discover, cancelled, progress."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CancelledParams(Params):
     In 2025-11-25 alone the id may be missing, when a task is meant; such a notification cancels nothing here.
     """
 
-    request_id: str | int | Absent = field(default=ABSENT)
+    request_id: str | int | Absent = field(default=ABSENT, required_from=V2026_07_28)
     reason: str | Absent = field(default=ABSENT)
 
 

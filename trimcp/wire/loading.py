@@ -130,9 +130,7 @@ class Loading:
                 if said.narrow is not None and said.narrowed_at(self._revision):
                     hook = _narrowed(hook, said.narrow, self._revision)
                 overrides[attribute.name] = override(rename=wire_name(attribute), struct_hook=hook)
-        build = make_dict_structure_fn(
-            cls, self.converter, _cattrs_detailed_validation=self._explain, **overrides
-        )
+        build = make_dict_structure_fn(cls, self.converter, _cattrs_detailed_validation=self._explain, **overrides)
         return _checked(build, tuple(needed), known_names(cls) if EXTRA in overrides else None)
 
     def _list(self, member: Any) -> Hook:
@@ -172,9 +170,7 @@ class Loading:
 
         return load
 
-    def _each(
-        self, items: Iterable[tuple[Any, Any]], hook: Hook, tp: type, *, drop: bool
-    ) -> list[tuple[Any, Any]]:
+    def _each(self, items: Iterable[tuple[Any, Any]], hook: Hook, tp: type, *, drop: bool) -> list[tuple[Any, Any]]:
         """Every member with its key, or every problem noted with its place."""
         loaded: list[tuple[Any, Any]] = []
         problems: list[Exception] = []
@@ -240,16 +236,16 @@ def _literal(values: tuple[str, ...]) -> Hook:
     return load
 
 
-def _narrowed(hook: Hook, allowed: Callable[[Any], bool], revision: Revision) -> Hook:
+def _narrowed(hook: Hook, narrow: Callable[[Any], Any], revision: Revision) -> Hook:
     def load(value: Any, tp: Any) -> Any:
         loaded = hook(value, tp)
-        return loaded if allowed(loaded) else say(f"is a value that revision {revision} does not allow here")
+        return loaded if narrow(loaded) is loaded else say(f"is a value that revision {revision} does not allow here")
 
     return load
 
 
 def _checked(build: Callable[..., Any], needed: tuple[str, ...], known: frozenset[str] | None) -> Hook:
-    """What cattrs does not look at: that it is an object, what must be there in spite of a default, the rest."""
+    """What cattrs does not look at: that it is an object, what must be there despite a default, the rest."""
 
     def load(value: Any, tp: Any) -> Any:
         if type(value) is not dict:

@@ -1,4 +1,4 @@
-"""Every method of every revision, a row each: what it carries, who may send it, when it exists, what it needs.
+"""Every method of every revision, a row each: what it carries, who sends it, when it exists, what it needs.
 
 The engine looks a method up here and nowhere else: a revision has removed a method when its row says `until`.
 """
@@ -105,7 +105,7 @@ class Method:
 
     @property
     def client_declares(self) -> bool:
-        """Whether `capability` is the client's to declare; otherwise the server's (`tasks`: the receiver's)."""
+        """Whether `capability` is the client's to declare; else the server's (`tasks`: the receiver's)."""
         return self.capability is not None and self.capability.split(".")[0] in _CLIENT_CAPABILITIES
 
 
@@ -117,9 +117,7 @@ def _changed(name: str, capability: str, direction: Direction = S2C, until: Revi
     return Method(name, NotificationParams, None, direction, capability=capability, until=until)
 
 
-def _legacy(
-    name: str, params: Any, result: Any, direction: Direction, capability: str | None = None
-) -> Method:
+def _legacy(name: str, params: Any, result: Any, direction: Direction, capability: str | None = None) -> Method:
     return Method(name, params, result, direction, until=V2026_07_28, capability=capability)
 
 
@@ -230,12 +228,8 @@ _ROWS: Final = (
         S2C,
         since=V2026_07_28,
     ),
-    _question(
-        "sampling/createMessage", sampling.CreateMessageParams, sampling.CreateMessageResult, "sampling"
-    ),
-    _question(
-        "elicitation/create", elicitation.ElicitParams, elicitation.ElicitResult, "elicitation", V2025_06_18
-    ),
+    _question("sampling/createMessage", sampling.CreateMessageParams, sampling.CreateMessageResult, "sampling"),
+    _question("elicitation/create", elicitation.ElicitParams, elicitation.ElicitResult, "elicitation", V2025_06_18),
     Method(
         "notifications/elicitation/complete",
         elicitation.ElicitationCompleteParams,

@@ -57,13 +57,13 @@ class Revision:
         version_header: HTTP requests after the handshake carry `MCP-Protocol-Version`.
         method_headers: HTTP requests carry `Mcp-Method`, `Mcp-Name` and the headers tools ask for.
         disconnect_cancels: on HTTP a dropped connection means that the caller gave up. It SHOULD NOT on
-            Streamable HTTP until 2025-11-25; in 2024-11-05 the stream is the session, in 2026-07-28 the request.
+            Streamable HTTP until 2025-11-25; in 2024-11-05 the stream is the session, later the request.
         server_may_call: the server may send requests (sampling, elicitation, roots, ping).
         error_without_id: an error whose request's id could not be read leaves `id` out; else it says null.
-        invalid_arguments_are_tool_errors: arguments that break a tool's schema are told to the model as a tool
-            error rather than answered with -32602 (SEP-1303).
-        logs_on_request: log messages go only to requests that asked for a level (`_meta`); otherwise the level is
-            the connection's (`logging/setLevel`) and the server may choose one until it is set.
+        invalid_arguments_are_tool_errors: arguments that break a tool's schema are told to the model as a
+            tool error rather than answered with -32602 (SEP-1303).
+        logs_on_request: log messages go only to requests that asked for a level in `_meta`; otherwise the level
+            is the connection's (`logging/setLevel`) and the server may choose one until it is set.
         url_elicitation_error: -32042 may answer a request that needs the user to visit a URL first.
         resource_missing_code: the error code for a resource that does not exist.
     """

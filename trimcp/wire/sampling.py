@@ -28,12 +28,21 @@ def _blocks(content: SamplingContent | list[SamplingContent]) -> list[SamplingCo
     return content if isinstance(content, list) else [content]
 
 
+def _alone(content: SamplingContent | list[SamplingContent]) -> SamplingContent | Absent:
+    if not isinstance(content, list):
+        return content
+    return content[0] if len(content) == 1 else ABSENT
+
+
 @wire
 class SamplingMessage:
-    """One message of the conversation. A list of contents is possible since 2025-11-25."""
+    """One message of the conversation.
+
+    Until 2025-06-18 it had exactly one content: a list of one is unwrapped for an older peer, any other refused.
+    """
 
     role: Role
-    content: SamplingContent | list[SamplingContent]
+    content: SamplingContent | list[SamplingContent] = field(narrow_until=V2025_11_25, narrow=_alone)
     meta: Meta | Absent = field(default=ABSENT, since=V2025_11_25)
 
     @property
@@ -79,10 +88,10 @@ class CreateMessageParams:
 
 @wire
 class CreateMessageResult:
-    """What the model said."""
+    """What the model said; its content as in `SamplingMessage`."""
 
     role: Role
-    content: SamplingContent | list[SamplingContent]
+    content: SamplingContent | list[SamplingContent] = field(narrow_until=V2025_11_25, narrow=_alone)
     model: str
     stop_reason: str | Absent = field(default=ABSENT)
     meta: Meta | Absent = field(default=ABSENT)

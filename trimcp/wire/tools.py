@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from trimcp.wire.common import Cacheable, Icon, Meta, NotificationParams, PageParams, Params, Result
+from trimcp.wire.common import Cacheable, Icon, Meta, NotificationParams, PageParams, Params, Result, only_object
 from trimcp.wire.content import ContentBlock
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
@@ -63,7 +63,7 @@ class Tool:
         default=ABSENT,
         since=V2025_06_18,
         narrow_until=V2026_07_28,
-        narrow=lambda schema: schema.get("type") == "object",
+        narrow=lambda schema: schema if schema.get("type") == "object" else ABSENT,
     )
     annotations: ToolAnnotations | Absent = field(default=ABSENT, since=V2025_03_26)
     icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
@@ -101,12 +101,7 @@ class CallToolResult(Result):
     """
 
     content: list[ContentBlock] = field(factory=list, required=True)
-    structured_content: Any = field(
-        default=ABSENT,
-        since=V2025_06_18,
-        narrow_until=V2026_07_28,
-        narrow=lambda value: isinstance(value, dict),
-    )
+    structured_content: Any = field(default=ABSENT, since=V2025_06_18, narrow_until=V2026_07_28, narrow=only_object)
     is_error: bool | Absent = field(default=ABSENT)
 
 
