@@ -173,6 +173,15 @@ def test_long_strings_are_crossed_in_one_leap() -> None:
     assert more_members_than(4, text)
 
 
+@pytest.mark.parametrize("shift", range(4))
+def test_escapes_across_windows(shift: int) -> None:
+    for escape in (b"\\\\", b'\\"', b"\\n"):
+        text = b'["' + b"x" * shift + escape * 50_000 + b'",{},"' + escape * 40_000 + b'[[,"]'
+        assert not deeper_than(2, text)
+        assert not more_members_than(4, text)
+        assert more_members_than(3, text)
+
+
 @pytest.mark.parametrize("text", [b'"', b'"\\', b'["' + b"," * 99, b'"a', b'",,,"[', b'["\\"'])
 def test_counting_members_needs_no_valid_text(text: bytes) -> None:
     assert not more_members_than(1, text)
@@ -264,8 +273,8 @@ def test_memory_is_bounded(kind: str) -> None:
     scanner.feed(head + chunk)
     tracemalloc.start()
     try:
-        for _ in range(8):
-            scanner.feed(chunk)
+        for start in range(0, 8 * len(chunk), 4096):
+            scanner.feed(chunk[start % len(chunk) :][:4096])
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

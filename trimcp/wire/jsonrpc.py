@@ -305,6 +305,7 @@ def _error(error: Any, id: RequestId | None) -> ErrorResponse | Malformed:
 
 # Plain JSON values only: what else orjson could write, its reader would not get back.
 _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_FINITE: Final = frozenset((str, int, bool, type(None)))
 
 
 def encode(value: JSON) -> bytes:
@@ -337,9 +338,9 @@ def _has_nonfinite(value: Any) -> bool:
             if not math.isfinite(item):
                 return True
         elif isinstance(item, dict):
-            rest.extend(item.values())
+            rest += [child for child in item.values() if type(child) not in _FINITE]
         elif isinstance(item, (list, tuple)):
-            rest.extend(item)
+            rest += [child for child in item if type(child) not in _FINITE]
     return False
 
 
