@@ -54,6 +54,13 @@ class SlowToClose(Wrapped):
         await self.channel.aclose()
 
 
+class Shuffling(Wrapped):
+    """Changes only large messages, which a task of the check compares."""
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        await self.channel.send(batch[::-1] if len(batch) == 2 and len(batch[1].data) > 1000 else batch)
+
+
 class Polite(Wrapped):
     async def receive(self) -> Sequence[Incoming]:
         try:
@@ -85,7 +92,7 @@ async def test_good_channels_pass(framed: bool) -> None:
     await check_channel(pairs(Wrapped, framed))
 
 
-@pytest.mark.parametrize("bad", [Reordering, Forgetful, NoCheckpoint, SlowToClose, Polite])
+@pytest.mark.parametrize("bad", [Reordering, Shuffling, Forgetful, NoCheckpoint, SlowToClose, Polite])
 async def test_a_broken_promise_fails(bad: type[Wrapped]) -> None:
     with pytest.raises(AssertionError):
         await check_channel(pairs(bad, False))

@@ -30,14 +30,13 @@ _ENOUGH: Final = 2000  # sends after which somebody must have noticed
 async def check_channel(make_pair: MakePair, *, clogs: bool = True, big: int = 1_000_000) -> None:
     """Check everything `MessageChannel` promises, with a fresh pair of channels for each promise.
 
-    Checked: order within and across batches, both directions at once, big and empty batches, the end after
+    Checked: order within and across batches, both directions at once, big and empty batches, garbage, the end after
     the peer's close and the errors after it, one sender and one receiver at a time, checkpoints, and what
     cancelling leaves.
 
     Args:
-        make_pair: makes an async context manager that yields two connected channels. It may leave them open
-        or
-            closed, but closes whatever else it opened.
+        make_pair: makes an async context manager that yields two connected channels. They are closed by us; it closes
+            whatever else it opened.
         clogs: whether a peer that does not read is felt by who sends, sooner or later.
         big: characters of the longest message tried.
 
@@ -45,13 +44,13 @@ async def check_channel(make_pair: MakePair, *, clogs: bool = True, big: int = 1
         AssertionError: a promise was broken; the traceback names the check.
         trio.TooSlowError: a check took 20 seconds.
     """
-    for check in (_order, _both_directions, _empty_batch, _end_of_channel, _own_close, _close_wakes_receiver):
-        await _run(check, make_pair)
-    for check in (_peer_gone, _one_receiver, _cancelled_receive, _checkpoints, _close_when_cancelled):
-        await _run(check, make_pair)
-    await _run(partial(_big_message, size=big), make_pair)
+    checks: list[_Check] = [_order, _both_directions, _empty_batch, _garbage, partial(_big_message, size=big)]
+    checks += [_end_of_channel, _own_close, _close_wakes_receiver, _close_when_cancelled, _peer_gone]
+    checks += [_one_receiver, _cancelled_receive, _checkpoints]
     if clogs:
-        for check in (_cancelled_send, _close_wakes_sender, _one_sender):
+        checks += [_cancelled_send, _close_wakes_sender, _one_sender]
+    for check in checks:
+        with trio.fail_after(_HANG):
             await _run(check, make_pair)
 
 
@@ -59,7 +58,7 @@ _Check: TypeAlias = Callable[[MessageChannel, MessageChannel], Awaitable[None]]
 
 
 async def _run(check: _Check, make_pair: MakePair) -> None:
-    with trio.fail_after(_HANG):
+    try:
         async with make_pair() as (left, right):
             try:
                 await check(left, right)
@@ -68,6 +67,17 @@ async def _run(check: _Check, make_pair: MakePair) -> None:
                     with trio.CancelScope() as scope:
                         scope.cancel()  # close, and do not wait for niceties
                         await channel.aclose()
+    except BaseExceptionGroup as group:
+        failures, rest = group.split(AssertionError)
+        if failures is None or rest is not None:
+            raise
+        raise AssertionError(str(_leaf(failures))) from group  # not our nurseries but the broken promise
+
+
+def _leaf(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
 
 
 async def _order(left: MessageChannel, right: MessageChannel) -> None:
@@ -112,6 +122,13 @@ async def _empty_batch(left: MessageChannel, right: MessageChannel) -> None:
     await left.send([_request(1)])
     await left.send([])
     assert _ids(await right.receive()) == [1], "an empty batch is nothing at all"
+
+
+async def _garbage(left: MessageChannel, right: MessageChannel) -> None:
+    await left.send([Outgoing(b'{"jsonrpc": nonsense', Kind.NOTIFICATION), _request(1)])
+    garbage, good = await _receive(right, 2)
+    assert isinstance(garbage.message, Malformed), "what cannot be parsed is a message like any other"
+    assert _ids([good]) == [1], "garbage must not disturb what follows"
 
 
 async def _end_of_channel(left: MessageChannel, right: MessageChannel) -> None:

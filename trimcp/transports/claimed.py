@@ -43,18 +43,19 @@ class Claim:
     sender: FdSender | ThreadSender
     _saved: tuple[int | None, int | None]
     _line_buffering: bool | None
+    _released: bool = attrs.field(default=False, init=False)
 
     def release(self) -> None:
         """Close both streams and put descriptors 0 and 1 back as they were; safe to call twice."""
         global _claimed
         self.receiver.close()
         self.sender.close()
-        saved, self._saved = self._saved, (None, None)
-        if not _claimed:
+        if self._released:
             return
+        self._released = True
         _claimed = False
         _flush_stdout()  # strays of user code, while descriptor 1 still is standard error
-        for fd, original in enumerate(saved):
+        for fd, original in enumerate(self._saved):
             if original is not None:
                 os.dup2(original, fd)
                 os.close(original)
