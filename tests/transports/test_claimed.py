@@ -69,9 +69,12 @@ print("printed after")
 """
 
 
+NO_REOPENING = "import trimcp.transports.claimed\ntrimcp.transports.claimed._reopen = lambda fd, flags: None\n"
+
+
 @contextmanager
-def server(**streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", SERVER], env=ENVIRONMENT, **streams)
+def server(prelude: str = "", **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", prelude + SERVER], env=ENVIRONMENT, **streams)
     try:
         yield process
     finally:
@@ -155,18 +158,19 @@ def flags_of(pid: int, fd: int) -> str:
     return next(line.split()[1] for line in text.splitlines() if line.startswith("flags:"))
 
 
-def test_a_terminal_keeps_blocking_even_after_a_kill() -> None:
+@pytest.mark.parametrize(("prelude", "kind"), [("", "Fd"), (NO_REOPENING, "Thread")])
+def test_a_terminal_keeps_blocking_even_after_a_kill(prelude: str, kind: str) -> None:
     controller, terminal = pty.openpty()
     modes = termios.tcgetattr(terminal)
     modes[1] &= ~termios.OPOST
     modes[3] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, modes)
-    with server(stdin=terminal, stdout=terminal, stderr=subprocess.PIPE) as process:
+    with server(prelude, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE) as process:
         os.write(controller, request(1, "modes"))
         with open(controller, "rb", buffering=0) as lines:
             assert lines.readline() == b"printed before\n"
             reply = line_from(lines)
-            assert reply["result"] == {"input": "FdReceiver", "output": "FdSender"}
+            assert reply["result"] == {"input": f"{kind}Receiver", "output": f"{kind}Sender"}
             assert os.get_blocking(terminal)
             process.kill()
             process.wait(20)
@@ -247,17 +251,11 @@ def test_a_reader_that_leaves_breaks_the_channel() -> None:
         assert b"broken" in process.stderr.read()
 
 
-def test_without_a_second_way_to_the_pipe_flags_are_set_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_second_way_to_the_pipe_flags_are_set_and_restored() -> None:
     """Where pipes cannot be opened again, the child sets the flag on its parent's and takes it back."""
     child_in, our_out = os.pipe()
     our_in, child_out = os.pipe()
-    patched = SERVER.replace(
-        "import trimcp.transports.stdio as stdio",
-        "import trimcp.transports.stdio as stdio\nimport trimcp.transports.claimed as claimed\n"
-        "claimed._reopen = lambda fd, flags: None",
-    )
-    monkeypatch.setitem(globals(), "SERVER", patched)
-    with server(stdin=child_in, stdout=child_out, stderr=subprocess.DEVNULL) as process:
+    with server(NO_REOPENING, stdin=child_in, stdout=child_out, stderr=subprocess.DEVNULL) as process:
         os.write(our_out, request(1))
         assert replies(os.read(our_in, 1000))[0]["id"] == 1
         assert not os.get_blocking(child_in)
@@ -270,13 +268,7 @@ def test_without_a_second_way_to_the_pipe_flags_are_set_and_restored(monkeypatch
         os.close(fd)
 
 
-def test_in_that_case_a_pipe_shared_with_standard_error_gets_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    patched = SERVER.replace(
-        "import trimcp.transports.stdio as stdio",
-        "import trimcp.transports.stdio as stdio\nimport trimcp.transports.claimed as claimed\n"
-        "claimed._reopen = lambda fd, flags: None",
-    )
-    monkeypatch.setitem(globals(), "SERVER", patched)
-    with server(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+def test_in_that_case_a_pipe_shared_with_standard_error_gets_a_thread() -> None:
+    with server(NO_REOPENING, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         out, _ = process.communicate(request(1, "modes"), timeout=20)
     assert orjson.loads(out.splitlines()[1])["result"] == {"input": "FdReceiver", "output": "ThreadSender"}

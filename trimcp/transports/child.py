@@ -112,7 +112,7 @@ class StdioServer:
                     nursery.start_soon(channel._discard_output)
                     await end_process(channel.process, channel._family, channel._sender.close, self.patience)
                 except trio.Cancelled as exc:
-                    failure = failure or exc  # the body's own error tells more
+                    failure = exc if failure is None else failure  # the body's own error tells more
                 finally:
                     nursery.cancel_scope.cancel()
         finally:
