@@ -7,6 +7,7 @@
     ├── InvalidReply          the peer answered with something that is no answer to this request
     ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
     ├── ErrorReply            raised *by a handler* to answer with exactly this error
+    ├── ResourceNotFound      raised *by a resource* that does not exist
     └── ToolError             raised *by a tool* to tell the model what went wrong
 
 Anything else that leaves trimcp is either Trio's own (`trio.Cancelled`, `trio.TooSlowError`, ...) or a bug of ours.
@@ -24,6 +25,7 @@ __all__ = [
     "McpError",
     "Overloaded",
     "RemoteError",
+    "ResourceNotFound",
     "ToolError",
 ]
 
@@ -88,6 +90,10 @@ class ErrorReply(McpError):
 
     def __str__(self) -> str:
         return f"{self.message} (code {self.code})"
+
+
+class ResourceNotFound(McpError):
+    """Raised inside a resource function: there is no such resource. The peer gets its revision's error for that."""
 
 
 class ToolError(McpError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args
 
 import attrs
@@ -30,11 +32,16 @@ from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 if TYPE_CHECKING:
     from trimcp.session.session import Session
 
-__all__ = ["Context", "Form", "RequestScope"]
+__all__ = ["Context", "Form", "RequestScope", "severity"]
 
 StateT = TypeVar("StateT")
 _T = TypeVar("_T")
 _SEVERITY = {level: rank for rank, level in enumerate(get_args(LoggingLevel))}
+
+def severity(level: LoggingLevel) -> int:
+    """Return a level's rank, 0 for "debug" (RFC 5424, most severe last)."""
+    return _SEVERITY[level]
+
 
 # A report that never yields starves the writer; one that always does defeats coalescing (11 µs each). So at least
 # every 64th is a schedule point, and each is a cancel point.
@@ -78,6 +85,7 @@ class Context(Generic[StateT]):
     _job: Job
     state: StateT
     _server_scope: Scope | None = None
+    _deadline: float = attrs.field(init=False, default=math.inf)
     _reports: int = attrs.field(init=False, default=0)
     _last_progress: float = attrs.field(init=False, default=-float("inf"))
 
@@ -133,12 +141,37 @@ class Context(Generic[StateT]):
     @property
     def cancel_reason(self) -> CancelReason | None:
         """Why this request is being cancelled, or None while it is not. Worth reading in a `finally` block."""
+        if self._job.reason is None and trio.current_time() >= self._deadline:
+            return CancelReason.DEADLINE
         return self._job.reason
+
+    @property
+    def deadline(self) -> float:
+        """When the handler's own time is over, on Trio's clock; infinity where it has no limit."""
+        return self._deadline
+
+    @contextmanager
+    def deadline_is(self, scope: trio.CancelScope) -> Iterator[None]:
+        """Let the deadline of this scope be known as the request's for as long as the block runs."""
+        before, self._deadline = self._deadline, scope.deadline
+        try:
+            yield
+        finally:
+            self._deadline = before
 
     @property
     def cancel_detail(self) -> str | None:
         """What the peer said when it cancelled, or None. Untrusted text."""
         return self._job.detail
+
+    @property
+    def internals(self) -> tuple[Session, Job]:
+        """The session and the job behind this context, for code that builds on sessions itself."""
+        return self._session, self._job
+
+    def count_abandoned_thread(self, change: int) -> None:
+        """Count a thread whose call is over but which cannot be stopped (+1), or its end (-1)."""
+        self._session.abandoned_threads += change
 
     # Lifetimes
 

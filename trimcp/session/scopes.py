@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
 import trio
 
-__all__ = ["Scope", "Work", "guarded", "sole"]
+from trimcp.errors import LocalError
+
+__all__ = ["Scope", "Work", "guarded", "open_service_nursery", "parted", "sole"]
 
 log = logging.getLogger("trimcp.session")
 
@@ -21,12 +24,53 @@ def sole(error: BaseException) -> BaseException:
     return error
 
 
+def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Return what a body raised by itself, and the cancellation in it, which belongs to a scope around us."""
+    if isinstance(error, trio.Cancelled):
+        return None, error
+    if isinstance(error, BaseExceptionGroup):
+        cancelled, rest = error.split(trio.Cancelled)
+        return rest, cancelled
+    return error, None
+
+
+@asynccontextmanager
+async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
+    """Open a nursery for tasks that serve the body: they are cancelled when it ends, and what it raises stays itself.
+
+    A plain nursery would wrap the body's exception in a group. A group appears only where the body and a task failed.
+    """
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                yield nursery
+            except BaseException as error:
+                failure, cancelled = parted(error)
+                if cancelled is not None:
+                    raise cancelled from None
+            finally:
+                nursery.cancel_scope.cancel(reason="whoever these tasks served has ended")
+    except BaseException as error:
+        if failure is None:
+            raise
+        raise BaseExceptionGroup("the body and a task that served it both failed", [failure, error]) from None
+    if failure is not None:
+        raise failure
+
+
 async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
     """Run background work so that its crash is logged whole and ends nothing else."""
     try:
         await function(*args)
-    except Exception:
-        log.exception("background work %r crashed", getattr(function, "__qualname__", function))
+    except BaseException as error:
+        crash, cancelled = parted(error)
+        if crash is not None and not isinstance(crash, Exception):
+            raise
+        if crash is not None:
+            log.error("background work %r crashed", getattr(function, "__qualname__", function), exc_info=crash)
+        if cancelled is not None:
+            raise cancelled from None
 
 
 @attrs.define(eq=False)
@@ -54,47 +98,59 @@ class Work:
 
     host: trio.Nursery
     owner: trio.CancelScope
+    failure: Exception | None = attrs.field(init=False, default=None)
+    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     _waiting: list[tuple[Callable[..., Awaitable[object]], tuple[Any, ...]]] = attrs.field(init=False, factory=list)
-    _failure: Exception | None = attrs.field(init=False, default=None)
-    _over: trio.Event | None = attrs.field(init=False, default=None)
+    _started: bool = attrs.field(init=False, default=False)
+    _joined: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _over: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Run `await function(*args)` in a task that ends before the request's answer leaves."""
+        """Run `await function(*args)` in a task that ends before the request's answer leaves.
+
+        Raises:
+            LocalError: the request is over.
+        """
+        if self._over.is_set():
+            raise LocalError("the request is over; nothing can be started for it")
         if self._nursery is not None:
             self._nursery.start_soon(function, *args)
             return
         self._waiting.append((function, args))
-        if self._over is None:
-            self._over = trio.Event()
+        if not self._started:
+            self._started = True
             self.host.start_soon(self._run)
 
     async def _run(self) -> None:
-        assert self._over is not None
         try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                for function, args in self._waiting:
-                    nursery.start_soon(function, *args)
-                self._waiting.clear()
-        except Exception as error:
-            self._failure = error
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    for function, args in self._waiting:
+                        nursery.start_soon(function, *args)
+                    self._waiting.clear()
+                    # Kept open until the handler is done: a nursery whose last task has ended takes no new ones.
+                    await self._joined.wait()
+        except BaseException as error:
+            crash, cancelled = parted(error)
+            if crash is not None and not isinstance(crash, Exception):
+                raise
+            self.failure = crash
             self.owner.cancel(reason="work started for this request crashed")
+            if cancelled is not None:
+                raise cancelled from None
         finally:
             self._nursery = None
             self._over.set()
-            self._over = None
-
-    def cancel(self) -> None:
-        """Stop the tasks."""
-        self._waiting.clear()
-        if self._nursery is not None:
-            self._nursery.cancel_scope.cancel(reason="the request is over")
 
     async def join(self) -> None:
-        """Wait for the tasks; raises what one of them raised."""
-        if self._over is not None:
-            await self._over.wait()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
+        """Wait for the tasks. If one of them crashed the owner is cancelled, and `failure` says why."""
+        self._joined.set()
+        await self._over.wait()
+
+    async def end(self) -> None:
+        """Stop the tasks and wait until they have unwound, also when everything around is being cancelled."""
+        self.scope.cancel(reason="the request is over")
+        with trio.CancelScope(shield=True):
+            await self.join()

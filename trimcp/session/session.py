@@ -8,18 +8,17 @@ sink, room first, then the engine's state, then the queue, with no checkpoint be
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
-from trimcp.errors import ConnectionLost, ErrorReply, LocalError
+from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.framing.batch import Gather
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
-    Admission,
     BatchReceived,
     Cancelled,
     Event,
@@ -32,12 +31,14 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.endpoint import Endpoint
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox
 from trimcp.session.outbox import Outbox, Sink
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.runner import Runner
+from trimcp.session.statistics import Statistics
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 from trimcp.wire.lifecycle import CancelledParams
@@ -46,57 +47,6 @@ from trimcp.wire.revisions import Revision
 __all__ = ["Endpoint", "Session", "Statistics", "Watcher"]
 
 log = logging.getLogger("trimcp.session")
-
-
-class Endpoint(Protocol):
-    """What a session serves: a server's registries, or a client's handlers."""
-
-    @property
-    def served(self) -> Container[str]:
-        """The names of the request methods that have a handler."""
-
-    async def handle(self, session: Session, job: Job) -> Any:
-        """Work on one request and return its result payload; cancelled when the request is."""
-
-    def notified(self, session: Session, event: Notified) -> None:
-        """Take note of a notification. Synchronous and quick: the reader calls it."""
-
-    def closed(self, session: Session) -> None:
-        """Forget the session: it has ended."""
-
-
-class Watcher(Protocol):
-    """Whoever wants to know that the peer is gone although no call of theirs is pending."""
-
-    def lost(self, error: ConnectionLost) -> None:
-        """Note that the peer is gone. Synchronous and quick."""
-
-
-@attrs.frozen
-class Statistics:
-    """A snapshot of one session.
-
-    Attributes:
-        running: handlers at work, those that wait for the peer not counted.
-        parked: handlers that wait for the peer's answer to a question.
-        waiting: requests waiting for a running slot, and their bytes in `waiting_bytes`.
-        pending: calls of ours the peer has not answered.
-        outbox, outbox_bytes: messages waiting for the writer.
-        merged: messages that gave way to a later one of their kind.
-        dropped: progress and log messages dropped because their reader was slow.
-        abandoned_threads: threads whose call is over but which cannot be stopped.
-    """
-
-    running: int
-    parked: int
-    waiting: int
-    waiting_bytes: int
-    pending: int
-    outbox: int
-    outbox_bytes: int
-    merged: int
-    dropped: int
-    abandoned_threads: int
 
 
 def _outbox(session: Session) -> Outbox:
@@ -401,10 +351,10 @@ class Session:
 
     # Notifications
 
-    def encode_related(self, job: Job, name: str, params: Any) -> bytes:
+    def encode_related(self, job: Job, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
         """Return a notification that belongs to a request of the peer's, in the words of that request's revision."""
         verb = vocabulary(job.request.admission.revision)[name]
-        return self.engine.encode_notification(verb, params)
+        return self.engine.encode_notification(verb, params, subscription=subscription)
 
     def encode_notification(self, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
         """Return a notification of ours as bytes.
@@ -471,10 +421,3 @@ class Session:
         self.draining.set()
         self.closed.set()
         self.nudge()
-
-    def context_admission(self) -> Admission:
-        """Return what is known of the peer outside any request."""
-        engine = self.engine
-        if engine.revision is None or engine.legacy.capabilities is None:
-            raise LocalError("nothing was agreed on with this peer yet")
-        return engine.legacy.admit(None, None)

@@ -1,0 +1,140 @@
+"""Glue between servers, clients and transports: the functions a program ends with. Nothing here imports it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import attrs
+import trio
+
+from trimcp.channel import MessageChannel
+from trimcp.server.server import Server
+from trimcp.session.drive import drive
+from trimcp.session.scopes import open_service_nursery
+from trimcp.session.session import Session
+from trimcp.transports.memory import memory_channels
+from trimcp.transports.stdio import StdioServer, claim_stdio
+from trimcp.transports.trace import trace_writer, traced
+
+__all__ = ["InProcess", "in_process", "run_stdio", "serve_stdio", "stdio", "trace_from_environment"]
+
+_TRACE = "TRIMCP_TRACE"
+
+
+def trace_from_environment(channel: MessageChannel) -> MessageChannel:
+    """Return the channel, traced if the environment says so: TRIMCP_TRACE=1 to standard error, or a file's path."""
+    target = os.environ.get(_TRACE, "")
+    return traced(channel, trace_writer(target)) if target not in ("", "0") else channel
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve one client over this process's standard input and output, until it leaves.
+
+    What user code prints goes to standard error meanwhile. Requests under way when the input ends get
+    `limits.eof_grace` seconds. Cancelling it stops every handler; no signal handlers are installed, see `run_stdio`.
+    """
+    async with claim_stdio() as channel:
+        await server.serve(trace_from_environment(channel))
+
+
+def run_stdio(server: Server[Any], *, grace: float = 5.0) -> None:
+    """Serve one client over standard input and output as the whole program, with an orderly end.
+
+    On SIGTERM or SIGINT no more requests are taken, those under way get `grace` seconds to answer, then they are
+    cancelled with an error reply, and every clean-up runs. A second signal ends the process at once.
+    """
+    trio.run(_serve_stdio_until_signal, server, grace)
+
+
+async def _serve_stdio_until_signal(server: Server[Any], grace: float) -> None:
+    with _signals() as stop:
+        async with server.running() as running, claim_stdio() as channel:
+            session = server.session(running)
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(_drain_when, stop, session, grace)
+                await drive(session, trace_from_environment(channel))
+
+
+async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
+    await stop.wait()
+    await session.drain(grace)
+    session.close()
+
+
+@contextmanager
+def _signals() -> Iterator[trio.Event]:
+    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process, even with a frozen loop."""
+    stop = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    seen = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            os._exit(128 + number)
+        token.run_sync_soon(stop.set)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def stdio(
+    command: str,
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    on_stderr: Callable[[str], object] | None = None,
+) -> StdioServer:
+    """Name a server to be started as a child process, for `client.connect(trimcp.stdio("python", "weather.py"))`.
+
+    Args:
+        command: the program, found on PATH.
+        args: its arguments; no shell is involved.
+        env: variables beside the few a child inherits anyway (PATH, HOME, ...).
+        cwd: where it runs; by default here.
+        on_stderr: called with each line the child writes to its standard error; by default they are logged.
+    """
+    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr)
+
+
+@attrs.frozen
+class InProcess:
+    """A server in this very process as something to connect to. A run of its own for each connection."""
+
+    server: Server[Any]
+    framed: bool = False
+
+    @property
+    def key(self) -> str:
+        """What a client remembers it by."""
+        return f"in process: {id(self.server)}"
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Serve one connection for as long as the block runs, and yield the client's end of it."""
+        ours, theirs = memory_channels(framed=self.framed)
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(self.server.serve, ours)
+            async with trace_from_environment(theirs) as channel:
+                yield channel
+
+
+def in_process(server: Server[Any], *, framed: bool = False) -> InProcess:
+    """Name a server in this process, for `client.connect(trimcp.in_process(server))`.
+
+    Args:
+        framed: pass every message through line framing and a small pipe, as over stdio.
+    """
+    return InProcess(server, framed)

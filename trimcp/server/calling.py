@@ -1,0 +1,105 @@
+"""How a user's function is called: its injected parameters, and where a sync one runs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimcp.server.declared import Question, answer_all, is_context, is_injected, question_of
+from trimcp.server.media import is_content
+from trimcp.server.schema import ResultShape, Signature, describe, describe_result
+from trimcp.server.threads import ThreadContext, in_thread
+from trimcp.session.context import Context
+
+if TYPE_CHECKING:
+    from trimcp.server.running import Running
+
+__all__ = ["Calling", "prepare"]
+
+
+@attrs.define(eq=False)
+class Calling:
+    """One function of the user's, looked at once."""
+
+    function: Callable[..., Any]
+    signature: Signature
+    context_parameter: str | None
+    questions: tuple[Question, ...]
+    is_async: bool
+    run_mode: str
+    whole_arguments: bool
+
+    async def run(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
+        """Call it with JSON arguments that its schema has accepted, and return what it returned.
+
+        Raises:
+            ConversionError: an argument fits its schema and still cannot be made into its type.
+        """
+        if self.whole_arguments:
+            keywords: dict[str, Any] = {"arguments": dict(arguments)}
+        else:
+            keywords = dict(self.signature.bind(arguments))
+        if self.questions:
+            keywords.update(await answer_all(self.questions, ctx))
+        if self.is_async:
+            if self.context_parameter is not None:
+                keywords[self.context_parameter] = ctx
+            return await self.function(**keywords)
+        if self.run_mode == "inline" or virtual_time():
+            if self.context_parameter is not None:
+                keywords[self.context_parameter] = ThreadContext(ctx, None)
+            return self.function(**keywords)
+        if self.context_parameter is not None:
+            keywords[self.context_parameter] = ThreadContext(ctx, trio.lowlevel.current_trio_token())
+        return await in_thread(ctx, functools.partial(self.function, **keywords), running.threads)
+
+    def result_shape(self) -> ResultShape | None:
+        """Return how its results are structured, by its return type; None for plain content."""
+        return describe_result(self.signature.return_type, is_content=is_content)
+
+
+def prepare(function: Callable[..., Any], *, run: str = "thread", schema_given: bool = False) -> Calling:
+    """Look at a function once, so that calls need not.
+
+    Args:
+        function: async or sync.
+        run: where a sync one runs, "thread" or "inline".
+        schema_given: its JSON Schema is given by hand; a single parameter `arguments` then takes them whole.
+
+    Raises:
+        TypeError: it has parameters that cannot be filled from JSON.
+    """
+    if run not in ("inline", "thread"):
+        raise TypeError(f"run must be 'inline' or 'thread', not {run!r}")
+    signature = describe(function, injected=is_injected, loose=schema_given)
+    context_parameter = None
+    questions = []
+    for parameter, hint in signature.injected:
+        if is_context(parameter, hint):
+            context_parameter = parameter.name
+            continue
+        question = question_of(parameter.name, hint)
+        assert question is not None
+        questions.append(question)
+    whole = schema_given and list(signature.parameters) == ["arguments"]
+    return Calling(
+        function, signature, context_parameter, tuple(questions), _is_async(function), run, whole_arguments=whole
+    )
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def virtual_time() -> bool:
+    """Return whether Trio's clock is a test's. Time would jump while a thread works, so none is used."""
+    testing = sys.modules.get("trio.testing")
+    return testing is not None and isinstance(trio.lowlevel.current_clock(), testing.MockClock)

@@ -1,0 +1,117 @@
+"""Declared questions: parameters answered by the user before the body runs, which mean the same in every era.
+
+    @server.tool
+    async def greet(name: Annotated[str, Elicit("What is your name?")]) -> str: ...
+
+The client never sees them among the tool's arguments. They are asked all at once, and the body runs with the answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+import attrs
+import trio
+
+from trimcp.errors import ToolError
+from trimcp.server.forms import form_for
+from trimcp.session.context import Context
+from trimcp.session.scopes import sole
+from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.fields import ABSENT
+
+__all__ = ["Elicit", "Question", "answer_all", "is_context", "is_injected", "question_of"]
+
+
+@attrs.frozen
+class Elicit:
+    """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
+
+    The type is what a form field can hold: text, a number, yes or no, an enumeration; or an attrs class or dataclass
+    of such fields for a form of several. `Annotated[ElicitResult, Elicit("...", schema)]` gives what the user did,
+    declining included; any other type turns declining into a tool error.
+
+    Args:
+        message: what the user is asked.
+        schema: the form as a JSON Schema, where the type does not say it.
+        key: the question's name in revisions where the request is sent again with the answers.
+    """
+
+    message: str
+    schema: dict[str, Any] | None = None
+    key: str | None = None
+
+
+@attrs.frozen(eq=False)
+class Question:
+    """One declared question, ready to be asked."""
+
+    parameter: str
+    marker: Elicit
+    form: Any
+    whole: bool
+
+    async def ask(self, ctx: Context[Any]) -> Any:
+        """Ask it and return the value for its parameter.
+
+        Raises:
+            ToolError: the user declined or cancelled.
+        """
+        marker = self.marker
+        result = await ctx.elicit(marker.message, marker.schema or self.form, key=marker.key or self.parameter)
+        if self.whole:
+            return result
+        if result.action != "accept" or result.content is ABSENT:
+            raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
+        return self.form.load(result.content)
+
+
+def is_context(parameter: inspect.Parameter, hint: Any) -> bool:
+    """Return whether a parameter wants the request's context: by its type, or by the name `ctx` without a type."""
+    origin = get_origin(hint) or hint
+    return origin is Context or (parameter.name == "ctx" and parameter.annotation is inspect.Parameter.empty)
+
+
+def marker_of(hint: Any) -> Elicit | None:
+    """Return the marker of a declared question, or None."""
+    if get_origin(hint) is not Annotated:
+        return None
+    return next((extra for extra in get_args(hint)[1:] if isinstance(extra, Elicit)), None)
+
+
+def is_injected(parameter: inspect.Parameter, hint: Any) -> bool:
+    """Return whether a parameter is filled by us and not by the peer's arguments."""
+    return is_context(parameter, hint) or marker_of(hint) is not None
+
+
+def question_of(parameter: str, hint: Any) -> Question | None:
+    """Return the declared question of a parameter, or None."""
+    marker = marker_of(hint)
+    if marker is None:
+        return None
+    asked = get_args(hint)[0]
+    whole = asked is ElicitResult
+    form = None if whole else form_for(asked, name=parameter)
+    if whole and marker.schema is None:
+        raise TypeError(f"parameter {parameter!r}: Elicit on an ElicitResult needs a schema")
+    return Question(parameter, marker, form, whole)
+
+
+async def answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
+    """Ask all questions at once and return the answers by parameter."""
+    if len(questions) == 1:
+        return {questions[0].parameter: await questions[0].ask(ctx)}
+    answers: dict[str, Any] = {}
+
+    async def answer(question: Question) -> None:
+        answers[question.parameter] = await question.ask(ctx)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for question in questions:
+                nursery.start_soon(answer, question)
+    except ExceptionGroup as group:
+        raise sole(group) from None
+    return answers

@@ -1,0 +1,83 @@
+"""The standard library's logging as log messages to the client: opt-in, logger by logger, never our own.
+
+A record logged while a request is handled, in its task or thread, goes to whoever asked. Outside a request legacy
+clients that set a level hear of it; revisions where log messages belong to requests hear nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from trimcp.server.running import CURRENT, Running
+from trimcp.wire.common import LoggingLevel
+
+__all__ = ["LogBridge"]
+
+_LEVELS: Final[tuple[tuple[int, LoggingLevel], ...]] = (
+    (logging.CRITICAL, "critical"),
+    (logging.ERROR, "error"),
+    (logging.WARNING, "warning"),
+    (logging.INFO, "info"),
+    (0, "debug"),
+)
+
+
+def _level(number: int) -> LoggingLevel:
+    return next(name for least, name in _LEVELS if number >= least)
+
+
+class LogBridge(logging.Handler):
+    """Sends what a logger logs to the client whose request is being handled.
+
+    Never waits: messages for a client that reads slowly are dropped and counted. Use it as a context manager in a
+    server's lifespan: `with LogBridge(running, "myapp"): ...`.
+
+    Args:
+        running: the server at work.
+        loggers: names of the loggers to send; their children are included.
+
+    Raises:
+        ValueError: a logger of trimcp's own was named; sending its records would make more of them.
+    """
+
+    def __init__(self, running: Running, *loggers: str) -> None:
+        super().__init__()
+        if any(name == "trimcp" or name.startswith("trimcp.") or not name for name in loggers):
+            raise ValueError("trimcp's own loggers and the root cannot be sent to clients")
+        self._running = running
+        self._loggers = loggers
+        self._token = trio.lowlevel.current_trio_token()
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def __enter__(self) -> LogBridge:
+        for name in self._loggers:
+            logging.getLogger(name).addHandler(self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for name in self._loggers:
+            logging.getLogger(name).removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record; from another thread by way of Trio's."""
+        level, text, name = _level(record.levelno), self.format(record), record.name
+        ctx = CURRENT.get()
+
+        def send() -> None:
+            if ctx is not None:
+                ctx.log_nowait(level, text, logger=name)
+            else:
+                self._running.log_to_all(level, text, name)
+
+        try:
+            trio.lowlevel.current_task()
+        except RuntimeError:
+            try:
+                self._token.run_sync_soon(send)
+            except trio.RunFinishedError:
+                return
+        else:
+            send()

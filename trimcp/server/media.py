@@ -1,0 +1,107 @@
+"""Pictures and sound for results, from bytes or files; and how anything a handler returns becomes content."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+
+from trimcp.server.convert import to_json
+from trimcp.wire.content import (
+    AudioContent,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+)
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.prompts import GetPromptResult
+from trimcp.wire.resources import ReadResourceResult
+from trimcp.wire.tools import CallToolResult
+
+__all__ = ["Audio", "Image", "as_content", "is_content", "json_text"]
+
+_RESULTS = (CallToolResult, GetPromptResult, ReadResourceResult, InputRequiredResult)
+_BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
+
+
+@attrs.frozen
+class Image:
+    """A picture to return from a tool or prompt.
+
+    Args:
+        data: its bytes, or the path of a file to read when it is sent.
+        mime_type: such as "image/png"; guessed from the file's name where it is left out.
+    """
+
+    data: bytes | str | Path
+    mime_type: str | None = None
+
+    def content(self) -> ImageContent:
+        """Return it as a content block.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: no `mime_type` was given and none can be guessed.
+        """
+        data, mime_type = _encoded(self.data, self.mime_type)
+        return ImageContent(data, mime_type)
+
+
+@attrs.frozen
+class Audio:
+    """Sound to return from a tool or prompt; arguments as for `Image`."""
+
+    data: bytes | str | Path
+    mime_type: str | None = None
+
+    def content(self) -> AudioContent:
+        """Return it as a content block; raises as `Image.content` does."""
+        data, mime_type = _encoded(self.data, self.mime_type)
+        return AudioContent(data, mime_type)
+
+
+def _encoded(data: bytes | str | Path, mime_type: str | None) -> tuple[str, str]:
+    if isinstance(data, bytes):
+        if mime_type is None:
+            raise ValueError("bytes need a mime_type, such as 'image/png'")
+        return base64.b64encode(data).decode("ascii"), mime_type
+    mime_type = mime_type or mimetypes.guess_type(str(data))[0]
+    if mime_type is None:
+        raise ValueError(f"no mime_type can be guessed from the name {Path(data).name!r}; give one")
+    return base64.b64encode(Path(data).read_bytes()).decode("ascii"), mime_type
+
+
+def is_content(hint: Any) -> bool:
+    """Return whether a return type is content already, so that there is nothing to structure."""
+    return isinstance(hint, type) and issubclass(hint, (*_BLOCKS, *_RESULTS, Image, Audio))
+
+
+def json_text(value: JSON) -> str:
+    """Return a JSON value as indented text, as a model reads it best."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+
+
+def as_content(value: Any) -> list[ContentBlock]:
+    """Return whatever a handler returned as content blocks: text as it is, anything else as JSON text.
+
+    Raises:
+        TypeError: it is something JSON cannot carry.
+    """
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [TextContent(value)]
+    if isinstance(value, _BLOCKS):
+        return [value]
+    if isinstance(value, Image | Audio):
+        return [value.content()]
+    if isinstance(value, list | tuple) and any(isinstance(item, (*_BLOCKS, Image, Audio)) for item in value):
+        return [block for item in value for block in as_content(item)]
+    return [TextContent(json_text(to_json(value)))]

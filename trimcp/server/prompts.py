@@ -1,0 +1,152 @@
+"""Prompts and completion: templates of messages with named text arguments, and what an argument could become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import attrs
+
+from trimcp.errors import ErrorReply
+from trimcp.server.calling import Calling, prepare
+from trimcp.server.convert import ConversionError
+from trimcp.server.media import as_content
+from trimcp.session.context import Context
+from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.common import Icon
+from trimcp.wire.completion import CompleteParams, CompleteResult, Completion
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.prompts import GetPromptResult, Prompt, PromptArgument, PromptMessage
+
+if TYPE_CHECKING:
+    from trimcp.server.running import Running
+
+__all__ = ["Completer", "PromptEntry", "PromptOptions", "prompt_entry", "suggestions"]
+
+# server/utilities/completion: at most 100 values in one answer.
+_MOST_SUGGESTIONS = 100
+
+
+class PromptOptions(TypedDict, total=False):
+    """What may be said of a prompt beside its function. All of it has a default.
+
+    Attributes:
+        name: by default the function's.
+        title: a name for people.
+        description: by default the docstring's, without its parameter section.
+        icons, meta: more for the client.
+    """
+
+    name: str | None
+    title: str | None
+    description: str | None
+    icons: list[Icon] | None
+    meta: Mapping[str, Any] | None
+
+
+@attrs.define(eq=False)
+class PromptEntry:
+    """One prompt: what is listed, and its function."""
+
+    prompt: Prompt
+    calling: Calling
+    choices: Mapping[str, Sequence[str]]
+
+    async def get(self, running: Running, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
+        """Return the prompt's messages, filled in.
+
+        Raises:
+            ErrorReply: an argument is missing, unknown or none of its choices (-32602).
+        """
+        problems = self._problems(arguments)
+        if problems:
+            text = f"invalid arguments for {self.prompt.name}: {'; '.join(problems)}"
+            raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
+        try:
+            value = await self.calling.run(running, ctx, arguments)
+        except ConversionError as error:
+            raise ErrorReply(INVALID_PARAMS, str(error)[:500], {"problems": error.problems}) from None
+        if isinstance(value, GetPromptResult | InputRequiredResult):
+            return value
+        return GetPromptResult(messages=_messages(value), description=self.prompt.description)
+
+    def _problems(self, arguments: Mapping[str, str]) -> list[str]:
+        listed = self.prompt.arguments or []
+        known = {argument.name for argument in listed}
+        problems = [f"{a.name} is required" for a in listed if a.required and a.name not in arguments]
+        problems += [f"{name[:40]} is not an argument of this prompt" for name in arguments if name not in known]
+        for name, choices in self.choices.items():
+            if name in arguments and arguments[name] not in choices:
+                problems.append(f"{name} must be one of {', '.join(choices)}")
+        return problems
+
+
+def _messages(value: Any) -> list[PromptMessage]:
+    if isinstance(value, PromptMessage):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [message for item in value for message in _messages(item)]
+    return [PromptMessage(role="user", content=block) for block in as_content(value)]
+
+
+def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
+    """Build a prompt from a function whose parameters are its arguments."""
+    calling = prepare(function)
+    signature = calling.signature
+    required = signature.input_schema.get("required", [])
+    arguments = []
+    choices: dict[str, list[str]] = {}
+    for parameter, schema in signature.input_schema.get("properties", {}).items():
+        arguments.append(
+            PromptArgument(
+                name=parameter,
+                title=schema.get("title", ABSENT),
+                description=schema.get("description", ABSENT),
+                required=parameter in required,
+            )
+        )
+        if "enum" in schema:
+            choices[parameter] = [str(choice) for choice in schema["enum"]]
+    meta = options.get("meta")
+    listed = Prompt(
+        name=options.get("name") or signature.name,
+        title=options.get("title") or ABSENT,
+        description=options.get("description") or signature.description or ABSENT,
+        arguments=arguments or ABSENT,
+        icons=options.get("icons") or ABSENT,
+        meta=dict(meta) if meta else ABSENT,
+    )
+    return PromptEntry(listed, calling, choices)
+
+
+@attrs.define(eq=False)
+class Completer:
+    """Suggests values for one argument of one prompt or template.
+
+    Its function takes what was typed so far, and may take `context`, the arguments known already, and the request's
+    context.
+    """
+
+    calling: Calling
+
+    async def complete(self, running: Running, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
+        """Return suggestions, best first."""
+        names = list(self.calling.signature.parameters)
+        known = params.context.arguments if params.context else ABSENT
+        keywords: dict[str, Any] = {names[0]: params.argument.value}
+        if "context" in names[1:]:
+            keywords["context"] = dict(known) if known else {}
+        value = await self.calling.run(running, ctx, keywords)
+        return suggestions(value)
+
+
+def suggestions(value: Any) -> CompleteResult:
+    """Return a completer's answer as a result, cut to what the specification allows."""
+    if isinstance(value, CompleteResult):
+        return value
+    if isinstance(value, Completion):
+        return CompleteResult(completion=value)
+    values = [str(item) for item in value or ()]
+    shown = values[:_MOST_SUGGESTIONS]
+    return CompleteResult(completion=Completion(values=shown, total=len(values), has_more=len(values) > len(shown)))

@@ -1,0 +1,126 @@
+"""An ordered set of things a server offers by name, listed in pages, encoded once and kept until it changes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from trimcp.errors import ErrorReply, LocalError
+from trimcp.protocol.requests import Encoded
+from trimcp.server.changes import Bus, Change
+from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.fields import ABSENT, Absent
+from trimcp.wire.revisions import Revision
+
+__all__ = ["Registry"]
+
+EntryT = TypeVar("EntryT")
+
+# Pages kept encoded: revisions times pages times principals. More than this many are not worth remembering.
+_MOST_PAGES = 64
+
+
+@attrs.define(eq=False)
+class Registry(Generic[EntryT]):
+    """Entries by name, in the order they were added.
+
+    Args:
+        kind: what one entry is called, for error messages.
+        bus: told when the set changes.
+        change: what it is told.
+    """
+
+    kind: str
+    bus: Bus
+    change: Change
+    touched: bool = attrs.field(init=False, default=False)
+    _entries: dict[str, EntryT] = attrs.field(init=False, factory=dict)
+    _pages: dict[tuple[Revision, str | None, str | None], Encoded] = attrs.field(init=False, factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[EntryT]:
+        return iter(self._entries.values())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def get(self, name: str) -> EntryT | None:
+        """Return the entry of that name, or None."""
+        return self._entries.get(name)
+
+    def add(self, name: str, entry: EntryT, *, live: bool) -> None:
+        """Add an entry; `live` says that clients may have seen the list already.
+
+        Raises:
+            LocalError: there is one of that name. Remove it first: replacing one by accident is a bug.
+        """
+        if name in self._entries:
+            raise LocalError(f"there is a {self.kind} named {name!r} already; remove it first")
+        self._entries[name] = entry
+        self._changed(live)
+
+    def remove(self, name: str, *, live: bool) -> None:
+        """Remove an entry.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        if name not in self._entries:
+            raise KeyError(f"there is no {self.kind} named {name!r}")
+        del self._entries[name]
+        self._changed(live)
+
+    def _changed(self, live: bool) -> None:
+        self._pages.clear()
+        if live:
+            self.touched = True
+            self.bus.changed(self.change)
+
+    def page(
+        self,
+        cursor: str | Absent,
+        page_size: int | None,
+        key: tuple[Revision, str | None],
+        encode: Callable[[list[EntryT], str | Absent], Encoded],
+    ) -> Encoded:
+        """Return one page of the list, encoded, from the cache where it stands.
+
+        Args:
+            cursor: where the page begins, as an earlier one said, or ABSENT for the first.
+            page_size: entries to a page; None for all on one.
+            key: what else the page depends on: the revision and the principal.
+            encode: makes the page from its entries and the cursor of the next one.
+
+        Raises:
+            ErrorReply: the cursor is none of ours (-32602; server/utilities/pagination).
+        """
+        cached = self._pages.get((*key, cursor or None))
+        if cached is not None:
+            return cached
+        names = list(self._entries)
+        first = 0 if cursor is ABSENT else self._position(cursor, names)
+        last = len(names) if page_size is None else min(len(names), first + page_size)
+        following = ABSENT if last == len(names) else _cursor(names[last - 1])
+        page = encode([self._entries[name] for name in names[first:last]], following)
+        if len(self._pages) >= _MOST_PAGES:
+            self._pages.clear()
+        self._pages[(*key, cursor or None)] = page
+        return page
+
+    def _position(self, cursor: Any, names: list[str]) -> int:
+        try:
+            name = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+            return names.index(name) + 1
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            raise ErrorReply(INVALID_PARAMS, "invalid cursor: list again from the beginning") from None
+
+
+def _cursor(name: str) -> str:
+    """Return the cursor of the page after `name`: it survives additions and removals elsewhere in the list."""
+    return base64.urlsafe_b64encode(name.encode()).decode("ascii")

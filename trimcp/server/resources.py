@@ -1,0 +1,194 @@
+"""Resources: fixed ones, functions and templates; how one is found by its URI and read (server/resources)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import attrs
+import trio
+
+from trimcp.errors import ErrorReply, ResourceNotFound
+from trimcp.server.calling import Calling, prepare
+from trimcp.server.convert import to_json
+from trimcp.server.media import json_text
+from trimcp.server.uri_template import UriTemplate
+from trimcp.session.context import Context
+from trimcp.wire.common import Annotations, CacheScope, Icon
+from trimcp.wire.content import BlobResourceContents, TextResourceContents
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
+
+if TYPE_CHECKING:
+    from trimcp.server.running import Running
+
+__all__ = [
+    "ResourceEntry",
+    "ResourceOptions",
+    "TemplateEntry",
+    "from_content",
+    "from_function",
+    "missing",
+    "read_result",
+]
+
+_CONTENTS = (TextResourceContents, BlobResourceContents)
+
+
+@attrs.define(eq=False)
+class ResourceEntry:
+    """One resource with an address of its own.
+
+    Attributes:
+        source: what it holds: text, bytes, a file to read each time, or a function to call.
+        ttl_ms, cache_scope: how long and for whom a client may keep what it read.
+    """
+
+    resource: Resource
+    source: str | bytes | Path | Calling
+    ttl_ms: int = 0
+    cache_scope: CacheScope = "private"
+
+    async def read(self, running: Running, ctx: Context[Any]) -> Any:
+        """Return its contents."""
+        source = self.source
+        value: Any
+        if isinstance(source, Calling):
+            value = await source.run(running, ctx, {})
+        elif isinstance(source, Path):
+            value = await trio.to_thread.run_sync(source.read_bytes, limiter=running.threads)
+        else:
+            value = source
+        mime_type = self.resource.mime_type or None
+        if isinstance(source, Path) and mime_type is not None and mime_type.startswith("text/"):
+            value = value.decode()
+        return read_result(value, self.resource.uri, mime_type, self.ttl_ms, self.cache_scope)
+
+
+@attrs.define(eq=False)
+class TemplateEntry:
+    """A family of resources behind an RFC 6570 template."""
+
+    listed: ResourceTemplate
+    template: UriTemplate
+    calling: Calling
+    ttl_ms: int = 0
+    cache_scope: CacheScope = "private"
+
+    async def read(self, running: Running, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
+        """Return the contents of one of them."""
+        value = await self.calling.run(running, ctx, variables)
+        return read_result(value, uri, self.listed.mime_type or None, self.ttl_ms, self.cache_scope)
+
+
+class ResourceOptions(TypedDict, total=False):
+    """What may be said of a resource beside its address. All of it has a default.
+
+    Attributes:
+        name: by default the function's, or the end of the address.
+        title: a name for people.
+        description: by default the docstring's.
+        mime_type: such as "text/markdown"; text files are sent as text only if it says so.
+        size: in bytes, where it is known and fixed.
+        annotations, icons, meta: more for the client.
+        ttl_ms, cache_scope: for how many milliseconds and for whom a client may keep what it read (2026-07-28).
+    """
+
+    name: str | None
+    title: str | None
+    description: str | None
+    mime_type: str | None
+    size: int | None
+    annotations: Annotations | None
+    icons: list[Icon] | None
+    meta: Mapping[str, Any] | None
+    ttl_ms: int
+    cache_scope: CacheScope
+
+
+def _listed(options: ResourceOptions, name: str, description: str = "") -> dict[str, Any]:
+    """Return the members that resources and templates have in common, with these fallbacks."""
+    meta = options.get("meta")
+    return {
+        "name": options.get("name") or name,
+        "title": options.get("title") or ABSENT,
+        "description": options.get("description") or description or ABSENT,
+        "mime_type": options.get("mime_type") or ABSENT,
+        "annotations": options.get("annotations") or ABSENT,
+        "icons": options.get("icons") or ABSENT,
+        "meta": dict(meta) if meta else ABSENT,
+    }
+
+
+def from_function(
+    uri: str, function: Callable[..., Any], options: ResourceOptions, *, run: str, guard: bool
+) -> ResourceEntry | TemplateEntry:
+    """Build a resource, or with braces in the URI a template, from a function.
+
+    Raises:
+        TypeError: the template's variables and the function's parameters differ.
+    """
+    calling = prepare(function, run=run)
+    signature = calling.signature
+    listed = _listed(options, signature.name, signature.description)
+    caching = options.get("ttl_ms", 0), options.get("cache_scope", "private")
+    parameters = list(signature.parameters)
+    template = UriTemplate(uri, guard=guard)
+    if set(template.variables) != set(parameters):
+        variables = ", ".join(template.variables) or "no variables"
+        raise TypeError(f"{uri} has {variables}, but {signature.name} takes {', '.join(parameters) or 'none'}")
+    if template.variables:
+        described = ResourceTemplate(uri_template=uri, **listed)
+        return TemplateEntry(described, template, calling, *caching)
+    size = options.get("size")
+    resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
+    return ResourceEntry(resource, calling, *caching)
+
+
+def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
+    """Build a resource from fixed text or bytes, or from a file that is read anew each time."""
+    if isinstance(content, Path):
+        size = content.stat().st_size
+    else:
+        size = len(content.encode()) if isinstance(content, str) else len(content)
+    resource = Resource(uri=uri, size=size, **_listed(options, uri.rstrip("/").rsplit("/", 1)[-1]))
+    return ResourceEntry(resource, content, options.get("ttl_ms", 0), options.get("cache_scope", "private"))
+
+
+def missing(ctx: Context[Any], uri: str) -> ErrorReply:
+    """Return the error for a resource that does not exist; its code differs between revisions."""
+    return ErrorReply(ctx.revision.resource_missing_code, "resource not found", {"uri": uri})
+
+
+def read_result(value: Any, uri: str, mime_type: str | None, ttl_ms: int, cache_scope: CacheScope) -> Any:
+    """Return whatever a resource function returned as a result: text, bytes, contents, several of them, or JSON.
+
+    Raises:
+        ResourceNotFound: the function returned None.
+    """
+    if isinstance(value, ReadResourceResult | InputRequiredResult):
+        return value
+    if value is None:
+        raise ResourceNotFound(uri)
+    several = (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(item, (*_CONTENTS, str, bytes)) for item in value)
+    )
+    items = list(value) if several else [value]
+    contents = [_contents(item, uri, mime_type) for item in items]
+    return ReadResourceResult(contents=contents, ttl_ms=ttl_ms, cache_scope=cache_scope)
+
+
+def _contents(value: Any, uri: str, mime_type: str | None) -> TextResourceContents | BlobResourceContents:
+    if isinstance(value, _CONTENTS):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        blob = base64.b64encode(value).decode("ascii")
+        return BlobResourceContents(uri=uri, blob=blob, mime_type=mime_type or "application/octet-stream")
+    if isinstance(value, str):
+        return TextResourceContents(uri=uri, text=value, mime_type=ABSENT if mime_type is None else mime_type)
+    return TextResourceContents(uri=uri, text=json_text(to_json(value)), mime_type=mime_type or "application/json")

@@ -1,0 +1,356 @@
+"""A server at work: its lifespan entered, its nursery open. What sessions are served by (`Endpoint`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Container, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+from trimcp.channel import Kind, Outgoing
+from trimcp.errors import ErrorReply, ResourceNotFound
+from trimcp.protocol.events import Notified
+from trimcp.protocol.requests import Encoded
+from trimcp.protocol.states import Inbound
+from trimcp.server.changes import Change, Watch
+from trimcp.server.prompts import suggestions
+from trimcp.server.registry import Registry
+from trimcp.server.resources import missing
+from trimcp.session.asking import open_questions
+from trimcp.session.context import Context, severity
+from trimcp.session.job import Job
+from trimcp.session.scopes import Scope, guarded
+from trimcp.session.session import Session
+from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, LoggingLevel, PageParams
+from trimcp.wire.completion import CompleteParams, PromptReference
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.jsonrpc import JSON, encode
+from trimcp.wire.logs import LoggingMessageParams
+from trimcp.wire.prompts import GetPromptParams, ListPromptsResult
+from trimcp.wire.resources import (
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    ReadResourceParams,
+    ResourceUpdatedParams,
+    SubscribeParams,
+)
+from trimcp.wire.subscriptions import (
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedParams,
+    SubscriptionsListenParams,
+    SubscriptionsListenResult,
+)
+from trimcp.wire.tools import CallToolParams, ListToolsResult
+
+if TYPE_CHECKING:
+    from trimcp.server.server import Server
+
+__all__ = ["CURRENT", "Running"]
+
+log = logging.getLogger("trimcp.server")
+
+CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
+"""The context of the request being handled in this task or thread; for the logging bridge."""
+
+# Resources one legacy session may watch, or one subscription name: each costs a set entry for as long as it lasts.
+_MOST_SUBSCRIPTIONS = 1_000
+
+Handler = Callable[[Context[Any], Any], Awaitable[Any]]
+
+
+@attrs.define(eq=False)
+class _LegacyListener:
+    """Tells one legacy session of changes, through notifications of which only the latest counts."""
+
+    session: Session
+    told: frozenset[Change]
+    uris: set[str] = attrs.field(factory=set)
+
+    def changed(self, change: Change) -> None:
+        if change in self.told:
+            self.session.notify_latest(change.notification)
+
+    def updated(self, uri: str) -> None:
+        if uri in self.uris:
+            self.session.notify_latest("notifications/resources/updated", ResourceUpdatedParams(uri=uri), key=uri)
+
+
+@attrs.define(eq=False)
+class Running:
+    """One run of a server, from entering its lifespan to leaving it.
+
+    Attributes:
+        server: what is served.
+        state: what the lifespan made.
+        nursery: where work of `ctx.server` lives.
+        threads: the limiter of sync handlers.
+    """
+
+    server: Server[Any]
+    state: Any
+    nursery: trio.Nursery
+    threads: trio.CapacityLimiter
+    sessions: set[Session] = attrs.field(init=False, factory=set)
+    _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
+    _handlers: dict[str, Handler] = attrs.field(init=False)
+    _scope: Scope = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._scope = Scope(lambda: self.nursery)
+        handlers: dict[str, Handler] = {
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+            "resources/list": self._list_resources,
+            "resources/templates/list": self._list_templates,
+            "resources/read": self._read_resource,
+            "resources/subscribe": self._subscribe,
+            "resources/unsubscribe": self._unsubscribe,
+            "prompts/list": self._list_prompts,
+            "prompts/get": self._get_prompt,
+            "completion/complete": self._complete,
+            "subscriptions/listen": self._listen,
+        }
+        self._handlers = {name: self.server.wrap(name, handler) for name, handler in handlers.items()}
+
+    # The endpoint of sessions
+
+    @property
+    def served(self) -> Container[str]:
+        """The methods that have a handler; completion only while something completes."""
+        names = {*self._handlers, "logging/setLevel"}
+        if not self.server.completes:
+            names.discard("completion/complete")
+        return names
+
+    async def handle(self, session: Session, job: Job) -> Any:
+        """Handle one request in the context of this run."""
+        ctx = Context(session, job, self.state, self._scope)
+        if "requestState" in job.raw or "inputResponses" in job.raw:
+            open_questions(session, job, session.sealer)
+        token = CURRENT.set(ctx)
+        try:
+            return await self._handlers[job.request.verb.name](ctx, job.params)
+        finally:
+            CURRENT.reset(token)
+
+    def notified(self, session: Session, event: Notified) -> None:
+        """Take note of a notification: start telling a legacy session of changes, and call who asked for it."""
+        name = event.verb.name
+        if name == "notifications/initialized":
+            self._attach(session)
+        handlers = self.server.notification_handlers.get(name)
+        if handlers and session.runner is not None:
+            for handler in handlers:
+                session.runner.nursery.start_soon(guarded, handler, (event.params,), name=name)
+
+    def _attach(self, session: Session) -> None:
+        listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
+        self.server.changes.attach(listener)
+
+    def opened(self, session: Session) -> None:
+        """Remember a session, so that draining the server finds it."""
+        self.sessions.add(session)
+
+    def closed(self, session: Session) -> None:
+        """Forget a session."""
+        self.sessions.discard(session)
+        listener = self._listeners.pop(session, None)
+        if listener is not None:
+            self.server.changes.detach(listener)
+
+    async def drain(self, grace: float) -> None:
+        """Drain every session at once, as `Session.drain` does, and close them."""
+        async with trio.open_nursery() as nursery:
+            for session in list(self.sessions):
+                nursery.start_soon(self._drain_one, session, grace)
+
+    @staticmethod
+    async def _drain_one(session: Session, grace: float) -> None:
+        await session.drain(grace)
+        session.close()
+
+    def log_to_all(self, level: LoggingLevel, data: JSON, logger: str | None = None) -> None:
+        """Send a log message outside any request, to the legacy clients that want its level. Never waits."""
+        for session in self._listeners:
+            engine = session.engine
+            if severity(level) < severity(engine.legacy.log_level):
+                continue
+            if session.sink.full:
+                session.dropped += 1
+                continue
+            params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
+            session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
+
+    # Lists
+
+    def _page(
+        self, ctx: Context[Any], registry: Registry[Any], params: PageParams, make: Callable[..., Any]
+    ) -> Encoded:
+        session, job = ctx.internals
+
+        def encode_page(entries: list[Any], cursor: Any) -> Encoded:
+            ttl_ms, scope = self.server.list_ttl_ms, self.server.list_cache_scope
+            result = make(entries, next_cursor=cursor, ttl_ms=ttl_ms, cache_scope=scope)
+            return Encoded(encode(session.engine.dump_result(job.request, result)))
+
+        key = (ctx.revision, ctx.principal)
+        return registry.page(params.cursor, self.server.page_size, key, encode_page)
+
+    async def _list_tools(self, ctx: Context[Any], params: PageParams) -> Encoded:
+        return self._page(
+            ctx,
+            self.server.tools,
+            params,
+            lambda entries, **rest: ListToolsResult(tools=[entry.tool for entry in entries], **rest),
+        )
+
+    async def _list_resources(self, ctx: Context[Any], params: PageParams) -> Encoded:
+        return self._page(
+            ctx,
+            self.server.resources,
+            params,
+            lambda entries, **rest: ListResourcesResult(resources=[entry.resource for entry in entries], **rest),
+        )
+
+    async def _list_templates(self, ctx: Context[Any], params: PageParams) -> Encoded:
+        return self._page(
+            ctx,
+            self.server.templates,
+            params,
+            lambda entries, **rest: ListResourceTemplatesResult(
+                resource_templates=[entry.listed for entry in entries], **rest
+            ),
+        )
+
+    async def _list_prompts(self, ctx: Context[Any], params: PageParams) -> Encoded:
+        return self._page(
+            ctx,
+            self.server.prompts,
+            params,
+            lambda entries, **rest: ListPromptsResult(prompts=[entry.prompt for entry in entries], **rest),
+        )
+
+    # What is asked of one of them
+
+    async def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Any:
+        entry = self.server.tools.get(params.name)
+        if entry is None:
+            raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
+        return await entry.call(self, ctx, params)
+
+    async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
+        uri = params.uri
+        try:
+            entry = self.server.resources.get(uri)
+            if entry is not None:
+                return await entry.read(self, ctx)
+            for template in self.server.templates:
+                variables = template.template.match(uri)
+                if variables is not None:
+                    return await template.read(self, ctx, uri, variables)
+        except ResourceNotFound:
+            pass
+        raise missing(ctx, uri)
+
+    def _known(self, uri: str) -> bool:
+        server = self.server
+        return uri in server.resources or any(t.template.match(uri) is not None for t in server.templates)
+
+    async def _subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
+        if not self._known(params.uri):
+            raise missing(ctx, params.uri)
+        listener = self._listener(ctx)
+        if len(listener.uris) >= _MOST_SUBSCRIPTIONS:
+            raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} subscriptions on one session")
+        listener.uris.add(params.uri)
+        return EmptyResult()
+
+    async def _unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
+        self._listener(ctx).uris.discard(params.uri)
+        return EmptyResult()
+
+    def _listener(self, ctx: Context[Any]) -> _LegacyListener:
+        session, _ = ctx.internals
+        if session not in self._listeners:
+            self._attach(session)
+        return self._listeners[session]
+
+    async def _get_prompt(self, ctx: Context[Any], params: GetPromptParams) -> Any:
+        entry = self.server.prompts.get(params.name)
+        if entry is None:
+            raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
+        arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
+        return await entry.get(self, ctx, arguments)
+
+    async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
+        ref = params.ref
+        target = ref.name if isinstance(ref, PromptReference) else ref.uri
+        completer = self.server.completer(target, params.argument.name)
+        if completer is not None:
+            return await completer.complete(self, ctx, params)
+        if isinstance(ref, PromptReference):
+            prompt = self.server.prompts.get(target)
+            if prompt is None:
+                raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {target[:100]}")
+            typed = params.argument.value.casefold()
+            choices = prompt.choices.get(params.argument.name, ())
+            return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
+        if target not in self.server.templates and target not in self.server.resources:
+            raise ErrorReply(INVALID_PARAMS, f"unknown resource template: {target[:100]}")
+        return suggestions(())
+
+    async def _listen(self, ctx: Context[Any], params: SubscriptionsListenParams) -> Any:
+        """Acknowledge, then forward what changes, until the client leaves or this session ends."""
+        session, job = ctx.internals
+        wanted = params.notifications
+        announced = self.server.announced()
+        asked = {
+            Change.TOOLS: wanted.tools_list_changed,
+            Change.PROMPTS: wanted.prompts_list_changed,
+            Change.RESOURCES: wanted.resources_list_changed,
+        }
+        changes = frozenset(change for change in announced if asked[change])
+        uris = wanted.resource_subscriptions or []
+        if len(uris) > _MOST_SUBSCRIPTIONS:
+            raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} resources in one subscription")
+        honoured = [uri for uri in uris if self._known(uri)]
+        watch = Watch(changes, frozenset(honoured))
+        self.server.changes.attach(watch)
+        try:
+            agreed = SubscriptionFilter(
+                tools_list_changed=True if Change.TOOLS in changes else ABSENT,
+                prompts_list_changed=True if Change.PROMPTS in changes else ABSENT,
+                resources_list_changed=True if Change.RESOURCES in changes else ABSENT,
+                resource_subscriptions=honoured or ABSENT,
+            )
+            acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
+            await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._forward, session, job, watch)
+                await session.draining.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.server.changes.detach(watch)
+        return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
+
+    @staticmethod
+    async def _forward(session: Session, job: Job, watch: Watch) -> None:
+        while True:
+            changed, updated = await watch.take()
+            for change in changed:
+                await _tell(session, job, change.notification, None)
+            for uri in updated:
+                params = ResourceUpdatedParams(uri=uri)
+                await _tell(session, job, "notifications/resources/updated", params)
+
+
+async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
+    """Send a notification on a subscription: room first, and nothing once the subscription is over."""
+    data = session.encode_related(job, name, params, subscription=job.request.id)
+    await session.sink.room()
+    if job.request.state is Inbound.UNDER_WAY:
+        session.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

@@ -1,0 +1,368 @@
+"""A server: what it offers, added by decorators or plain methods, before it runs or while it does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar, Unpack, overload
+
+import trio
+
+from trimcp.channel import MessageChannel
+from trimcp.errors import LocalError
+from trimcp.protocol.connection import Connection
+from trimcp.protocol.profile import Profile, Role
+from trimcp.protocol.request_state import Cipher, Sealer
+from trimcp.server.calling import prepare
+from trimcp.server.changes import Bus, Change
+from trimcp.server.prompts import Completer, PromptEntry, PromptOptions, prompt_entry
+from trimcp.server.registry import Registry
+from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry, from_content, from_function
+from trimcp.server.running import Handler, Running
+from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.session.context import Context
+from trimcp.session.drive import drive
+from trimcp.session.limits import Limits
+from trimcp.session.scopes import open_service_nursery
+from trimcp.session.session import Session
+from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
+from trimcp.wire.common import CacheScope, Icon, Implementation
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.revisions import REVISIONS, Revision
+
+__all__ = ["Middleware", "Server"]
+
+StateT = TypeVar("StateT")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+Middleware = Callable[[Context[Any], Any, Callable[[Context[Any], Any], Awaitable[Any]]], Awaitable[Any]]
+"""`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else."""
+
+
+@asynccontextmanager
+async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
+    yield None
+
+
+class Server(Generic[StateT]):
+    """A server, to be filled with tools, resources and prompts and then served over any transport.
+
+    Args:
+        name: the program's name, for display.
+        version: its version.
+        title: a name for people, where it differs.
+        instructions: advice to the model on how to use it.
+        description, icons, website_url: more about the program, in revisions that carry it.
+        lifespan: `async with lifespan(server) as state` surrounds every run; handlers find the state as `ctx.state`.
+        dynamic: announce that lists may change (`listChanged`). Otherwise that is announced only once they did.
+        page_size: entries to a page of a list; None puts all on one, which every client understands.
+        list_ttl_ms, list_cache_scope: how long (milliseconds) and for whom clients may keep lists (2026-07-28).
+        extensions: settings by extension identifier, declared as capabilities (2026-07-28).
+        state_keys: secrets that sign `requestState`, newest first, shared by all workers; None makes one up, good for
+            a single process.
+        state_cipher: encrypts `requestState` too, so that clients cannot read it.
+        max_threads: sync handlers that may run in threads at once.
+        limits: every bound and grace period of a session.
+        revisions: the revisions to speak.
+        handler_errors: "log" answers and logs a crash; "raise" (for tests) lets it end the session as well.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str = "0",
+        *,
+        title: str | None = None,
+        instructions: str | None = None,
+        description: str | None = None,
+        icons: Sequence[Icon] = (),
+        website_url: str | None = None,
+        lifespan: Callable[[Server[StateT]], AbstractAsyncContextManager[StateT]] = _no_lifespan,
+        dynamic: bool = False,
+        page_size: int | None = None,
+        list_ttl_ms: int = 0,
+        list_cache_scope: CacheScope = "public",
+        extensions: Mapping[str, Mapping[str, Any]] | None = None,
+        state_keys: Sequence[bytes] | None = None,
+        state_cipher: Cipher | None = None,
+        max_threads: int = 256,
+        limits: Limits | None = None,
+        revisions: Sequence[Revision] = REVISIONS,
+        handler_errors: str = "log",
+    ) -> None:
+        self.info = Implementation(
+            name=name,
+            version=version,
+            title=title or ABSENT,
+            description=description or ABSENT,
+            icons=list(icons) or ABSENT,
+            website_url=website_url or ABSENT,
+        )
+        self.lifespan = lifespan
+        self.dynamic = dynamic
+        self.page_size = page_size
+        self.list_ttl_ms = list_ttl_ms
+        self.list_cache_scope = list_cache_scope
+        self.max_threads = max_threads
+        self.limits = limits or Limits()
+        self.handler_errors = handler_errors
+        self.extensions = {key: dict(value) for key, value in (extensions or {}).items()}
+        self.sealer = Sealer(state_keys, cipher=state_cipher)
+        self.changes = Bus()
+        self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
+        self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
+        self.templates: Registry[TemplateEntry] = Registry("resource template", self.changes, Change.RESOURCES)
+        self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
+        self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
+        self.profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
+        self._completers: dict[tuple[str, str], Completer] = {}
+        self._middleware: list[Middleware] = []
+        self._runs = 0
+        self._declare()
+
+    # Tools
+
+    @overload
+    def tool(self, function: FunctionT, /) -> FunctionT: ...
+    @overload
+    def tool(self, /, **options: Unpack[ToolOptions]) -> Callable[[FunctionT], FunctionT]: ...
+    def tool(self, function: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
+        """Offer a function as a tool: `@server.tool` or `@server.tool(timeout=5, ...)`.
+
+        The schema follows from type hints, the descriptions from the docstring. An async function runs in the event
+        loop; a sync one in a thread, or with `run="inline"` in the loop, where it must be quick.
+
+        Args:
+            function: the function; its parameters are the tool's arguments, except a `Context` and declared questions.
+            options: see `ToolOptions`.
+
+        Raises:
+            TypeError: a type cannot be said in JSON Schema, or a schema given is not valid.
+            LocalError: there is a tool of that name already.
+        """
+        return _decorate(self.add_tool, function, options)
+
+    def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
+        """Offer a function as a tool, also while the server runs: clients are told. As `tool`."""
+        entry = tool_entry(function, options)
+        self.tools.add(entry.tool.name, entry, live=self._live)
+        self._declare()
+
+    def remove_tool(self, name: str) -> None:
+        """Stop offering a tool; calls under way go on. Raises KeyError if there is none of that name."""
+        self.tools.remove(name, live=self._live)
+        self._declare()
+
+    # Resources
+
+    def resource(
+        self, uri: str, *, run: RunMode = "thread", guard: bool = True, **options: Unpack[ResourceOptions]
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Offer what a function returns as a resource, or as a family of them: `@server.resource("notes://{name}")`.
+
+        A URI with braces is an RFC 6570 template, whose variables are the function's parameters. The function may
+        return text, bytes, contents, a list of them, or anything JSON can carry; None means that there is none.
+
+        Args:
+            uri: the address or the template.
+            run: how a sync function runs, "thread" or "inline".
+            guard: False lets variables match values that climb out of a directory; then check them yourself.
+            options: see `ResourceOptions`.
+
+        Raises:
+            LocalError: there is a resource of that address already.
+            TypeError: the template's variables and the function's parameters differ.
+        """
+
+        def decorate(function: FunctionT) -> FunctionT:
+            self._add_resource(from_function(uri, function, options, run=run, guard=guard))
+            return function
+
+        return decorate
+
+    def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
+        """Offer fixed text or bytes, or a file that is read anew each time; also while the server runs."""
+        self._add_resource(from_content(uri, content, options))
+
+    def _add_resource(self, entry: ResourceEntry | TemplateEntry) -> None:
+        if isinstance(entry, TemplateEntry):
+            self.templates.add(entry.listed.uri_template, entry, live=self._live)
+        else:
+            self.resources.add(entry.resource.uri, entry, live=self._live)
+        self._declare()
+
+    def remove_resource(self, uri: str) -> None:
+        """Stop offering a resource or a template. Raises KeyError if there is none of that address."""
+        registry: Registry[Any] = self.templates if uri in self.templates else self.resources
+        registry.remove(uri, live=self._live)
+        self._declare()
+
+    def resource_updated(self, uri: str) -> None:
+        """Tell whoever watches this resource that its contents changed. Never blocks; call it from Trio's thread."""
+        self.changes.updated(uri)
+
+    # Prompts and completion
+
+    @overload
+    def prompt(self, function: FunctionT, /) -> FunctionT: ...
+    @overload
+    def prompt(self, /, **options: Unpack[PromptOptions]) -> Callable[[FunctionT], FunctionT]: ...
+    def prompt(self, function: Any = None, /, **options: Unpack[PromptOptions]) -> Any:
+        """Offer a function as a prompt: its parameters are the arguments, always text; `Literal`s become choices.
+
+        It may return text (one user message), content, `PromptMessage`s, or a list of those.
+        """
+        return _decorate(self.add_prompt, function, options)
+
+    def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
+        """Offer a function as a prompt, also while the server runs. As `prompt`."""
+        entry = prompt_entry(function, options)
+        self.prompts.add(entry.prompt.name, entry, live=self._live)
+        self._declare()
+
+    def remove_prompt(self, name: str) -> None:
+        """Stop offering a prompt. Raises KeyError if there is none of that name."""
+        self.prompts.remove(name, live=self._live)
+        self._declare()
+
+    def complete(self, target: str | Callable[..., Any], argument: str) -> Callable[[FunctionT], FunctionT]:
+        """Suggest values for an argument: `@server.complete("review", "path")`.
+
+        The function gets what was typed so far, and if it has a parameter `context` the arguments known already; it
+        returns suggestions, best first.
+
+        Args:
+            target: a prompt's name or function, or a resource template.
+            argument: the prompt's argument or the template's variable.
+        """
+        name = target if isinstance(target, str) else target.__name__
+
+        def decorate(function: FunctionT) -> FunctionT:
+            self._completers[(name, argument)] = Completer(prepare(function))
+            self._declare()
+            return function
+
+        return decorate
+
+    def completer(self, target: str, argument: str) -> Completer | None:
+        """Return what suggests values for an argument, or None."""
+        return self._completers.get((target, argument))
+
+    @property
+    def completes(self) -> bool:
+        """Whether anything here can be completed."""
+        return bool(self._completers) or any(entry.choices for entry in self.prompts)
+
+    # Around handlers
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Run `async def function(ctx, params, call_next)` around every request, the first added outermost.
+
+        `ctx.method` says which request it is. Raises LocalError once the server runs.
+        """
+        if self._live:
+            raise LocalError("middleware cannot be added while the server runs")
+        self._middleware.append(function)
+        return function
+
+    def wrap(self, name: str, handler: Handler) -> Handler:
+        """Return a handler with all middleware around it."""
+        for middleware in reversed(self._middleware):
+            handler = _around(middleware, handler)
+        return handler
+
+    def notification(self, name: str) -> Callable[[FunctionT], FunctionT]:
+        """Call an async function with the params of each notification of that name from a client.
+
+        It runs in a task of the client's session; a crash is logged and ends nothing else.
+        """
+
+        def decorate(function: FunctionT) -> FunctionT:
+            self.notification_handlers.setdefault(name, []).append(function)
+            return function
+
+        return decorate
+
+    # Running
+
+    @property
+    def _live(self) -> bool:
+        return self._runs > 0
+
+    def announced(self) -> frozenset[Change]:
+        """Return the lists of which clients are told that they change."""
+        changed = {registry.change for registry in self._registries() if self.dynamic or registry.touched}
+        return frozenset(changed)
+
+    def _registries(self) -> tuple[Registry[Any], ...]:
+        return (self.tools, self.resources, self.templates, self.prompts)
+
+    def _declare(self) -> None:
+        """Say what we can do, now that something changed. The lists are always served, empty ones too."""
+        announced = self.announced()
+        self.profile.capabilities = ServerCapabilities(
+            tools=ToolsCapability(list_changed=Change.TOOLS in announced),
+            resources=ResourcesCapability(
+                subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
+                list_changed=Change.RESOURCES in announced,
+            ),
+            prompts=PromptsCapability(list_changed=Change.PROMPTS in announced),
+            completions={} if self.completes else ABSENT,
+            logging={},
+            extensions=self.extensions or ABSENT,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Running]:
+        """Enter the lifespan and open the server's nursery: `async with server.running() as running`.
+
+        Several sessions may be served in one run. Leaving cancels work of `ctx.server`; sessions end before.
+        """
+        self._runs += 1
+        try:
+            async with self.lifespan(self) as state, open_service_nursery() as nursery:
+                yield Running(self, state, nursery, trio.CapacityLimiter(self.max_threads))
+        finally:
+            self._runs -= 1
+
+    def session(self, running: Running, *, force_rerun: bool = False) -> Session:
+        """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
+        engine = Connection(Role.SERVER, self.profile, running.served)
+        session = Session(
+            engine,
+            running,
+            self.limits,
+            handler_errors=self.handler_errors,
+            force_rerun=force_rerun,
+            sealer=self.sealer,
+        )
+        running.opened(session)
+        return session
+
+    async def serve(self, channel: MessageChannel) -> None:
+        """Serve one connection in a run of its own until the peer leaves; then close the channel.
+
+        Cancelling it stops every handler and closes the channel.
+        """
+        async with self.running() as running:
+            await drive(self.session(running), channel)
+
+
+def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:
+    if function is not None:
+        add(function)
+        return function
+
+    def decorate(function: FunctionT) -> FunctionT:
+        add(function, **options)
+        return function
+
+    return decorate
+
+
+def _around(middleware: Middleware, handler: Handler) -> Handler:
+    async def call(ctx: Context[Any], params: Any) -> Any:
+        return await middleware(ctx, params, handler)
+
+    return call

@@ -1,0 +1,179 @@
+"""Tools: from a function to its listing, and from a call to its result (server/tools)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import attrs
+import trio
+
+from trimcp.errors import ErrorReply, ToolError
+from trimcp.server.calling import Calling, prepare
+from trimcp.server.convert import ConversionError
+from trimcp.server.media import as_content, json_text
+from trimcp.server.schema import ResultShape
+from trimcp.session.context import Context
+from trimcp.session.scopes import sole
+from trimcp.validation import Validator, check_author_schema
+from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.common import Icon
+from trimcp.wire.content import TextContent
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations
+
+if TYPE_CHECKING:
+    from trimcp.server.running import Running
+
+__all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
+
+RunMode = Literal["inline", "thread"]
+"""How a sync function runs: in the event loop (it must be quick), or in a thread of the server's own limiter."""
+
+
+class ToolOptions(TypedDict, total=False):
+    """What may be said of a tool beside its function. All of it has a default.
+
+    Attributes:
+        name: by default the function's.
+        title: a name for people.
+        description: by default the docstring's, without its parameter section.
+        annotations: hints on what it does.
+        icons, meta: more for the client.
+        input_schema: any JSON Schema 2020-12 of an object, sent as it is; the function then takes its properties as
+            keywords, or all of them as the one parameter `arguments`.
+        output_schema: the schema of the structured result, where the return type does not say it.
+        structured: False sends the result as content only.
+        timeout: seconds a call may take, waiting for its turn included; then it is cancelled and the model told.
+        max_concurrent: calls that may run at once; others wait.
+        run: how a sync function runs, "thread" or "inline".
+    """
+
+    name: str | None
+    title: str | None
+    description: str | None
+    annotations: ToolAnnotations | None
+    icons: list[Icon] | None
+    meta: Mapping[str, Any] | None
+    input_schema: Mapping[str, Any] | None
+    output_schema: Mapping[str, Any] | None
+    structured: bool
+    timeout: float | None
+    max_concurrent: int | None
+    run: RunMode
+
+
+@attrs.define(eq=False)
+class ToolEntry:
+    """One tool: what is listed, and everything a call needs, built once."""
+
+    tool: Tool
+    calling: Calling
+    validator: Validator
+    shape: ResultShape | None
+    output_validator: Validator | None
+    timeout: float | None
+    slots: trio.CapacityLimiter | None
+
+    async def call(self, running: Running, ctx: Context[Any], params: CallToolParams) -> Any:
+        """Carry out a call and return its result; `ToolError`s and wrong arguments become what the revision wants."""
+        arguments = params.arguments
+        if arguments is ABSENT:
+            arguments = {}
+        try:
+            if not self.validator.is_valid(arguments):
+                return self._refuse(ctx, self.validator.problems(arguments))
+            if self.timeout is None and self.slots is None:
+                value = await self.calling.run(running, ctx, arguments)
+            else:
+                value = await self._bounded(running, ctx, arguments)
+            return self._result(value)
+        except ConversionError as error:
+            return self._refuse(ctx, error.problems)
+        except ToolError as error:
+            return _error_result(str(error))
+        except ExceptionGroup as group:
+            error_inside = sole(group)
+            if isinstance(error_inside, ToolError):
+                return _error_result(str(error_inside))
+            raise
+
+    async def _bounded(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
+        """Run within the tool's own slots and time. Waiting for a slot is part of the time."""
+        timeout = math.inf if self.timeout is None else self.timeout
+        with trio.move_on_after(timeout) as scope, ctx.deadline_is(scope):
+            if self.slots is None:
+                return await self.calling.run(running, ctx, arguments)
+            # The slot is the call's, not the task's: a handler may call this tool again from the same task.
+            borrower = object()
+            await self.slots.acquire_on_behalf_of(borrower)
+            try:
+                return await self.calling.run(running, ctx, arguments)
+            finally:
+                self.slots.release_on_behalf_of(borrower)
+        raise ToolError(f"{self.tool.name} did not finish within {timeout:g} seconds")
+
+    def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:
+        """Say what is wrong with the arguments: to the model from 2025-11-25 on (SEP-1303), as an error before."""
+        text = f"invalid arguments for {self.tool.name}: {'; '.join(problems)}"
+        if ctx.revision.invalid_arguments_are_tool_errors:
+            return _error_result(text)
+        raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
+
+    def _result(self, value: Any) -> Any:
+        if isinstance(value, CallToolResult | InputRequiredResult):
+            return value
+        shape = self.shape
+        if shape is None:
+            return CallToolResult(content=as_content(value), is_error=False)
+        structured = shape.dump(value)
+        if self.output_validator is not None and not self.output_validator.is_valid(structured):
+            problems = "; ".join(self.output_validator.problems(structured))
+            raise TypeError(f"{self.tool.name} returned what its outputSchema forbids: {problems}")
+        shown = structured["result"] if shape.wrapped else structured
+        text = shown if isinstance(shown, str) else json_text(shown)
+        return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
+
+
+def _error_result(text: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(text)], is_error=True)
+
+
+def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
+    """Build a tool from a function.
+
+    Raises:
+        TypeError: a parameter's or the result's type cannot be said in JSON Schema, or the schema is not valid.
+    """
+    given, promised = options.get("input_schema"), options.get("output_schema")
+    calling = prepare(function, run=options.get("run", "thread"), schema_given=given is not None)
+    schema = calling.signature.input_schema if given is None else dict(given)
+    check_author_schema(schema)
+    shape = None
+    if promised is not None:
+        check_author_schema(dict(promised))
+        shape = ResultShape.given(dict(promised))
+    elif options.get("structured", True):
+        shape = calling.result_shape()
+    meta, max_concurrent = options.get("meta"), options.get("max_concurrent")
+    listed = Tool(
+        name=options.get("name") or calling.signature.name,
+        input_schema=schema,
+        title=options.get("title") or ABSENT,
+        description=options.get("description") or calling.signature.description or ABSENT,
+        output_schema=shape.schema if shape is not None else ABSENT,
+        annotations=options.get("annotations") or ABSENT,
+        icons=options.get("icons") or ABSENT,
+        meta=dict(meta) if meta else ABSENT,
+    )
+    return ToolEntry(
+        tool=listed,
+        calling=calling,
+        validator=Validator(schema),
+        shape=shape,
+        output_validator=Validator(shape.schema) if shape is not None else None,
+        timeout=options.get("timeout"),
+        slots=trio.CapacityLimiter(max_concurrent) if max_concurrent is not None else None,
+    )
