@@ -1,0 +1,69 @@
+"""Keeps results for as long as their server said they are good (2026-07-28 server/utilities/caching).
+
+One cache per connection, so nothing is ever shared between principals. Legacy results say nothing and are not kept.
+Time is Trio's, so it stands still and jumps in tests as everything else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.protocol.events import Notified
+from trimcp.wire.common import Cacheable
+
+__all__ = ["Cache"]
+
+_MOST: Final = 1_024
+
+_STALE: Final = {
+    "notifications/tools/list_changed": ("tools/list",),
+    "notifications/prompts/list_changed": ("prompts/list",),
+    "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
+    "notifications/resources/updated": ("resources/read",),
+}
+
+
+@attrs.define(eq=False)
+class Cache:
+    """Results by method and the one parameter that selects them (a cursor, a URI); the oldest give way."""
+
+    _kept: dict[tuple[str, str | None], tuple[float, Cacheable]] = attrs.field(init=False, factory=dict)
+    _changes: dict[str, int] = attrs.field(init=False, factory=dict)
+
+    def get(self, method: str, key: str | None) -> Cacheable | None:
+        """Return a result that is still fresh, or None."""
+        found = self._kept.get((method, key))
+        if found is None:
+            return None
+        until, result = found
+        if trio.current_time() < until:
+            return result
+        del self._kept[method, key]
+        return None
+
+    def edition(self, method: str) -> int:
+        """Return a number that changes whenever results of the method become stale; take it before asking."""
+        return self._changes.get(method, 0)
+
+    def put(self, method: str, key: str | None, result: Cacheable, edition: int) -> None:
+        """Keep a result as long as it says, unless a change was announced since it was asked for."""
+        if result.ttl_ms <= 0 or edition != self.edition(method):
+            return
+        self._kept.pop((method, key), None)
+        if len(self._kept) >= _MOST:
+            del self._kept[next(iter(self._kept))]
+        self._kept[method, key] = (trio.current_time() + result.ttl_ms / 1000, result)
+
+    def drop(self, method: str) -> None:
+        """Forget what is kept of a method."""
+        self._changes[method] = self.edition(method) + 1
+        for key in [key for key in self._kept if key[0] == method]:
+            del self._kept[key]
+
+    def notified(self, event: Notified) -> None:
+        """Forget what a notice says is stale."""
+        for method in _STALE.get(event.verb.name, ()):
+            self.drop(method)

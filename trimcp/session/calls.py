@@ -1,0 +1,378 @@
+"""A call of ours from its first request to its last answer: questions on the way, progress, and the work clock.
+
+Knows nothing of tools or handlers: whoever makes the call is a `Caller`, which answers questions and checks results.
+Requests follow each other in rounds (2026-07-28 basic/patterns/mrtr); each has a new id, the progress goes to one
+place, and nothing of one call's rounds is seen by another.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+import attrs
+import trio
+
+from trimcp.errors import ConnectionLost, InvalidReply
+from trimcp.protocol.events import Replied
+from trimcp.session.pending import Follower, Pending, cancellation_text
+from trimcp.session.scopes import sole
+from trimcp.session.session import Session
+from trimcp.wire.converter import converter_for
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequest, InputRequiredResult
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.lifecycle import ProgressParams
+
+__all__ = ["Call", "Caller", "Clocks", "Rounds", "WorkClock", "calling"]
+
+ResultT = TypeVar("ResultT")
+
+
+class Caller(Protocol):
+    """On whose behalf a call is made."""
+
+    async def answer(self, question: InputRequest) -> Any:
+        """Return the payload that answers one question of the server's."""
+
+    def check(self, rounds: Rounds, payload: Any) -> None:
+        """Look at the final payload; raises `InvalidReply` if it is not what was promised."""
+
+
+@attrs.define(eq=False)
+class Rounds:
+    """One call: a request, and as long as the answer is questions, the same request again with their answers.
+
+    Attributes:
+        session, caller: where the call is made, and for whom.
+        name: the method.
+        params: its payload; the questions' answers are added to a copy.
+        left: how many rounds of questions are still answered.
+        meta: what goes into `_meta` of every round, or None.
+        follower: who takes progress and is told of each reply, or None.
+        asked: whether there was a question, so that the result belongs to its answers.
+    """
+
+    session: Session
+    caller: Caller
+    name: str
+    params: Any
+    left: int
+    meta: Mapping[str, JSON] | None = None
+    follower: Follower | None = None
+    asked: bool = attrs.field(init=False, default=False)
+    _pending: Pending | None = attrs.field(init=False, default=None)
+
+    async def begin(self) -> None:
+        """Send the request of this round. Cancelled, it has sent nothing."""
+        follower = self.follower
+        session = self.session
+        pending = await session.begin(self.name, self.params, wants_progress=follower is not None, meta=self.meta)
+        pending.follower = follower
+        self._pending = pending
+
+    async def payload(self) -> Any:
+        """Wait for the final answer and return its payload, answering what is asked on the way.
+
+        Cancelling it tells the peer, which stops its handler.
+
+        Raises:
+            RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
+            Exception: whatever the caller raised instead of answering.
+        """
+        pending = self._pending
+        assert pending is not None
+        try:
+            payload = await pending.payload()
+            while type(payload) is InputRequiredResult:
+                await self._answer(payload)
+                payload = await self._pending.payload()  # type: ignore[union-attr]
+        except trio.Cancelled as cancelled:
+            self.abandon(cancellation_text(cancelled))
+            raise
+        self.caller.check(self, payload)
+        return payload
+
+    def abandon(self, why: str) -> None:
+        """Give up whatever request is under way and tell the peer. Never blocks."""
+        if self._pending is not None:
+            self.session.abandon(self._pending, why)
+
+    async def _answer(self, asked: InputRequiredResult) -> None:
+        if asked.input_requests is ABSENT and asked.request_state is ABSENT:
+            raise InvalidReply(f"{self.name}: the server wants more input but does not say what")
+        if self.left == 0:
+            raise InvalidReply(f"{self.name}: the server keeps asking; no more of its questions are answered")
+        self.left -= 1
+        self.asked = True
+        answers = await self._gather(asked.input_requests or {})
+        revision = self.session.revision
+        assert revision is not None
+        dump = converter_for(revision).dump
+        # The state goes back exactly as it came, or not at all.
+        self.params = attrs.evolve(
+            self.params,
+            input_responses={key: dump(answer) for key, answer in answers.items()} or ABSENT,
+            request_state=asked.request_state,
+        )
+        await self.begin()
+
+    async def _gather(self, questions: Mapping[str, InputRequest]) -> dict[str, Any]:
+        """Return the answers by key, asking at the same time where there are several questions."""
+        answers: dict[str, Any] = {}
+
+        async def one(key: str, question: InputRequest) -> None:
+            answers[key] = await self.caller.answer(question)
+
+        if len(questions) == 1:
+            for key, question in questions.items():
+                await one(key, question)
+            return answers
+        try:
+            async with trio.open_nursery() as nursery:
+                for key, question in questions.items():
+                    nursery.start_soon(one, key, question)
+        except BaseExceptionGroup as group:
+            raise sole(group) from None
+        return answers
+
+
+@attrs.define(eq=False)
+class WorkClock:
+    """Limits how long a peer may work on a call without a sign of progress.
+
+    Progress sets it back; it stands still while a person answers; the hard cap does neither.
+    """
+
+    limit: float
+    cap: float
+    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _until: float = attrs.field(init=False)
+    _remaining: float | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        now = trio.current_time()
+        self.cap += now
+        self._set(now + self.limit)
+
+    def _set(self, until: float) -> None:
+        self._until = until
+        self.scope.deadline = min(until, self.cap)
+
+    def restart(self) -> None:
+        """Start again from nothing: there was progress."""
+        if self._remaining is None:
+            self._set(trio.current_time() + self.limit)
+        else:
+            self._remaining = self.limit
+
+    def pause(self) -> None:
+        """Stand still: a person is being asked."""
+        if self._remaining is None:
+            self._remaining = self._until - trio.current_time()
+            self.scope.deadline = self.cap
+
+    def resume(self) -> None:
+        """Go on where it stood still."""
+        if self._remaining is not None:
+            remaining, self._remaining = self._remaining, None
+            self._set(trio.current_time() + remaining)
+
+    def stop(self) -> None:
+        """Never fire: the answer is there."""
+        self.cap = float("inf")
+        self._remaining = None
+        self._set(self.cap)
+
+    # As the follower of a request nobody else follows
+
+    def progressed(self, params: ProgressParams) -> None:
+        """Take progress."""
+        self.restart()
+
+    def replied(self, reply: Replied) -> None:
+        """Nothing: whoever waits for the reply leaves the scope."""
+
+
+@attrs.define(eq=False)
+class Clocks:
+    """The work clocks of one session's calls.
+
+    Args:
+        session: whose `humans` counts the people being asked.
+        limit: seconds without progress after which a call fails, or None.
+        cap: seconds after which it fails in any case, or None.
+    """
+
+    session: Session
+    limit: float | None = None
+    cap: float | None = None
+    _running: set[WorkClock] = attrs.field(init=False, factory=set)
+
+    def __bool__(self) -> bool:
+        return self.limit is not None or self.cap is not None
+
+    @contextmanager
+    def running(self) -> Iterator[WorkClock]:
+        """Run a clock around the block.
+
+        Raises:
+            trio.TooSlowError: the clock fired and cancelled the block.
+        """
+        inf = float("inf")
+        clock = WorkClock(inf if self.limit is None else self.limit, inf if self.cap is None else self.cap)
+        if self.session.humans:
+            clock.pause()
+        self._running.add(clock)
+        try:
+            with clock.scope:
+                yield clock
+        finally:
+            self._running.discard(clock)
+        if clock.scope.cancelled_caught:
+            raise trio.TooSlowError("the peer took too long without a sign of progress")
+
+    @contextmanager
+    def person(self) -> Iterator[None]:
+        """Let every clock of the session stand still while a person answers in the block."""
+        self.session.humans += 1
+        for clock in self._running:
+            clock.pause()
+        try:
+            yield
+        finally:
+            self.session.humans -= 1
+            if not self.session.humans:
+                for clock in self._running:
+                    clock.resume()
+
+
+@attrs.define(eq=False)
+class Call(Generic[ResultT]):
+    """A call under way, as `calling` yields it.
+
+    Attributes:
+        progress: the call's progress as it comes. It ends when the answer is there. It keeps
+            `Limits.progress_kept` messages for a slow reader; then the oldest give way and are counted in
+            `statistics().dropped`.
+    """
+
+    progress: trio.MemoryReceiveChannel[ProgressParams]
+    _rounds: Rounds
+    _keep: trio.MemorySendChannel[ProgressParams]
+    _clock: WorkClock | None
+    _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
+    _asking: trio.CancelScope | None = attrs.field(init=False, default=None)
+    _settled: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _outcome: Any = attrs.field(init=False, default=None)
+    _error: Exception | None = attrs.field(init=False, default=None)
+
+    async def result(self) -> ResultT:
+        """Wait for the answer and return it; may be called more than once.
+
+        Cancelling it leaves the call as it is; leaving the block cancels the call.
+
+        Raises:
+            RemoteError: the peer answered with an error.
+            InvalidReply: it answered with what is no answer.
+            ConnectionLost: the connection ended meanwhile.
+        """
+        await self._settled.wait()
+        if self._error is None and self._outcome is None:
+            try:
+                self._outcome = await self._rounds.payload()
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        outcome: ResultT = self._outcome
+        return outcome
+
+    def progressed(self, params: ProgressParams) -> None:
+        """Keep progress for the reader; the oldest gives way when there is no room."""
+        if self._clock is not None:
+            self._clock.restart()
+        try:
+            self._keep.send_nowait(params)
+        except trio.WouldBlock:
+            self._rounds.session.dropped += 1
+            with suppress(trio.ClosedResourceError):
+                self.progress.receive_nowait()
+                self._keep.send_nowait(params)
+        except trio.BrokenResourceError:
+            pass  # the reader closed it: nobody wants it
+
+    def replied(self, reply: Replied) -> None:
+        """Note a reply: the answer, or questions, which are answered in a task of the session's."""
+        if self._asking is not None:
+            return
+        if reply.result is not None and reply.result.get("resultType", "complete") != "complete":
+            runner = self._rounds.session.runner
+            assert runner is not None
+            self._asking = trio.CancelScope()
+            self._context.run(runner.nursery.start_soon, self._finish)
+        else:
+            self._settle()
+
+    async def _finish(self) -> None:
+        assert self._asking is not None
+        self._error = ConnectionLost("the session has ended")
+        try:
+            with self._asking:
+                self._outcome = await self._rounds.payload()
+                self._error = None
+        except Exception as error:
+            self._error = error
+        finally:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._clock is not None:
+            self._clock.stop()
+        self._keep.close()
+        self._settled.set()
+
+    async def leave(self, why: str) -> None:
+        """Give the call up, unless it is settled, and wait for what still runs for it."""
+        self._keep.close()
+        self._rounds.abandon(why)
+        if self._asking is not None:
+            self._asking.cancel(reason=why)
+            await self._settled.wait()
+
+
+@asynccontextmanager
+async def calling(rounds: Rounds, clocks: Clocks) -> AsyncIterator[Call[Any]]:
+    """Send the first request of a call and yield the call; leaving without its result cancels it at the peer.
+
+    Cancelling the block tells the peer, which stops its handler.
+
+    Raises:
+        trio.TooSlowError: the work clock fired before the answer was there.
+    """
+    keep, progress = trio.open_memory_channel[ProgressParams](rounds.session.limits.progress_kept)
+    if clocks:
+        with clocks.running() as clock:
+            call = Call[Any](progress, rounds, keep, clock)
+            async with _until_left(call, rounds):
+                yield call
+    else:
+        call = Call[Any](progress, rounds, keep, None)
+        async with _until_left(call, rounds):
+            yield call
+
+
+@asynccontextmanager
+async def _until_left(call: Call[Any], rounds: Rounds) -> AsyncIterator[None]:
+    rounds.follower = call
+    await rounds.begin()
+    why = "the caller left before the result was there"
+    try:
+        yield
+    except trio.Cancelled as cancelled:
+        why = cancellation_text(cancelled)
+        raise
+    finally:
+        await call.leave(why)

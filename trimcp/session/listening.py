@@ -1,0 +1,273 @@
+"""A client's subscription to changes: one receive end that looks the same in every revision.
+
+Where the revision has `subscriptions/listen`, one long request carries it (basic/patterns/subscriptions). Before that
+it is put together from `resources/subscribe` and the list_changed notices that come unasked. Which of the two follows
+from the revision's vocabulary. Changes are state, not events: a list is changed or not, a resource is in the set of
+the updated or not, so a slow reader costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, Final, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.errors import ConnectionLost, LocalError, McpError
+from trimcp.protocol.events import Notified, Replied
+from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.pending import Pending, cancellation_text
+from trimcp.session.session import Session
+from trimcp.wire.capabilities import ServerCapabilities, declares
+from trimcp.wire.common import META_SUBSCRIPTION_ID
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.jsonrpc import RequestId
+from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.resources import SubscribeParams, UnsubscribeParams
+from trimcp.wire.subscriptions import SubscriptionFilter, SubscriptionsListenParams
+
+__all__ = [
+    "Change",
+    "PromptsChanged",
+    "ResourceUpdated",
+    "ResourcesChanged",
+    "Subscription",
+    "Subscriptions",
+    "ToolsChanged",
+]
+
+_MOST_UPDATES: Final = 10_000
+_LISTEN: Final = "subscriptions/listen"
+
+
+@attrs.frozen
+class ToolsChanged:
+    """The list of tools is not what it was."""
+
+
+@attrs.frozen
+class PromptsChanged:
+    """The list of prompts is not what it was."""
+
+
+@attrs.frozen
+class ResourcesChanged:
+    """The list of resources is not what it was."""
+
+
+@attrs.frozen
+class ResourceUpdated:
+    """What the resource holds has changed. The URI may lie below the one that was asked for."""
+
+    uri: str
+
+
+Change: TypeAlias = ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated
+
+_LISTS: Final[dict[str, tuple[str, Change]]] = {
+    "notifications/tools/list_changed": ("tools_list_changed", ToolsChanged()),
+    "notifications/prompts/list_changed": ("prompts_list_changed", PromptsChanged()),
+    "notifications/resources/list_changed": ("resources_list_changed", ResourcesChanged()),
+}
+
+
+@attrs.define(eq=False)
+class Subscription:
+    """Changes as they come; iterate over it, or `receive` them one by one.
+
+    Attributes:
+        acknowledged: what the server agreed to tell, which may be less than was asked for.
+    """
+
+    _wanted: SubscriptionFilter
+    _session: Session
+    acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
+    _changes: dict[Change, None] = attrs.field(init=False, factory=dict)
+    _end: BaseException | None = attrs.field(init=False, default=None)
+    _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    async def receive(self) -> Change:
+        """Wait for the next change. Of equal changes not received yet only one is kept. Cancelling it loses nothing.
+
+        Raises:
+            trio.EndOfChannel: the server ended the subscription, and all changes were received.
+            ConnectionLost: the subscription was cut for a cause, or the connection ended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._changes:
+            if self._end is not None:
+                raise self._end
+            await self._waiting.park()
+        change = next(iter(self._changes))
+        del self._changes[change]
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return change
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Change:
+        try:
+            return await self.receive()
+        except trio.EndOfChannel:
+            raise StopAsyncIteration from None
+
+    # What the reader tells us
+
+    def notified(self, event: Notified) -> None:
+        """Take a notice, if it is one that was asked for."""
+        name = event.verb.name
+        if name == "notifications/subscriptions/acknowledged":
+            self.acknowledged = event.params.notifications
+            self._opened.set()
+        elif name == "notifications/resources/updated":
+            updated = event.params.uri
+            if any(_lies_in(updated, uri) for uri in self._wanted.resource_subscriptions or ()):
+                self._add(ResourceUpdated(updated))
+        elif name in _LISTS:
+            wanted, change = _LISTS[name]
+            if getattr(self._wanted, wanted):
+                self._add(change)
+
+    def _add(self, change: Change) -> None:
+        if self._end is not None:
+            return
+        if len(self._changes) >= _MOST_UPDATES and change not in self._changes:
+            self._session.dropped += 1
+            return
+        self._changes[change] = None
+        self._waiting.unpark_all()
+
+    def progressed(self, params: ProgressParams) -> None:
+        """Nothing: a subscription makes no progress."""
+
+    def replied(self, reply: Replied) -> None:
+        """Note the server's last word: a result closes, an error or a cancellation cuts."""
+        self._finish(trio.EndOfChannel() if reply.error is None else reply.error)
+
+    def lost(self, error: ConnectionLost) -> None:
+        """Note that the connection ended."""
+        self._finish(ConnectionLost(*error.args))
+
+    def _finish(self, end: BaseException) -> None:
+        if self._end is None:
+            self._end = end
+        self._opened.set()
+        self._waiting.unpark_all()
+
+
+@attrs.define(eq=False)
+class Subscriptions:
+    """All subscriptions of one session."""
+
+    session: Session
+    _by_id: dict[RequestId, Subscription] = attrs.field(init=False, factory=dict)
+    _unasked: set[Subscription] = attrs.field(init=False, factory=set)
+    _watched: Counter[str] = attrs.field(init=False, factory=Counter)
+
+    def notified(self, event: Notified) -> None:
+        """Hand a notice to whoever asked for it."""
+        id = (event.admission.meta or {}).get(META_SUBSCRIPTION_ID)
+        if type(id) is int or type(id) is str:
+            subscription = self._by_id.get(id)
+            if subscription is not None:
+                subscription.notified(event)
+            return
+        for subscription in self._unasked:
+            subscription.notified(event)
+
+    @asynccontextmanager
+    async def listening(self, wanted: SubscriptionFilter) -> AsyncIterator[Subscription]:
+        """Subscribe, yield the subscription once the server acknowledged it, and unsubscribe on leaving.
+
+        Raises:
+            RemoteError, ConnectionLost: the server refused, or is gone.
+            LocalError: the server offers no such subscription.
+        """
+        revision = self.session.revision
+        words = {} if revision is None else vocabulary(revision)
+        subscription = Subscription(wanted, self.session)
+        how = self._by_request(subscription) if _LISTEN in words else self._by_notices(subscription)
+        async with how:
+            yield subscription
+
+    @asynccontextmanager
+    async def _by_request(self, subscription: Subscription) -> AsyncIterator[None]:
+        session = self.session
+        pending: Pending = await session.begin(_LISTEN, SubscriptionsListenParams(notifications=subscription._wanted))
+        pending.follower = subscription
+        self._by_id[pending.id] = subscription
+        why = "the subscription was closed"
+        try:
+            await subscription._opened.wait()
+            if isinstance(subscription._end, McpError):
+                raise subscription._end
+            yield
+        except trio.Cancelled as cancelled:
+            why = cancellation_text(cancelled)
+            raise
+        finally:
+            del self._by_id[pending.id]
+            session.abandon(pending, why)
+            subscription._finish(trio.EndOfChannel())
+
+    @asynccontextmanager
+    async def _by_notices(self, subscription: Subscription) -> AsyncIterator[None]:
+        session = self.session
+        if session.lost is not None:
+            raise ConnectionLost(*session.lost.args)
+        capabilities = session.engine.legacy.capabilities
+        assert isinstance(capabilities, ServerCapabilities)
+        subscription.acknowledged = _honoured(subscription._wanted, capabilities)
+        uris: Sequence[str] = subscription._wanted.resource_subscriptions or ()
+        if uris and not declares(capabilities, "resources.subscribe"):
+            raise LocalError("the server did not declare that its resources can be watched (resources.subscribe)")
+        session.watchers.add(subscription)
+        self._unasked.add(subscription)
+        try:
+            async with AsyncExitStack() as watched:
+                for uri in uris:
+                    await watched.enter_async_context(self._watching(uri))
+                yield
+        finally:
+            self._unasked.discard(subscription)
+            session.watchers.discard(subscription)
+            subscription._finish(trio.EndOfChannel())
+
+    @asynccontextmanager
+    async def _watching(self, uri: str) -> AsyncIterator[None]:
+        """Have one resource watched; the last of several who want it ends it."""
+        session = self.session
+        self._watched[uri] += 1
+        try:
+            await session.call("resources/subscribe", SubscribeParams(uri=uri))
+            yield
+        finally:
+            self._watched[uri] -= 1
+            if not self._watched[uri]:
+                del self._watched[uri]
+                with suppress(McpError):
+                    # Nobody waits for the answer, which says nothing, so a cancelled block can send it too.
+                    await session.begin("resources/unsubscribe", UnsubscribeParams(uri=uri))
+
+
+def _lies_in(updated: str, uri: str) -> bool:
+    return updated == uri or updated.startswith(uri if uri.endswith("/") else uri + "/")
+
+
+def _honoured(wanted: SubscriptionFilter, capabilities: ServerCapabilities) -> SubscriptionFilter:
+    """Return what a server of these capabilities will tell."""
+
+    def told(asked: Any, path: str) -> Any:
+        return asked if asked and declares(capabilities, path) else ABSENT
+
+    return SubscriptionFilter(
+        tools_list_changed=told(wanted.tools_list_changed, "tools.listChanged"),
+        prompts_list_changed=told(wanted.prompts_list_changed, "prompts.listChanged"),
+        resources_list_changed=told(wanted.resources_list_changed, "resources.listChanged"),
+        resource_subscriptions=told(wanted.resource_subscriptions, "resources.subscribe"),
+    )
