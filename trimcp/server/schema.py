@@ -1,0 +1,339 @@
+"""What a user's function takes and gives, looked at once: its JSON Schemas, and the conversion between JSON and Python.
+
+It knows functions and types. What is done with them, as a tool, a prompt or a resource, it must not know.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Union, get_args, get_origin
+
+import attrs
+
+from trimcp.server.convert import ConversionError, Convert, converter_for, to_json
+from trimcp.server.docstrings import parse
+from trimcp.server.forms import Form, form_for
+from trimcp.server.json_schema import SchemaBuilder, schema_of
+from trimcp.server.records import ABSENT_DEFAULT, Field, is_record, split
+
+__all__ = [
+    "ConversionError",
+    "Form",
+    "Parameter",
+    "ResultShape",
+    "Signature",
+    "describe",
+    "describe_result",
+    "form_for",
+    "schema_of",
+    "to_json",
+]
+
+Injected = Callable[[inspect.Parameter, Any], bool]
+
+
+@attrs.frozen
+class Parameter:
+    """One parameter that is filled from JSON.
+
+    Attributes:
+        name: its name.
+        hint: its resolved type, `Any` where it has none.
+        required: whether it has no default.
+        default: that default, or `inspect.Parameter.empty`.
+    """
+
+    name: str
+    hint: Any
+    required: bool
+    default: Any
+
+
+@attrs.frozen(eq=False)
+class Signature:
+    """A function as JSON sees it.
+
+    Attributes:
+        name: the function's name.
+        description: its docstring without the sections on parameters and results; empty if it has none.
+        input_schema: an object schema of its arguments. It must not change.
+        parameters: by name, those filled from JSON.
+        injected: the other ones, with their resolved types.
+        return_type: the resolved return annotation; `inspect.Signature.empty` where it has none.
+    """
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    parameters: Mapping[str, Parameter]
+    injected: tuple[tuple[inspect.Parameter, Any], ...]
+    return_type: Any
+    _converters: tuple[tuple[str, Convert], ...]
+    _whole_numbers: tuple[str, ...]
+    _rest: Convert | None = None
+
+    def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keyword arguments from JSON arguments that `input_schema` has accepted.
+
+        Where nothing needs converting it gives `arguments` itself back.
+
+        Raises:
+            ConversionError: some argument fits its schema and still has no Python value. All are named.
+        """
+        for name in self._whole_numbers:
+            if type(arguments.get(name)) is float:  # 3.0 is an integer by JSON Schema, and is read as a float
+                arguments = {**arguments, name: int(arguments[name])}
+        if not self._converters and self._rest is None:
+            return arguments
+        return self._convert(arguments)
+
+    def _convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        converted = dict(arguments)
+        work = [(name, convert) for name, convert in self._converters if name in arguments]
+        if self._rest is not None:
+            work += [(name, self._rest) for name in arguments if name not in self.parameters]
+        problems: list[str] = []
+        for name, convert in work:
+            try:
+                converted[name] = convert(arguments[name])
+            except ConversionError as error:
+                problems += [problem.replace("@ $", f"@ $.{name}", 1) for problem in error.problems]
+        if problems:
+            raise ConversionError(problems)
+        return converted
+
+
+def _nothing_injected(parameter: inspect.Parameter, hint: Any) -> bool:
+    return False
+
+
+def describe(
+    function: Callable[..., Any],
+    *,
+    injected: Injected = _nothing_injected,
+    loose: bool = False,
+    namespace: Mapping[str, Any] | None = None,
+) -> Signature:
+    """Look at a function once.
+
+    Args:
+        function: async or sync; a method, a partial or an object with `__call__` will do.
+        injected: says of a parameter and its resolved type (with the extras of `Annotated`) that someone else fills
+            it. Those do not appear in the schema.
+        loose: the schema is given by hand, so types without a JSON form are fine; such arguments stay as they are.
+        namespace: names for annotations besides those of the function's module and of what it closes over.
+
+    Raises:
+        TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
+            text names function and parameter, and says what to do.
+    """
+    name = _name(function)
+    hints = _hints(function, name, namespace)
+    text = parse(inspect.getdoc(_target(function)))
+    reader = _Reader(name, text.parameters, loose)
+    others: list[tuple[inspect.Parameter, Any]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if injected(parameter, hint):
+            others.append((parameter, hint))
+        else:
+            reader.read(parameter, hint)
+    return Signature(
+        name=name,
+        description=text.description,
+        input_schema=reader.schema(),
+        parameters=reader.parameters,
+        injected=tuple(others),
+        return_type=hints.get("return", inspect.Signature.empty),
+        converters=tuple(reader.converters),
+        whole_numbers=tuple(reader.whole_numbers),
+        rest=reader.rest,
+    )
+
+
+class _Reader:
+    """Gathers what the parameters of one function need."""
+
+    def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
+        self.parameters: dict[str, Parameter] = {}
+        self.converters: list[tuple[str, Convert]] = []
+        self.whole_numbers: list[str] = []
+        self.rest: Convert | None = None
+        self._function = function
+        self._descriptions = descriptions
+        self._loose = loose
+        self._builder = SchemaBuilder()
+        self._properties: dict[str, Any] = {}
+        self._required: list[str] = []
+        self._additional: Any = False
+
+    def schema(self) -> dict[str, Any]:
+        root: dict[str, Any] = {"type": "object", "properties": self._properties}
+        if self._required:
+            root["required"] = self._required
+        root["additionalProperties"] = self._additional
+        return self._builder.finish(root)
+
+    def read(self, parameter: inspect.Parameter, hint: Any) -> None:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise self._refuse(parameter, "is positional-only, and arguments come by name; remove the `/`")
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise self._refuse(parameter, "takes any number of arguments without names; use a list parameter instead")
+        try:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._additional = self._builder.build(hint) or True
+                self.rest = converter_for(hint, schema_of)
+            else:
+                self._read_named(parameter, hint)
+        except TypeError as error:
+            if not self._loose:
+                raise self._refuse(parameter, f"cannot be filled from JSON: {error}") from None
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                self._note(parameter, hint)
+
+    def _read_named(self, parameter: inspect.Parameter, hint: Any) -> None:
+        name, default = parameter.name, parameter.default
+        field = Field(name, hint, default is ABSENT_DEFAULT, default, self._descriptions.get(name))
+        schema = self._builder.property(field)
+        if _only_whole_numbers(schema):
+            self.whole_numbers.append(name)
+        elif (convert := converter_for(hint, schema_of)) is not None:
+            self.converters.append((name, convert))
+        self._properties[name] = schema
+        self._note(parameter, hint)
+
+    def _note(self, parameter: inspect.Parameter, hint: Any) -> None:
+        required = parameter.default is ABSENT_DEFAULT
+        if required:
+            self._required.append(parameter.name)
+        self.parameters[parameter.name] = Parameter(parameter.name, hint, required, parameter.default)
+
+    def _refuse(self, parameter: inspect.Parameter, reason: str) -> TypeError:
+        return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
+
+
+def _only_whole_numbers(schema: dict[str, Any]) -> bool:
+    """Whether all a value may need is to become an int from a float: an int, or an int besides what needs nothing."""
+    branches = schema.get("anyOf", [schema])
+    if any("enum" in b or "format" in b or "contentEncoding" in b or "$ref" in b for b in branches):
+        return False
+    kinds = [branch.get("type") for branch in branches]
+    return "integer" in kinds and set(kinds) <= {"integer", "null", "boolean"}
+
+
+def _target(function: Callable[..., Any]) -> Any:
+    """The plain function behind wrappers, partials, methods and callable objects."""
+    found: Any = inspect.unwrap(function)
+    while isinstance(found, functools.partial):
+        found = inspect.unwrap(found.func)
+    if inspect.ismethod(found):
+        found = found.__func__
+    if not inspect.isfunction(found) and not inspect.isclass(found) and not inspect.isbuiltin(found):
+        found = inspect.unwrap(type(found).__call__)
+    return found
+
+
+def _name(function: Callable[..., Any]) -> str:
+    target = function.func if isinstance(function, functools.partial) else function
+    return getattr(target, "__name__", None) or type(target).__name__
+
+
+def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None) -> dict[str, Any]:
+    target = _target(function)
+    names = dict(namespace or {})
+    if inspect.isfunction(target):
+        names = {**inspect.getclosurevars(target).nonlocals, **names}
+    try:
+        return typing.get_type_hints(target, localns=names, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{name}(): an annotation names {error.name!r}, which {getattr(target, '__module__', 'its module')} does"
+            " not define; move it to the module's level, outside `if TYPE_CHECKING`"
+        ) from None
+
+
+# --- results ---
+
+
+@attrs.frozen(eq=False)
+class ResultShape:
+    """How a function's results become structured content.
+
+    Attributes:
+        schema: an object schema of what `dump` gives, fit for `outputSchema` in every revision.
+        wrapped: the type is no object, so its values travel as `{"result": value}`.
+    """
+
+    schema: dict[str, Any]
+    wrapped: bool = False
+
+    @classmethod
+    def given(cls, schema: dict[str, Any]) -> ResultShape:
+        """The shape of a schema written by hand, kept as it is; results are converted by their own types."""
+        return cls(schema)
+
+    def dump(self, value: Any) -> Any:
+        """A result as JSON values, wrapped where `schema` says so. It is not validated.
+
+        Raises:
+            ConversionError: it holds something JSON cannot carry.
+        """
+        plain = to_json(value)
+        return {"result": plain} if self.wrapped else plain
+
+
+_UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), str, bytes, bytearray, memoryview)
+
+
+def _nothing_is_content(hint: Any) -> bool:
+    return False
+
+
+def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = _nothing_is_content) -> ResultShape | None:
+    """How results of a return type are structured, or None where they are plain content.
+
+    None for no annotation, Any, None, text, bytes, types that JSON Schema cannot say, and whatever `is_content` claims,
+    alone, in unions or in lists.
+
+    Args:
+        annotation: a resolved type.
+        is_content: whether a class is content already, such as `TextContent`.
+    """
+    if _is_unstructured(annotation, is_content):
+        return None
+    builder = SchemaBuilder(output=True)
+    try:
+        schema = builder.build(annotation)
+    except TypeError:
+        return None
+    if schema.get("type") == "object" or is_record(split(annotation)[0]):
+        finished = builder.finish(schema)
+        return ResultShape(finished if "type" in finished else {"type": "object", **finished})
+    root = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
+    return ResultShape(builder.finish(root), wrapped=True)
+
+
+def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool:
+    bare, _ = split(annotation)
+    if any(bare is each for each in _UNSTRUCTURED) or is_content(bare):
+        return True
+    origin, arguments = get_origin(bare), get_args(bare)
+    if origin in (Union, types.UnionType):
+        members = [member for member in arguments if member is not type(None)]
+        return any(is_content(split(member)[0]) for member in members) or all(
+            _is_unstructured(member, is_content) for member in members
+        )
+    in_list = origin in (list, tuple, abc.Sequence, abc.Iterable)
+    return in_list and any(_holds_content(each, is_content) for each in arguments)
+
+
+def _holds_content(hint: Any, is_content: Callable[[Any], bool]) -> bool:
+    bare, _ = split(hint)
+    if get_origin(bare) in (Union, types.UnionType):
+        return any(_holds_content(member, is_content) for member in get_args(bare))
+    return is_content(bare)
