@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import trimcp.wire
 from trimcp.wire import common, elicitation
+from trimcp.wire.common import RESULT_INPUT_REQUIRED
 from trimcp.wire.fields import ABSENT, facts_of
+from trimcp.wire.input_required import InputRequiredResult
 from trimcp.wire.revisions import V2025_11_25, Revision
 from trimcp.wire.shapes import attributes, is_payload, is_union, members
 
@@ -58,10 +60,14 @@ def _member(cls: Any, attribute: attrs.Attribute[Any], revision: Revision) -> st
         return st.just({"type": "object", "properties": {"z": {}, "a": {}}})
     if attribute.name == "subscription_id":
         return st.just(ABSENT)  # which results and notifications have it, the class does not know
+    if attribute.name == "uri":
+        return st.sampled_from(["file:///a", "file:///a/b%20c"])  # the official models want a URL in roots
     if attribute.name == "request_id":
         return TEXT | st.integers()
     if attribute.name == "input_responses":
         return st.just({"name": {"action": "decline"}})
+    if cls is InputRequiredResult and attribute.name != "input_requests":
+        return st.just(RESULT_INPUT_REQUIRED) if attribute.name == "result_type" else TEXT
     if cls is elicitation.ElicitResult and attribute.name == "content":
         return st.dictionaries(TEXT, _answers(revision), max_size=2)
     if said.required_from is not None and said.required_at(revision) and get_origin(attribute.type) is not Literal:

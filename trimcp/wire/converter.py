@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar, overload
 
 import attrs
@@ -17,7 +18,7 @@ from cattrs import ClassValidationError, Converter, IterableValidationError
 
 from trimcp.wire.dumping import Dump, Dumping
 from trimcp.wire.fields import wire_name
-from trimcp.wire.loading import Loading
+from trimcp.wire.loading import MAX_PROBLEMS, Loading
 from trimcp.wire.revisions import Revision
 from trimcp.wire.shapes import Wrong
 
@@ -25,13 +26,15 @@ __all__ = ["WireConverter", "WireError", "converter_for"]
 
 T = TypeVar("T")
 
+_SHOWN = 64  # characters of a peer's key that a problem repeats
+
 
 class WireError(ValueError):
     """A value does not fit what the revision allows.
 
     Attributes:
         problems: one line each with its place, such as `must be an integer, not a string @ $.arguments.n`.
-            They name members and JSON types and quote no values, so they may be told to a peer.
+            They name members and JSON types and quote no values, so they may be told to a peer. At most ten.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -57,7 +60,7 @@ class WireConverter:
         """The payload in this JSON value: of that class, or of a union, list or dict of classes.
 
         Raises:
-            WireError: it does not fit; every problem is listed.
+            WireError: it does not fit.
         """
         return self.loader(tp)(value)
 
@@ -98,7 +101,7 @@ class WireConverter:
         try:
             return _explaining(self.revision).structure(value, tp)
         except Exception as error:
-            raise WireError(list(_problems(error, "$"))) from None
+            raise WireError(list(islice(_problems(error, "$"), MAX_PROBLEMS))) from None
 
     def _make_dumper(self, tp: Any) -> Dump:
         hook = self._dumping.hook(tp)
@@ -134,7 +137,7 @@ def _problems(error: BaseException, place: str) -> Iterator[str]:
             yield from _problems(inner, place)
     elif isinstance(error, IterableValidationError):
         for inner, where in error.group_exceptions()[0]:
-            step = f"[{where.index}]" if isinstance(where.index, int) else f".{where.index}"
+            step = f"[{where.index}]" if isinstance(where.index, int) else f".{where.index[:_SHOWN]}"
             yield from _problems(inner, place + step)
     elif isinstance(error, KeyError):
         yield f"is missing @ {place}"

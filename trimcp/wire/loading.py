@@ -28,10 +28,13 @@ from trimcp.wire.shapes import (
     too_new,
 )
 
-__all__ = ["Hook", "Loading"]
+__all__ = ["MAX_PROBLEMS", "Hook", "Loading"]
 
 Hook = Callable[[Any, Any], Any]
 """A cattrs structure hook: the value and the type wanted, which hooks bound to one type ignore."""
+
+MAX_PROBLEMS: Final = 10
+"""How many problems of one value are told: enough to mend it, too few to be worth provoking."""
 
 _EXTRA_KEY: Final = "\0extra"  # where a class's undeclared members are handed to cattrs
 
@@ -184,6 +187,8 @@ class Loading:
                     raise
                 error.add_note(IterableValidationNote("a member", key, tp))
                 problems.append(error)
+                if len(problems) == MAX_PROBLEMS:
+                    break
         if problems:
             raise IterableValidationError("some members do not fit", problems, tp)
         return loaded
