@@ -63,6 +63,10 @@ def child_environment(
     return {**inherited, **(env or {})}
 
 
+def _as_tuple(command: Sequence[str]) -> tuple[str, ...]:
+    return tuple(command)
+
+
 @attrs.frozen
 class StdioServer:
     """How to start one server as a child process and talk to it over its standard streams.
@@ -78,7 +82,7 @@ class StdioServer:
         patience: how long each step of its shutdown may take.
     """
 
-    command: tuple[str, ...] = attrs.field(converter=tuple)
+    command: tuple[str, ...] = attrs.field(converter=_as_tuple)
     env: Mapping[str, str] | None = None
     inherit_env: bool | Collection[str] = INHERITED
     cwd: str | os.PathLike[str] | None = None

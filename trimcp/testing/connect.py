@@ -1,0 +1,57 @@
+"""A server and a client connected in one process, for a test: `async with connected(server) as session`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from trimcp.channel import MessageChannel
+from trimcp.client.client import Client
+from trimcp.client.facade import ClientSession
+from trimcp.server.server import Server
+from trimcp.session.drive import drive
+from trimcp.session.scopes import open_service_nursery
+from trimcp.transports.memory import memory_channels
+from trimcp.wire.revisions import LATEST, REVISIONS, Revision
+
+__all__ = ["connected", "every_revision"]
+
+every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=[revision.name for revision in REVISIONS])
+"""Runs a test once for each revision, which it takes as the argument `revision`."""
+
+
+@asynccontextmanager
+async def connected(
+    server: Server[Any],
+    client: Client | None = None,
+    *,
+    revision: Revision = LATEST,
+    framed: bool = False,
+    force_rerun: bool = False,
+    wrap: Callable[[MessageChannel], MessageChannel] | None = None,
+) -> AsyncIterator[ClientSession]:
+    """Yield a client's session with `server`, both in this process; works in virtual time, thread tools included.
+
+    `session.peer` is the server's side, so that a test can look at `session.peer.statistics()`.
+
+    Args:
+        server: what is tested, in a run of its own.
+        client: by default one without handlers.
+        revision: what they speak.
+        framed: pass every message through line framing and a small pipe.
+        force_rerun: let questions run handlers again in every revision, so that one that cannot bear it fails here.
+        wrap: put around the client's channel, such as a `SlowChannel`.
+    """
+    client = client or Client("test")
+    ours, theirs = memory_channels(framed=framed)
+    if wrap is not None:
+        theirs = wrap(theirs)
+    async with server.running() as running, open_service_nursery() as nursery:
+        peer = server.session(running, force_rerun=force_rerun)
+        nursery.start_soon(drive, peer, ours)
+        async with client.connect(theirs, revision=revision) as session:
+            session.peer = peer
+            yield session
