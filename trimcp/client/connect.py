@@ -34,7 +34,7 @@ from trimcp.wire.revisions import REVISIONS, Revision, find
 if TYPE_CHECKING:
     from trimcp.client.client import Client
 
-__all__ = ["Connectable", "Openable", "Target", "connecting"]
+__all__ = ["Connectable", "Target", "connecting"]
 
 log = logging.getLogger("trimcp.client")
 
@@ -47,15 +47,7 @@ class Connectable(Protocol):
         """Return a context manager that opens the connection anew and yields its channel."""
 
 
-@runtime_checkable
-class Openable(Protocol):
-    """As `Connectable`, by another name."""
-
-    def open(self) -> AbstractAsyncContextManager[MessageChannel]:
-        """Return a context manager that opens the connection anew and yields its channel."""
-
-
-Target: TypeAlias = MessageChannel | AbstractAsyncContextManager[MessageChannel] | Connectable | Openable
+Target: TypeAlias = MessageChannel | AbstractAsyncContextManager[MessageChannel] | Connectable
 """What a client can connect to. A plain channel or context manager is good for one connection."""
 
 
@@ -67,6 +59,7 @@ async def connecting(client: Client, target: Target, revision: Revision | str | 
     move = opening(offered)
     if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
         move = decide(Outcome(Met.SILENCE), offered)
+        client.legacy_targets.discard(key)  # until it has shown again that it is one
     for attempt in range(2):
         async with AsyncExitStack() as stack:
             channel = await stack.enter_async_context(_opened(target))
@@ -74,7 +67,7 @@ async def connecting(client: Client, target: Target, revision: Revision | str | 
             await stack.enter_async_context(driving(facade.session, channel))
             negotiation = _Negotiation(facade, offered, client.probe_timeout, channel)
             move = await negotiation.run(move)
-            if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable | Openable):
+            if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable):
                 move = Decision(Next.INITIALIZE, move.revision, move.why)
                 log.debug("the server died on the probe; starting it again and meeting it with initialize")
                 continue
@@ -123,8 +116,6 @@ def _opened(target: Target) -> AbstractAsyncContextManager[MessageChannel]:
         return target
     if isinstance(target, Connectable):
         return target.connect()
-    if isinstance(target, Openable):
-        return target.open()
     if isinstance(target, AbstractAsyncContextManager):
         return target
     raise LocalError(

@@ -1,0 +1,118 @@
+"""Reads the `mcpServers` JSON in which desktop hosts and editors name their servers.
+
+Knows the format and starts nothing: each entry is a value that says what would be started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trimcp.errors import LocalError
+
+__all__ = ["ServerEntry", "read_servers"]
+
+_VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+@attrs.frozen
+class ServerEntry:
+    """One server as a host's configuration names it.
+
+    Attributes:
+        name: its key in the file.
+        command: the program and its arguments, variables expanded.
+        env: variables to add to its environment.
+        cwd: where it runs, or None.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str | None = None
+
+
+def read_servers(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, environment: Mapping[str, str] | None = None
+) -> dict[str, ServerEntry]:
+    """Return the servers a configuration names, in its order, without those marked `"disabled": true`.
+
+    `${NAME}` and `${NAME:-default}` are replaced in commands, arguments, variables and directories.
+
+    Args:
+        source: a JSON file, or what one holds; `mcpServers` or `servers` on top may be left out.
+        environment: where variables come from; by default this process's environment.
+
+    Raises:
+        LocalError: the file cannot be read, an entry is wrong or names a URL, or a variable is not set; the text
+            names the place.
+    """
+    variables = os.environ if environment is None else environment
+    config = source if isinstance(source, Mapping) else _load(Path(source))
+    named = next((config[key] for key in ("mcpServers", "servers") if key in config), config)
+    if not isinstance(named, Mapping):
+        raise LocalError('"mcpServers" must be an object of servers by name')
+    return {
+        name: _entry(name, entry, variables)
+        for name, entry in named.items()
+        if not (isinstance(entry, Mapping) and entry.get("disabled") is True)
+    }
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise LocalError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise LocalError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LocalError(f'{path} must hold an object with "mcpServers"')
+    return config
+
+
+def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
+    where = f"server {name!r}"
+    if not isinstance(entry, Mapping):
+        raise LocalError(f"{where} must be an object with a command")
+    if "command" not in entry:
+        if "url" in entry:
+            raise LocalError(f"{where} is reached by a URL, which this version does not support yet; use a command")
+        raise LocalError(f'{where} has no "command"')
+    command, args = entry["command"], entry.get("args", [])
+    env, cwd = entry.get("env") or {}, entry.get("cwd")
+    if not isinstance(command, str) or not command:
+        raise LocalError(f'{where}: "command" must be a string, without the arguments')
+    if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
+        raise LocalError(f'{where}: "args" must be a list of strings')
+    if not isinstance(env, Mapping) or not all(isinstance(value, str) for value in env.values()):
+        raise LocalError(f'{where}: "env" must be an object of strings')
+    if cwd is not None and not isinstance(cwd, str):
+        raise LocalError(f'{where}: "cwd" must be a string')
+
+    def expanded(text: str) -> str:
+        return _expand(text, variables, where)
+
+    return ServerEntry(
+        name,
+        (expanded(command), *map(expanded, args)),
+        {key: expanded(value) for key, value in env.items()},
+        None if cwd is None else expanded(cwd),
+    )
+
+
+def _expand(text: str, variables: Mapping[str, str], where: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        found = variables.get(name, default)
+        if found is None:
+            raise LocalError(f"{where} wants the environment variable {name}, which is not set")
+        return found
+
+    return _VARIABLE.sub(value, text)
