@@ -64,6 +64,8 @@ def test_payloads_are_frozen_slotted_values() -> None:
         thing.snake_case_name = "b"  # type: ignore[misc]
     assert not hasattr(thing, "__dict__")
     assert thing == Thing("a") != Thing("b")
+    assert thing != "a"
+    assert {thing, Thing("a"), Thing("b")} == {Thing("b"), thing}
     assert attrs.evolve(thing, required=True).required
 
 

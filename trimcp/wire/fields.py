@@ -123,9 +123,24 @@ def wire_name(attribute: attrs.Attribute[Any]) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
+# These three serve every payload class. attrs would compile some for each, and half of what importing costs is that.
+
+
+def _values(self: Any) -> tuple[Any, ...]:
+    return tuple([getattr(self, attribute.name) for attribute in self.__attrs_attrs__])
+
+
+def _eq(self: Any, other: object) -> bool:
+    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+
+
+def _hash(self: Any) -> int:
+    return hash((type(self), _values(self)))
+
+
 def _repr(self: Any) -> str:
-    members = ((a.name, getattr(self, a.name)) for a in attrs.fields(type(self)))
-    shown = ", ".join(f"{name}={value!r}" for name, value in members if value is not ABSENT)
+    members = zip(self.__attrs_attrs__, _values(self), strict=True)
+    shown = ", ".join(f"{attribute.name}={value!r}" for attribute, value in members if value is not ABSENT)
     return f"{type(self).__name__}({shown})"
 
 
@@ -145,8 +160,10 @@ def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revi
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__repr__ = _repr  # type: ignore[method-assign]
+        cls.__eq__ = _eq  # type: ignore[method-assign]
+        cls.__hash__ = _hash  # type: ignore[method-assign]
         cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]
-        return attrs.frozen(cls, repr=False)
+        return attrs.frozen(cls, repr=False, eq=False)
 
     return decorate if cls is None else decorate(cls)
 
