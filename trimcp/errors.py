@@ -2,6 +2,8 @@
 
     McpError
     ├── LocalError            our side asked for something the protocol forbids; nothing was sent
+    │   ├── CannotAsk         a handler asked its client something the client never offered to answer
+    │   └── Unencodable       a value JSON cannot carry (defined in `trimcp.wire.jsonrpc`)
     ├── RemoteError           the peer answered a request with an error
     │   └── Overloaded        ... because it has too much under way; trying again later is safe
     ├── InvalidReply          the peer answered with something that is no answer to this request
@@ -18,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "CannotAsk",
     "ConnectionLost",
     "ErrorReply",
     "InvalidReply",
@@ -39,6 +42,13 @@ class LocalError(McpError):
 
     Examples: calling a method the negotiated revision does not have, a value JSON cannot carry, asking a client for
     sampling when it never declared the capability.
+    """
+
+
+class CannotAsk(LocalError):
+    """A handler asked its client something the client never offered to answer, or from where it cannot be asked.
+
+    In a tool that lets it pass, the model is told; a handler may catch it and do without.
     """
 
 

@@ -20,7 +20,8 @@ from trimcp.errors import InvalidReply, LocalError
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Clocks, Rounds, calling
 from trimcp.session.listening import Subscription, Subscriptions
-from trimcp.session.session import Session, Statistics
+from trimcp.session.session import Session
+from trimcp.session.statistics import Statistics
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_LOG_LEVEL, Cacheable, Implementation, PageParams
 from trimcp.wire.completion import (

@@ -48,6 +48,7 @@ from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
 from trimcp.wire.converter import WireError
+from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import Direction
 from trimcp.wire.revisions import Revision
@@ -117,7 +118,7 @@ class Connection:
             raise ErrorReply(INVALID_PARAMS, "_meta must be an object")
         if self.role is Role.CLIENT and self.modern.revision is not None:
             raise ErrorReply(METHOD_NOT_FOUND, "a server may not call its client in this revision")
-        if recognises(meta) or (name == "server/discover" and self.role is Role.SERVER):
+        if self._is_modern(name, meta):
             admission = self.modern.admit(meta, principal)
         elif name == "initialize" or (name == "ping" and not self.legacy.agreed):
             return self._settle_early(request, params)
@@ -134,6 +135,12 @@ class Connection:
         loaded = self._load(verb, params)
         self.inbound[request.id] = InboundRequest(request.id, verb, admission)
         return RequestReceived(request.id, verb, loaded, params, admission)
+
+    def _is_modern(self, name: str, meta: Mapping[str, Any] | None) -> bool:
+        """Return whether a request is to be judged by the modern era's rules."""
+        if self.role is Role.CLIENT or not self.modern.offered():
+            return False
+        return recognises(meta) or name == "server/discover" or not self.legacy.offered()
 
     def _is_ours(self, verb: Verb) -> bool:
         """Return whether the peer may send us this method at all."""
@@ -204,15 +211,15 @@ class Connection:
             if message.id is not None and message.id in self.outbound:
                 return self._receive_reply(message.id, None, InvalidReply(message.message))
             return Ignored(f"not a message: {message.message}")
+        data = {"reason": message.reason}
+        reply = jsonrpc.encode_error(message.id, message.code, message.message, data, null_id=self._null_id)
+        return Rejected(message.message, reply, message.id)
+
+    @property
+    def _null_id(self) -> bool:
+        """Whether an error that answers no readable id says `"id": null`; newer revisions leave the id out."""
         revision = self.revision
-        null_id = revision is None or not revision.error_without_id
-        return Rejected(
-            message.message,
-            jsonrpc.encode_error(
-                message.id, message.code, message.message, {"reason": message.reason}, null_id=null_id
-            ),
-            message.id,
-        )
+        return revision is None or not revision.error_without_id
 
     def _receive_notification(self, message: jsonrpc.Notification, principal: str | None) -> Event:
         params: Mapping[str, Any] = message.params or {}
@@ -231,7 +238,9 @@ class Connection:
         except WireError as error:
             return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
         if name == "notifications/cancelled":
-            return self._receive_cancelled(loaded.request_id or None, loaded.reason or None)
+            # 0 and "" are ids like any other.
+            id = None if loaded.request_id is ABSENT else loaded.request_id
+            return self._receive_cancelled(id, loaded.reason or None)
         if name == "notifications/progress":
             request = self.outbound.get(loaded.progress_token)
             if request is None or not request.wants_progress:
@@ -269,7 +278,7 @@ class Connection:
                 return Ignored("an array of messages, which this revision does not have")
             named = "before initialize" if revision is None else f"in {revision.name}"
             reply = jsonrpc.encode_error(
-                None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=revision is None
+                None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
             )
             return Rejected("an array of messages", reply)
         return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))
@@ -399,6 +408,7 @@ class Connection:
         self.outbound.clear()
         for request in lost:
             request.state = fire(OUTBOUND, request.state, OutboundStep.LOSE)
+        self.legacy.close()
         return lost
 
     def encode_notification(

@@ -141,6 +141,10 @@ class Legacy:
 
     # Both
 
+    def close(self) -> None:
+        """Note that the connection is gone."""
+        self._fire(HandshakeStep.CLOSE)
+
     def admit(self, meta: Mapping[str, Any] | None, principal: str | None) -> Admission:
         """Return what is known of a request on this connection.
 

@@ -7,7 +7,6 @@ may ask about an era.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final, get_args
 
 import attrs
@@ -45,9 +44,13 @@ def recognises(meta: Mapping[str, Any] | None) -> bool:
     return meta is not None and (META_PROTOCOL_VERSION in meta or META_CLIENT_CAPABILITIES in meta)
 
 
-@cache
-def _fragment(info: Implementation, revision: Revision) -> orjson.Fragment:
-    return orjson.Fragment(orjson.dumps(converter_for(revision).dump(info)))
+def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
+    """Return our name as JSON, encoded once for all connections of a profile."""
+    known = profile.named.get(revision)
+    if known is None or known[0] is not profile.info:
+        known = (profile.info, orjson.Fragment(orjson.dumps(converter_for(revision).dump(profile.info))))
+        profile.named[revision] = known
+    return known[1]
 
 
 @attrs.define(eq=False)
@@ -138,7 +141,7 @@ class Modern:
             raw: dict[str, JSON] = converter_for(revision).dump(result)
         else:
             raw = verb.dump_result(result)
-        info = _fragment(self.profile.info, revision)
+        info = _named(self.profile, revision)
         meta = raw.get("_meta")
         raw["_meta"] = {META_SERVER_INFO: info} if not meta else {**meta, META_SERVER_INFO: info}
         return raw
@@ -155,7 +158,7 @@ class Modern:
             capabilities = orjson.dumps(converter_for(revision).dump(profile.capabilities))
             fields: dict[str, JSON] = {
                 META_PROTOCOL_VERSION: revision.name,
-                META_CLIENT_INFO: _fragment(profile.info, revision),
+                META_CLIENT_INFO: _named(profile, revision),
                 META_CLIENT_CAPABILITIES: orjson.Fragment(capabilities),
             }
             stamp = self._stamp = (profile.capabilities, fields)

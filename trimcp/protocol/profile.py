@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 import attrs
+import orjson
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import Implementation
@@ -29,6 +30,7 @@ class Profile:
         capabilities: what we can do; replaced, never changed in place, when it grows.
         instructions: a server's advice to the model on how to use it, or None.
         revisions: the revisions we are willing to speak, oldest first.
+        named: `info` as JSON text, by revision; filled as needed.
         discover_ttl_ms: for how many milliseconds a client may keep what `server/discover` said.
     """
 
@@ -37,3 +39,4 @@ class Profile:
     instructions: str | None = None
     revisions: tuple[Revision, ...] = REVISIONS
     discover_ttl_ms: int = 0
+    named: dict[Revision, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)

@@ -19,6 +19,7 @@ import attrs
 import orjson
 
 from trimcp.errors import LocalError, McpError
+from trimcp.wire import jsonrpc
 
 __all__ = ["Cipher", "InvalidState", "Memory", "Sealer", "question_key", "request_digest"]
 
@@ -91,8 +92,12 @@ class Sealer:
         self._macs = keys
 
     def seal(self, memory: Memory, *, digest: str, principal: str | None, now: float) -> str:
-        """Return the state as a string for the client to echo. `now` is in seconds since the epoch."""
-        body = orjson.dumps(
+        """Return the state as a string for the client to echo. `now` is in seconds since the epoch.
+
+        Raises:
+            LocalError: there is too much to remember, or a result of `once` that is not JSON.
+        """
+        body = jsonrpc.encode(
             {
                 "exp": int(now + self.lifetime),
                 "req": digest,
@@ -105,7 +110,10 @@ class Sealer:
         if self.cipher is not None:
             body = self.cipher.encrypt(body)
         mac = hmac.digest(self._macs[0], body, "sha256")
-        return base64.urlsafe_b64encode(mac + body).decode("ascii")
+        state = base64.urlsafe_b64encode(mac + body).decode("ascii")
+        if len(state) > _MAX_STATE:
+            raise LocalError(f"the answers so far make a state of {len(state)} bytes; {_MAX_STATE} can be remembered")
+        return state
 
     def open(self, state: str, *, digest: str, principal: str | None, now: float) -> Memory:
         """Return what `seal` was given.
@@ -126,7 +134,10 @@ class Sealer:
         if not any(matches):
             raise InvalidState("altered")
         if self.cipher is not None:
-            body = self.cipher.decrypt(body)
+            try:
+                body = self.cipher.decrypt(body)
+            except Exception as error:  # each library has its own; all of them mean another key
+                raise InvalidState("not ours to read") from error
         fields = orjson.loads(body)
         if fields["exp"] < now:
             raise InvalidState("expired")

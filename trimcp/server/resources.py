@@ -75,8 +75,13 @@ class TemplateEntry:
     listed: ResourceTemplate
     template: UriTemplate
     calling: Calling
+    guard: bool = True
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"
+
+    def match(self, uri: str) -> Mapping[str, Any] | None:
+        """Return the variables of a URI of this family, or None if it is none of it."""
+        return self.template.match(uri, guard=self.guard)
 
     async def read(self, running: Running, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
         """Return the contents of one of them."""
@@ -136,13 +141,13 @@ def from_function(
     listed = _listed(options, signature.name, signature.description)
     caching = options.get("ttl_ms", 0), options.get("cache_scope", "private")
     parameters = list(signature.parameters)
-    template = UriTemplate(uri, guard=guard)
+    template = UriTemplate(uri)
     if set(template.variables) != set(parameters):
         variables = ", ".join(template.variables) or "no variables"
         raise TypeError(f"{uri} has {variables}, but {signature.name} takes {', '.join(parameters) or 'none'}")
     if template.variables:
         described = ResourceTemplate(uri_template=uri, **listed)
-        return TemplateEntry(described, template, calling, *caching)
+        return TemplateEntry(described, template, calling, guard, *caching)
     size = options.get("size")
     resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
     return ResourceEntry(resource, calling, *caching)

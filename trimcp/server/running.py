@@ -249,7 +249,7 @@ class Running:
             if entry is not None:
                 return await entry.read(self, ctx)
             for template in self.server.templates:
-                variables = template.template.match(uri)
+                variables = template.match(uri)
                 if variables is not None:
                     return await template.read(self, ctx, uri, variables)
         except ResourceNotFound:
@@ -258,7 +258,7 @@ class Running:
 
     def _known(self, uri: str) -> bool:
         server = self.server
-        return uri in server.resources or any(t.template.match(uri) is not None for t in server.templates)
+        return uri in server.resources or any(t.match(uri) is not None for t in server.templates)
 
     async def _subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
         if not self._known(params.uri):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import attrs
 import trio
 
-from trimcp.errors import ErrorReply, ToolError
+from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content, json_text
@@ -92,11 +92,11 @@ class ToolEntry:
             return self._result(value)
         except ConversionError as error:
             return self._refuse(ctx, error.problems)
-        except ToolError as error:
+        except (ToolError, CannotAsk) as error:
             return _error_result(str(error))
         except ExceptionGroup as group:
             error_inside = sole(group)
-            if isinstance(error_inside, ToolError):
+            if isinstance(error_inside, ToolError | CannotAsk):
                 return _error_result(str(error_inside))
             raise
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.errors import ErrorReply, LocalError
+from trimcp.errors import CannotAsk, ErrorReply, McpError
 from trimcp.protocol.request_state import InvalidState, Memory, Sealer, question_key, request_digest
 from trimcp.session.job import Job
 from trimcp.wire.capabilities import declares
@@ -42,7 +42,7 @@ class Questions:
     Attributes:
         memory: what the sealed state carried into this round.
         asked: what this run asked without having an answer, by key: method and raw params.
-        answers: payloads of answers loaded already, by key.
+        answers: payloads of answers loaded already, by key; `refusals` are errors the peer answered with instead.
         seen: how often each question was asked in this run.
     """
 
@@ -50,6 +50,7 @@ class Questions:
     memory: Memory = attrs.field(factory=Memory)
     asked: dict[str, tuple[Method, Any]] = attrs.field(factory=dict)
     answers: dict[str, Any] = attrs.field(factory=dict)
+    refusals: dict[str, McpError] = attrs.field(factory=dict)
     seen: dict[str, int] = attrs.field(factory=dict)
 
 
@@ -64,8 +65,12 @@ def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
     raw = job.raw
     digest = request_digest(job.request.verb.name, raw)
     questions = job.questions = Questions(digest)
+    if job.request.admission.revision.server_may_call:
+        return questions  # these members mean nothing there, whoever sends them
     state = raw.get("requestState")
     if state is not None:
+        if type(state) is not str:
+            raise ErrorReply(INVALID_PARAMS, "requestState must be a string")
         try:
             questions.memory = sealer.open(
                 state, digest=digest, principal=job.request.admission.principal, now=time.time()
@@ -73,6 +78,8 @@ def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
         except InvalidState:
             raise ErrorReply(INVALID_PARAMS, "requestState is not valid for this request") from None
     responses = raw.get("inputResponses") or {}
+    if type(responses) is not dict:
+        raise ErrorReply(INVALID_PARAMS, "inputResponses must be an object")
     for key, answer in responses.items():
         if not isinstance(answer, dict):
             raise ErrorReply(INVALID_PARAMS, "every member of inputResponses must be an object")
@@ -90,8 +97,10 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
 
     Raises:
         ErrorReply: the peer did not declare the capability (-32021 where the revision has that code).
-        LocalError: the question cannot be asked from here.
+        CannotAsk: the client does not answer such questions (legacy), or it cannot be asked from here.
     """
+    if job.over:
+        raise CannotAsk("the request is over; nobody waits for what would be asked")
     _check_capability(job, name, params)
     if job.request.admission.revision.server_may_call and not session.force_rerun:
         runner = session.runner
@@ -110,7 +119,7 @@ def _check_capability(job: Job, name: str, params: Any) -> None:
         return
     message = f"the client did not declare the capability {wanted!r}"
     if admission.revision.server_may_call:
-        raise LocalError(message)
+        raise CannotAsk(message)
     raise ErrorReply(MISSING_CAPABILITY, message, {"requiredCapabilities": _nested(wanted)})
 
 
@@ -125,7 +134,7 @@ def _nested(path: str) -> dict[str, Any]:
 async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key: str | None) -> Any:
     revision = job.request.admission.revision
     if not session.force_rerun and METHODS[job.request.verb.name].may_ask_from is None:
-        raise LocalError(f"{job.request.verb.name} may not ask the client anything in {revision.name}")
+        raise CannotAsk(f"{job.request.verb.name} may not ask the client anything in {revision.name}")
     questions = open_questions(session, job, session.sealer)
     converter = converter_for(revision)
     method = METHODS[name]
@@ -134,6 +143,8 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
     occurrence = questions.seen.get(base, 0)
     questions.seen[base] = occurrence + 1
     key = key or question_key(name, raw, occurrence)
+    if key in questions.refusals:
+        raise questions.refusals[key]
     if key in questions.answers:
         await trio.lowlevel.checkpoint()
         return questions.answers[key]
@@ -142,11 +153,12 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
         await trio.lowlevel.checkpoint()
         return _load_answer(questions, key, answer, revision, method)
     questions.memory.answers.pop(key, None)
-    _refuse_if_shielded(job.scope)
+    _refuse_if_shielded(job)
     questions.asked[key] = (method, params)
     questions.memory.asked[key] = base
     job.scope.cancel(reason="unwound to ask the client a question")
     await trio.sleep_forever()
+    raise AssertionError("unreachable")
 
 
 def _load_answer(questions: Questions, key: str, answer: Any, revision: Revision, method: Method) -> Any:
@@ -159,22 +171,26 @@ def _load_answer(questions: Questions, key: str, answer: Any, revision: Revision
     return payload
 
 
-def _refuse_if_shielded(scope: trio.CancelScope) -> None:
-    """Raise if cancelling `scope` would not reach the current task.
+def _refuse_if_shielded(job: Job) -> None:
+    """Raise if unwinding the request would not reach the current task, which is the handler's or of its work."""
+    if trio.current_effective_deadline() == -float("inf") or _reaches_here(job.scope):
+        return
+    if job.work is None or not _reaches_here(job.work.scope):
+        raise CannotAsk("a question cannot be asked inside a shielded scope: the handler has to unwind for it")
+
+
+def _reaches_here(scope: trio.CancelScope) -> bool:
+    """Return whether cancelling `scope` would cancel the current task.
 
     Trio has no question for it, so a deadline just before the one in force is set and taken back: it shows in the
     effective deadline unless a shield stands between.
     """
-    before = trio.current_effective_deadline()
-    if before == -float("inf"):
-        return
     own = scope.deadline
-    probe = min(before, 1e300) - 1.0
+    probe = min(trio.current_effective_deadline(), 1e300) - 1.0
     scope.deadline = probe
     reached = trio.current_effective_deadline() == probe
     scope.deadline = own
-    if not reached:
-        raise LocalError("a question cannot be asked inside a shielded scope: the handler has to unwind for it")
+    return reached
 
 
 async def after_unwinding(session: Session, job: Job) -> bytes | None:
@@ -194,13 +210,14 @@ async def after_unwinding(session: Session, job: Job) -> bytes | None:
         requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
         result = InputRequiredResult(input_requests=requests, request_state=state)
         return session.engine.encode_result(job.request, result)
-    job.scope = trio.CancelScope()
-    with job.scope:
+    runner = session.runner
+    assert runner is not None
+    with runner.parked(session, job):
         for key, (method, params) in asked.items():
-            questions.answers[key] = await session.call(method.name, params)
-    if job.scope.cancelled_caught:
-        return session.farewell(job)
-    job.scope = trio.CancelScope()
+            try:
+                questions.answers[key] = await session.call(method.name, params)
+            except McpError as error:
+                questions.refusals[key] = error
     return None
 
 

@@ -22,7 +22,7 @@ from trimcp.wire.common import Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.elicitation import ElicitFormParams, ElicitResult, ElicitURLParams, FormSchema
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.jsonrpc import JSON, RequestId, encode
 from trimcp.wire.lifecycle import ProgressParams
 from trimcp.wire.logs import LoggingLevel, LoggingMessageParams
 from trimcp.wire.revisions import LATEST, Revision
@@ -68,6 +68,8 @@ class RequestScope:
         job, runner = self._job, self._session.runner
         assert runner is not None
         if job.work is None:
+            if job.over:
+                raise LocalError("the request is over; nothing can be started for it")
             job.work = Work(runner.nursery, job.scope)
         job.work.start_soon(function, *args)
 
@@ -207,7 +209,7 @@ class Context(Generic[StateT]):
         Raises:
             ValueError: `progress` did not increase.
         """
-        if progress <= self._last_progress:
+        if not progress > self._last_progress:  # as it stands, NaN is refused too
             raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
         self._last_progress = progress
         self._reports += 1
@@ -221,6 +223,8 @@ class Context(Generic[StateT]):
             await sink.room()
         else:
             await self._breathe()
+        # A value reported without waiting may still be held back; it was smaller, so it goes first.
+        sink.settle_latest(("progress", self.request_id), keep=self._job.request.state is Inbound.UNDER_WAY)
         self._post(data)
 
     async def _breathe(self) -> None:
@@ -234,7 +238,7 @@ class Context(Generic[StateT]):
 
         A value that does not increase is dropped. The last one reported leaves before the result.
         """
-        if progress <= self._last_progress:
+        if not progress > self._last_progress:
             return
         self._last_progress = progress
         token = self.admission.progress_token
@@ -269,10 +273,12 @@ class Context(Generic[StateT]):
             data: any JSON value, often a string. It must not carry secrets.
             logger: a name for the source.
         """
-        if self._wants(level):
-            await self._session.sink.room()
-            self._post(self._encode_log(level, data, logger))
-        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._wants(level):
+            await trio.lowlevel.checkpoint()
+            return
+        message = self._encode_log(level, data, logger)
+        await self._session.room()
+        self._post(message)
 
     def log_nowait(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> bool:
         """As `log`, but never waits: while the outbox is full the message is dropped and counted.
@@ -347,7 +353,7 @@ class Context(Generic[StateT]):
         return result
 
     async def sample(self, params: CreateMessageParams, *, key: str | None = None) -> CreateMessageResult:
-        """Ask the client's model (client/sampling); the user may read, change or refuse it. Re-runs as `elicit` does."""
+        """Ask the client's model (client/sampling); the user may change or refuse it. Re-runs as `elicit` does."""
         result: CreateMessageResult = await self.ask("sampling/createMessage", params, key=key)
         return result
 
@@ -364,6 +370,9 @@ class Context(Generic[StateT]):
         """Return `await function()`, calling it only once even if the handler runs again after a question.
 
         The result travels to the client and back, signed but readable, so it must be JSON and no secret.
+
+        Raises:
+            LocalError: the result is not JSON.
         """
         kept = open_questions(self._session, self._job, self._session.sealer).memory.kept
         if key in kept:
@@ -371,5 +380,6 @@ class Context(Generic[StateT]):
             value: _T = kept[key]
             return value
         result = await function()
+        encode(result)
         kept[key] = result
         return result

@@ -17,6 +17,7 @@ import trio
 from trimcp.channel import MessageChannel
 from trimcp.session.job import CancelReason
 from trimcp.session.outbox import Outbox
+from trimcp.session.scopes import parted, sole
 from trimcp.session.session import Session
 
 __all__ = ["drive", "driving"]
@@ -54,7 +55,7 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
                     try:
                         yield
                     except BaseException as error:
-                        failure, cancelled = _parted(error)
+                        failure, cancelled = parted(error)
                         if cancelled is not None:
                             raise cancelled from None
                     finally:
@@ -63,28 +64,22 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
                         session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
                         jobs.cancel_scope.cancel(reason="the session has ended")
             finally:
-                session.lose("the session has ended")
-                session.endpoint.closed(session)
                 writer.deadline = trio.current_time() + session.limits.drain_timeout
                 outbox.close()
+                session.lose("the session has ended")
+                session.endpoint.closed(session)
     except BaseException as error:
-        if failure is None:
+        ours, _ = parted(error)
+        if ours is not None and failure is not None:
+            raise BaseExceptionGroup("the body and the session both failed", [failure, sole(ours)]) from None
+        if ours is not None:
+            failure = sole(ours)
+        elif failure is None:
             raise
-        raise BaseExceptionGroup("the body and the session both failed", [failure, error]) from None
     finally:
         await channel.aclose()
     if failure is not None:
         raise failure
-
-
-def _parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Return what the body itself raised, and the cancellation, which belongs to a scope around us."""
-    if isinstance(error, trio.Cancelled):
-        return None, error
-    if isinstance(error, BaseExceptionGroup):
-        cancelled, rest = error.split(trio.Cancelled)
-        return rest, cancelled
-    return error, None
 
 
 async def _read(session: Session, channel: MessageChannel, scope: trio.CancelScope) -> None:
@@ -111,10 +106,14 @@ async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scop
     with scope:
         try:
             while True:
-                await channel.send(await outbox.receive())
+                batch = await outbox.receive()
+                session.nudge()
+                await channel.send(batch)
         except trio.EndOfChannel:
             pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            # The reader notices too where it can; a peer that only stopped reading is lost all the same.
+            # The reader may never notice, where the peer closed only this direction. Nobody is listening all the same.
             session.lose("the peer stopped listening")
+            session.cancel_jobs(CancelReason.DISCONNECTED)
+            session.close()
     outbox.abandon()

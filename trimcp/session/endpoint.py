@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trimcp.errors import ConnectionLost
 from trimcp.protocol.events import Notified
 from trimcp.session.job import Job
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "Watcher"]
 
 
 class Endpoint(Protocol):

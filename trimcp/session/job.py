@@ -41,7 +41,9 @@ class Job:
         origin, headers: where it came in and with which transport headers; both may be None.
         scope: cancelling it stops the handler.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
-        started: whether its handler has begun.
+        started: whether its handler has begun; `over`: whether its answer is queued.
+        crash: what the handler raised, if it crashed.
+        parked: how many questions it waits for in place.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked in the re-run style, if anything.
     """
@@ -56,6 +58,8 @@ class Job:
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
     started: bool = attrs.field(init=False, default=False)
+    over: bool = attrs.field(init=False, default=False)
+    crash: Exception | None = attrs.field(init=False, default=None)
     parked: int = attrs.field(init=False, default=0)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Questions | None = attrs.field(init=False, default=None)

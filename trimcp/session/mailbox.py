@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 import attrs
 
@@ -21,7 +21,7 @@ class Mailbox:
     max_requests: int
     max_bytes: int
     bytes_queued: int = attrs.field(init=False, default=0)
-    _queue: deque[Job] = attrs.field(init=False, factory=deque)
+    _queue: OrderedDict[Job, None] = attrs.field(init=False, factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -32,20 +32,19 @@ class Mailbox:
 
     def put(self, job: Job) -> None:
         """Add a job at the end."""
-        self._queue.append(job)
+        self._queue[job] = None
         self.bytes_queued += job.size
 
     def take(self) -> Job:
         """Remove and return the oldest job."""
-        job = self._queue.popleft()
+        job, _ = self._queue.popitem(last=False)
         self.bytes_queued -= job.size
         return job
 
     def remove(self, job: Job) -> bool:
         """Remove a job wherever it stands; False if it is not here."""
-        try:
-            self._queue.remove(job)
-        except ValueError:
+        if job not in self._queue:
             return False
+        del self._queue[job]
         self.bytes_queued -= job.size
         return True

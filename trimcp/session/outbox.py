@@ -63,6 +63,8 @@ class Outbox:
     _waiting_writer: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _waiting_senders: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _closed: bool = attrs.field(init=False, default=False)
+    _replies: int = attrs.field(init=False, default=0)
+    _reply_bytes: int = attrs.field(init=False, default=0)
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._latest)
@@ -71,6 +73,15 @@ class Outbox:
     def full(self) -> bool:
         """Whether a sender has to wait for room first."""
         return len(self._queue) >= self.max_messages or self.bytes_queued >= self.max_bytes
+
+    @property
+    def full_of_replies(self) -> bool:
+        """Whether answers alone fill it: the peer asks more than it reads.
+
+        Requests and cancels of ours do not count. If they kept us from reading, two peers that both have much to
+        say could wait for each other.
+        """
+        return self._replies >= self.max_messages or self._reply_bytes >= self.max_bytes
 
     async def room(self) -> None:
         """Wait until there is room, or until the outbox is closed and room no longer matters."""
@@ -82,7 +93,11 @@ class Outbox:
         if self._closed:
             return
         self._queue.append(outgoing)
-        self.bytes_queued += len(outgoing.data)
+        size = len(outgoing.data)
+        self.bytes_queued += size
+        if outgoing.kind is Kind.REPLY:
+            self._replies += 1
+            self._reply_bytes += size
         if self._waiting_writer:
             self._waiting_writer.unpark()
 
@@ -127,7 +142,7 @@ class Outbox:
         if self._latest:
             batch.extend(self._latest.values())
             self._latest.clear()
-        self.bytes_queued = 0
+        self.bytes_queued = self._replies = self._reply_bytes = 0
         self._free_room()
         return batch
 
@@ -145,5 +160,5 @@ class Outbox:
         """Close and throw away what is queued: the wire is gone."""
         self._queue.clear()
         self._latest.clear()
-        self.bytes_queued = 0
+        self.bytes_queued = self._replies = self._reply_bytes = 0
         self.close()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Follower", "Pending", "cancellation_text"]
 
+_LONGEST_REASON = 500
+
 
 class Follower(Protocol):
     """Whoever follows a request to its answer; called by the reader, so it must not wait."""
@@ -72,10 +74,16 @@ class Pending:
         return self.session.engine.load_result(self.verb, await self.raw())
 
 
-def cancellation_text(cancelled: trio.Cancelled) -> str:
-    """Return why a wait was cancelled, as a line for the peer."""
+def cancellation_text(cancelled: BaseException) -> str:
+    """Return why a wait was cancelled, as a line for the peer.
+
+    Only a reason somebody gave on purpose is told: Trio's own name tasks and quote the exceptions they crashed with.
+    """
     source = getattr(cancelled, "source", "unknown")
     reason = getattr(cancelled, "reason", None)
     if source == "deadline":
         return "deadline exceeded"
-    return reason if reason else "cancelled by the caller"
+    if source != "explicit" or not reason:
+        return "cancelled by the caller"
+    # Never a reason for a cancellation to fail: what UTF-8 cannot carry is replaced.
+    return str(reason)[:_LONGEST_REASON].encode("utf-8", "replace").decode("utf-8")

@@ -6,6 +6,7 @@ mailbox, and the job that ends starts the next.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -13,15 +14,18 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trimcp.errors import ErrorReply
+from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply
 from trimcp.session.asking import after_unwinding
 from trimcp.session.job import Job
-from trimcp.session.scopes import sole
+from trimcp.session.scopes import parted, sole
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_REQUEST
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
 
 __all__ = ["Runner"]
+
+log = logging.getLogger("trimcp.session")
 
 
 @attrs.define(eq=False)
@@ -53,49 +57,83 @@ class Runner:
         try:
             reply = await _until_settled(session, job)
         finally:
-            self.running -= 1
-            session.finish(job, reply)
+            if not job.parked:
+                self.running -= 1
+            session.finish(job, session.farewell(job) if reply is None else reply)
+        if job.crash is not None and session.handler_errors == "raise":
+            raise job.crash
 
     @contextmanager
     def parked(self, session: Session, job: Job) -> Iterator[None]:
-        """Give the job's slot back while it waits for the peer, and take one again after, waiting for none."""
-        self.running -= 1
-        session.parked += 1
-        session.next_jobs()
+        """Give the job's slot back while it waits for the peer, and take one again after, waiting for none.
+
+        A job has one slot, however many questions it asks at once.
+        """
+        job.parked += 1
+        if job.parked == 1:
+            self.running -= 1
+            session.parked += 1
+            session.next_jobs()
         try:
             yield
         finally:
-            session.parked -= 1
-            self.running += 1
+            job.parked -= 1
+            if not job.parked:
+                session.parked -= 1
+                if not job.over:
+                    self.running += 1
 
 
 async def _until_settled(session: Session, job: Job) -> bytes | None:
-    """Run the handler, again where it was unwound to ask a question, and return its reply."""
+    """Run the handler, again where it was unwound to ask a question, and return its reply; None if it was cancelled."""
     while True:
-        reply: bytes | None = None
-        try:
-            with job.scope:
-                reply = await _perform(session, job)
-                if session.sink.full:
-                    await session.sink.room()
-        except Exception as error:
-            # What a cancelled handler's nursery still held besides the cancellation.
-            reply = _failed(session, job, error)
-        finally:
-            if job.work is not None:
-                job.work.cancel()
-                await job.work.join()
-        if not job.scope.cancelled_caught:
+        reply = await _attempt(session, job)
+        questions = job.questions
+        if reply is not None or job.reason is not None or questions is None or not questions.asked:
             return reply
-        if job.questions is None or not job.questions.asked or job.reason is not None:
-            return session.farewell(job)
-        reply = await after_unwinding(session, job)
-        if reply is not None:
+        job.scope, job.work = trio.CancelScope(), None
+        with job.scope:
+            try:
+                reply = await after_unwinding(session, job)
+            except Exception as error:
+                reply = _failed(session, job, error)
+            await _room(session)
+        if reply is not None or job.reason is not None:
             return reply
+        job.scope = trio.CancelScope()
+
+
+async def _attempt(session: Session, job: Job) -> bytes | None:
+    """Run the handler once and return its reply, or None if it was cancelled. Its work has ended, too."""
+    reply: bytes | None = None
+    try:
+        with job.scope:
+            reply = await _perform(session, job)
+            await _room(session)
+    except BaseException as error:
+        # What a cancelled handler's nursery held besides the cancellation.
+        crash, cancelled = parted(error)
+        if crash is not None and not isinstance(crash, Exception):
+            raise
+        if crash is not None:
+            reply = _failed(session, job, crash)
+        if cancelled is not None:
+            raise cancelled from None
+    finally:
+        if job.work is not None:
+            await job.work.end()
+    if job.work is not None and job.work.failure is not None:
+        return _failed(session, job, job.work.failure)
+    return reply
+
+
+async def _room(session: Session) -> None:
+    if session.sink.full:
+        await session.sink.room()
 
 
 async def _perform(session: Session, job: Job) -> bytes:
-    """Run the handler once and return its reply as bytes, whatever it raises."""
+    """Run the handler to its end, and its work, and return its reply as bytes, whatever it raises."""
     try:
         result = await session.endpoint.handle(session, job)
         if job.work is not None:
@@ -106,11 +144,15 @@ async def _perform(session: Session, job: Job) -> bytes:
 
 
 def _failed(session: Session, job: Job, error: Exception) -> bytes:
+    """Return the reply for what a handler raised: the error it asked for, or one that says nothing of its crash."""
     cause = sole(error)
+    if isinstance(cause, CannotAsk):
+        cause = ErrorReply(INVALID_REQUEST, str(cause))
     if isinstance(cause, ErrorReply):
         return session.engine.encode_error(job.request.id, cause)
-    reply = session.engine.encode_error(job.request.id, session.crashed(job, error))
-    if session.handler_errors == "raise":
-        session.finish(job, reply)
-        raise error
-    return reply
+    if isinstance(cause, ConnectionLost) and session.lost is not None:
+        # It was talking to a peer that left: an ordinary disconnect.
+        log.debug("the handler of %s lost its peer", job.request.verb.name)
+        return session.engine.encode_error(job.request.id, ErrorReply(INTERNAL_ERROR, "the connection was lost"))
+    job.crash = error
+    return session.engine.encode_error(job.request.id, session.crashed(job, error))

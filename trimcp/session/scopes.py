@@ -89,7 +89,7 @@ class Scope:
 
 @attrs.define(eq=False)
 class Work:
-    """The tasks of one request. Its answer waits for them; cancelling the request cancels them; their crash is its crash.
+    """The tasks of one request. Its answer waits for them, its end is theirs, and their crash is its crash.
 
     Args:
         host: a nursery that outlives the request; nothing is started in it before the first task.

@@ -31,7 +31,7 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.endpoint import Endpoint
+from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox
@@ -39,14 +39,20 @@ from trimcp.session.outbox import Outbox, Sink
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.runner import Runner
 from trimcp.session.statistics import Statistics
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 from trimcp.wire.lifecycle import CancelledParams
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Endpoint", "Session", "Statistics", "Watcher"]
+__all__ = ["Session"]
 
 log = logging.getLogger("trimcp.session")
+
+_FAREWELLS = {
+    CancelReason.DEADLINE: TIMED_OUT,
+    CancelReason.DRAIN: CANCELLED_BY_DRAIN,
+    CancelReason.LIMIT: OVERLOADED,
+}
 
 
 def _outbox(session: Session) -> Outbox:
@@ -169,8 +175,11 @@ class Session:
 
     def _refuse(self, job: Job, code: int, message: str) -> None:
         id = job.request.id
-        self.engine.answered(id)
-        self._post_reply(id, encode_error(id, code, message), job)
+        job.over = True
+        if self.engine.answered(id):
+            self._post_reply(id, encode_error(id, code, message), job)
+        elif self._gather is not None:
+            self._post_gathered(self._gather.drop(id), job.origin)
 
     def _take_reply(self, event: Replied) -> None:
         pending = self.pending.pop(event.id, None)
@@ -207,15 +216,15 @@ class Session:
         Pausing while something waits for the peer's answer would wait for ever: the answer stands behind the
         requests that are not being read.
         """
-        while self._congested and not self.pending and not self.closed.is_set():
+        while self.congested and not self.pending and not self.closed.is_set():
             await self._reading.park()
 
     @property
-    def _congested(self) -> bool:
+    def congested(self) -> bool:
+        """Whether there is no room for more requests: they would wait, or their answers would."""
         sink = self.sink
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
-        overfull = isinstance(sink, Outbox) and sink.full
-        return overfull or self.mailbox.full(self.parked)
+        return self.mailbox.full(self.parked) or (isinstance(sink, Outbox) and sink.full_of_replies)
 
     def nudge(self) -> None:
         """Let the reader look again whether it may go on."""
@@ -238,6 +247,7 @@ class Session:
     def finish(self, job: Job, reply: bytes | None) -> None:
         """End a job: queue its reply, unless the peer gave the request up, and let the next one begin."""
         id = job.request.id
+        job.over = True
         self.jobs.pop(id, None)
         wanted = self.engine.answered(id)
         token = job.request.admission.progress_token
@@ -272,6 +282,8 @@ class Session:
 
     async def wait_idle(self) -> None:
         """Wait until no request of the peer is under way."""
+        if not self.jobs:
+            await trio.lowlevel.checkpoint()
         while self.jobs:
             await self._idle.park()
 
@@ -298,8 +310,9 @@ class Session:
         pending = await self.begin(name, params, meta=meta, headers=headers)
         try:
             return await pending.payload()
-        except trio.Cancelled as cancelled:
-            self.abandon(pending, cancellation_text(cancelled))
+        except BaseException as error:
+            # Nothing to do where an answer came; a cancellation or an interrupt leaves it under way.
+            self.abandon(pending, cancellation_text(error))
             raise
 
     async def begin(
@@ -312,6 +325,8 @@ class Session:
         headers: Mapping[str, str] | None = None,
     ) -> Pending:
         """Send a request and return it, to be waited for or abandoned. Cancelled, it has sent nothing."""
+        if self.lost is not None:
+            raise ConnectionLost(*self.lost.args)
         engine = self.engine
         verb = engine.verb(name)
         engine.may_call(verb)
@@ -367,8 +382,15 @@ class Session:
     async def notify(self, name: str, params: Any = None) -> None:
         """Send a notification that belongs to no request; waits for room."""
         data = self.encode_notification(name, params)
-        await self.sink.room()
+        await self.room()
         self.sink.post(Outgoing(data, Kind.NOTIFICATION))
+
+    async def room(self) -> None:
+        """Wait for room in the outbox; always a checkpoint."""
+        if self.sink.full:
+            await self.sink.room()
+        else:
+            await trio.lowlevel.checkpoint()
 
     def notify_latest(self, name: str, params: Any = None, *, key: object = None) -> None:
         """Send a notification of which only the latest of its `key` (by default its name) counts; never blocks."""
@@ -399,21 +421,22 @@ class Session:
 
     def farewell(self, job: Job) -> bytes | None:
         """Return the answer to a request whose handler was cancelled here, or None if none is owed."""
-        reason = job.reason
-        if reason is CancelReason.PEER or reason is CancelReason.DISCONNECTED or reason is None:
-            return None
-        code = OVERLOADED if reason is CancelReason.LIMIT else CANCELLED_BY_DRAIN
-        return encode_error(job.request.id, code, f"stopped: {reason.value}")
+        # Without a reason it is a scope around the whole session that was cancelled.
+        reason = job.reason or CancelReason.DRAIN
+        code = _FAREWELLS.get(reason)
+        return None if code is None else encode_error(job.request.id, code, f"stopped: {reason.value}")
 
     async def drain(self, grace: float) -> None:
         """Stop taking requests, let those under way answer for `grace` seconds, then cancel them with an error reply.
 
-        Returns when the last handler has unwound. Cancelling it cuts the grace short.
+        Returns when the last handler has unwound. Cancelling it cuts the grace short and does not wait for them.
         """
         self.draining.set()
-        with trio.move_on_after(grace):
-            await self.wait_idle()
-        self.cancel_jobs(CancelReason.DRAIN)
+        try:
+            with trio.move_on_after(grace):
+                await self.wait_idle()
+        finally:
+            self.cancel_jobs(CancelReason.DRAIN)
         await self.wait_idle()
 
     def close(self) -> None:

@@ -1,0 +1,147 @@
+"""The Model Context Protocol for Trio: servers and clients whose connections are nursery-scoped actors.
+
+Everything public is here, in `trimcp.testing`, and in `trimcp.wire` for payloads used less often.
+"""
+
+from __future__ import annotations
+
+from trimcp.channel import Incoming, Kind, MessageChannel, Origin, Outgoing
+from trimcp.client.client import Client
+from trimcp.client.facade import ClientSession
+from trimcp.client.group import Group
+from trimcp.client.hosts import read_servers
+from trimcp.errors import (
+    CannotAsk,
+    ConnectionLost,
+    ErrorReply,
+    InvalidReply,
+    LocalError,
+    McpError,
+    Overloaded,
+    RemoteError,
+    ResourceNotFound,
+    ToolError,
+)
+from trimcp.run import InProcess, in_process, run_stdio, serve_stdio, stdio
+from trimcp.server.arguments import Arg
+from trimcp.server.declared import Elicit
+from trimcp.server.forms import Form
+from trimcp.server.forms import form_for as form
+from trimcp.server.logbridge import LogBridge
+from trimcp.server.media import Audio, Image
+from trimcp.server.running import Running
+from trimcp.server.server import Server
+from trimcp.server.threads import ThreadContext
+from trimcp.session.calls import Call
+from trimcp.session.context import Context
+from trimcp.session.job import CancelReason
+from trimcp.session.limits import Limits
+from trimcp.session.listening import Subscription
+from trimcp.session.statistics import Statistics
+from trimcp.transports.memory import memory_channels
+from trimcp.transports.stdio import StdioServer
+from trimcp.wire.common import Annotations, Icon, Implementation
+from trimcp.wire.completion import Completion
+from trimcp.wire.content import (
+    AudioContent,
+    BlobResourceContents,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from trimcp.wire.elicitation import ElicitFormParams, ElicitParams, ElicitResult, ElicitURLParams
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.logs import LoggingMessageParams
+from trimcp.wire.prompts import GetPromptResult, Prompt, PromptMessage
+from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
+from trimcp.wire.roots import Root
+from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult, SamplingMessage
+from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
+
+Text = TextContent
+"""Short for `TextContent`: `result.content == [trimcp.Text("sunny")]`."""
+
+__all__ = [
+    "LATEST",
+    "LATEST_LEGACY",
+    "REVISIONS",
+    "Annotations",
+    "Arg",
+    "Audio",
+    "AudioContent",
+    "BlobResourceContents",
+    "Call",
+    "CallToolResult",
+    "CancelReason",
+    "CannotAsk",
+    "Client",
+    "ClientSession",
+    "Completion",
+    "ConnectionLost",
+    "Context",
+    "CreateMessageParams",
+    "CreateMessageResult",
+    "Elicit",
+    "ElicitFormParams",
+    "ElicitParams",
+    "ElicitResult",
+    "ElicitURLParams",
+    "EmbeddedResource",
+    "ErrorReply",
+    "Form",
+    "GetPromptResult",
+    "Group",
+    "Icon",
+    "Image",
+    "ImageContent",
+    "Implementation",
+    "InProcess",
+    "Incoming",
+    "InputRequiredResult",
+    "InvalidReply",
+    "Kind",
+    "Limits",
+    "LocalError",
+    "LogBridge",
+    "LoggingMessageParams",
+    "McpError",
+    "MessageChannel",
+    "Origin",
+    "Outgoing",
+    "Overloaded",
+    "ProgressParams",
+    "Prompt",
+    "PromptMessage",
+    "ReadResourceResult",
+    "RemoteError",
+    "Resource",
+    "ResourceLink",
+    "ResourceNotFound",
+    "ResourceTemplate",
+    "Revision",
+    "Root",
+    "Running",
+    "SamplingMessage",
+    "Server",
+    "Statistics",
+    "StdioServer",
+    "Subscription",
+    "Text",
+    "TextContent",
+    "TextResourceContents",
+    "ThreadContext",
+    "Tool",
+    "ToolAnnotations",
+    "ToolError",
+    "form",
+    "in_process",
+    "memory_channels",
+    "read_servers",
+    "run_stdio",
+    "serve_stdio",
+    "stdio",
+]
