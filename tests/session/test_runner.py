@@ -1,0 +1,517 @@
+"""Jobs: what a handler's result, crash or cancellation turns into, and the slots they run in."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.session.support import FORM, Answers, Pair, call, cancel, linked, served
+from trimcp.errors import ErrorReply, Overloaded, RemoteError
+from trimcp.session.job import CancelReason
+from trimcp.session.limits import Limits
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, TIMED_OUT
+from trimcp.wire.content import TextContent
+from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.tools import CallToolResult
+
+SECRET = "the password is swordfish"
+
+
+async def _fine(ctx: Any) -> str:
+    return "fine"
+
+
+async def test_a_result_answers_its_request() -> None:
+    async with linked({"run": _fine}) as pair:
+        assert await pair.call() == "fine"
+
+
+async def _plain(ctx: Any) -> None:
+    raise ValueError(SECRET)
+
+
+async def _group(ctx: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_plain, ctx)
+        nursery.start_soon(_plain, ctx)
+
+
+async def _in_finally(ctx: Any) -> None:
+    try:
+        raise KeyError("first")
+    finally:
+        raise ValueError(SECRET)
+
+
+async def _own_scope_and_crash(ctx: Any) -> None:
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+            nursery.start_soon(_plain, ctx)
+
+
+@pytest.mark.parametrize("crash", [_plain, _group, _in_finally, _own_scope_and_crash])
+async def test_a_crash_is_answered_without_its_text_and_logged_once(crash: Any, caplog: Any) -> None:
+    async with linked({"crash": crash, "fine": _fine}) as pair:
+        with pytest.raises(RemoteError) as caught:
+            await pair.call("crash")
+        assert caught.value.code == INTERNAL_ERROR
+        assert "swordfish" not in str(caught.value)
+        assert await pair.call("fine") == "fine"
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 1
+    assert errors[0].exc_info is not None
+    assert "swordfish" in caplog.text
+
+
+async def test_an_error_reply_is_sent_as_it_is_and_not_logged(caplog: Any) -> None:
+    async def refuse(ctx: Any) -> None:
+        async with trio.open_nursery():
+            raise ErrorReply(7, "no", {"why": [1]})
+
+    async with linked({"run": refuse}) as pair:
+        with pytest.raises(RemoteError) as caught:
+            await pair.call()
+    assert (caught.value.code, caught.value.message, caught.value.data) == (7, "no", {"why": [1]})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("value", ["\ud800", 2**70, float("nan"), object()])
+async def test_what_json_cannot_carry_fails_its_own_request_only(value: Any, caplog: Any) -> None:
+    async def run(ctx: Any) -> CallToolResult:
+        text = value if isinstance(value, str) else "x"
+        return CallToolResult(content=[TextContent(text=text, meta={"n": value})])
+
+    async def data(ctx: Any) -> None:
+        raise ErrorReply(7, "no", value)
+
+    async with linked({"run": run, "data": data, "fine": _fine}) as pair:
+        for name in ("run", "data"):
+            with pytest.raises(RemoteError) as caught:
+                await pair.call(name)
+            assert caught.value.code == INTERNAL_ERROR
+        assert await pair.call("fine") == "fine"
+
+
+async def test_handler_errors_can_end_the_session_after_answering(caplog: Any) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with served({"run": _plain}, handler_errors="raise") as (wire, _session):
+            wire.feed(call(1))
+            await trio.sleep_forever()
+    assert isinstance(caught.value.exceptions[0], ValueError)
+    assert [reply["error"]["code"] for reply in wire.take()] == [INTERNAL_ERROR]
+    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+
+
+async def test_a_crash_while_being_cancelled_from_outside_does_not_escape(caplog: Any) -> None:
+    async def crash_late(ctx: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ValueError(SECRET)
+
+    async with trio.open_nursery() as around, served({"run": crash_late}) as (wire, _session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        around.cancel_scope.cancel()
+        await trio.sleep(60)
+    assert [reply["id"] for reply in wire.take()] == [1]
+    assert caplog.text.count("swordfish") == 1
+
+
+# Reasons
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (CancelReason.DRAIN, CANCELLED_BY_DRAIN),
+        (CancelReason.DEADLINE, TIMED_OUT),
+        (CancelReason.LIMIT, Overloaded.__name__),
+    ],
+)
+async def test_a_cut_request_is_answered_with_why(reason: CancelReason, code: Any) -> None:
+    seen: list[Any] = []
+
+    async def run(ctx: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            seen.append((ctx.cancel_reason, cancelled.reason))
+            raise
+
+    async with linked({"run": run}) as pair:
+        pending = await pair.begin()
+        await wait_all_tasks_blocked()
+        pair.server.cancel_jobs(reason)
+        with pytest.raises(RemoteError) as caught:
+            await pending.payload()
+    assert code in (caught.value.code, type(caught.value).__name__)
+    assert seen == [(reason, reason.value)]
+
+
+async def test_the_peers_reason_reaches_the_handler_and_nothing_is_answered() -> None:
+    seen: list[Any] = []
+
+    async def run(ctx: Any) -> None:
+        assert ctx.cancel_reason is None
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled as cancelled:
+            seen.append((ctx.cancel_reason, ctx.cancel_detail, cancelled.reason))
+            raise
+
+    async with served({"run": run}) as (wire, session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        wire.feed(cancel(1, "tired"))
+        await wait_all_tasks_blocked()
+        assert not session.jobs
+        assert wire.take() == []
+    assert seen == [(CancelReason.PEER, "tired", "cancelled by peer: tired")]
+
+
+@pytest.mark.parametrize("id", [0, "", "1", -5])
+async def test_every_id_can_be_cancelled(id: Any) -> None:
+    async def run(ctx: Any) -> None:
+        await trio.sleep_forever()
+
+    async with served({"run": run}) as (wire, session):
+        wire.feed(call(id), call(1))
+        await wait_all_tasks_blocked()
+        assert session.statistics().running == 2
+        wire.feed(cancel(id))
+        await wait_all_tasks_blocked()
+        assert list(session.jobs) == [1]
+
+
+async def test_a_cancelled_handler_that_swallows_it_is_still_not_answered(autojump_clock: Any) -> None:
+    async def run(ctx: Any) -> str:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(1)
+        return "too late"
+
+    async with served({"run": run}) as (wire, session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        wire.feed(cancel(1))
+        await wait_all_tasks_blocked()
+        assert session.statistics().running == 1
+        session.close()
+    assert wire.take() == []
+
+
+async def test_cancel_and_result_in_one_read_answer_at_most_once() -> None:
+    async def run(ctx: Any) -> str:
+        return "done"
+
+    async with served({"run": run}) as (wire, _session):
+        wire.feed(call(1), cancel(1), call(2))
+        await wait_all_tasks_blocked()
+        assert [reply["id"] for reply in wire.take()] == [2]
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        assert [reply["id"] for reply in wire.take()] == [1]
+
+
+# Slots
+
+
+async def test_requests_beyond_the_slots_wait_in_order() -> None:
+    order: list[int] = []
+    gates = [trio.Event() for _ in range(5)]
+
+    async def run(ctx: Any) -> str:
+        n = ctx._job.params.arguments["n"]
+        order.append(n)
+        await gates[n].wait()
+        return "x"
+
+    async with served({"run": run}, limits=Limits(max_running=2)) as (wire, session):
+        wire.feed(*(call(n, n=n) for n in range(5)))
+        await wait_all_tasks_blocked()
+        stats = session.statistics()
+        assert (stats.running, stats.waiting, stats.parked) == (2, 3, 0)
+        assert stats.waiting_bytes == sum(len(call(n, n=n)) for n in (2, 3, 4))
+        for n in (1, 0, 2, 3, 4):
+            gates[n].set()
+            await wait_all_tasks_blocked()
+        assert order in ([0, 1, 2, 3, 4], [1, 0, 2, 3, 4])
+        assert [reply["id"] for reply in wire.take()] == [1, 0, 2, 3, 4]
+
+
+async def test_a_waiting_request_that_is_cancelled_never_starts() -> None:
+    started: list[int] = []
+    gate = trio.Event()
+
+    async def run(ctx: Any) -> str:
+        started.append(ctx.request_id)
+        await gate.wait()
+        return "x"
+
+    async with served({"run": run}, limits=Limits(max_running=1)) as (wire, session):
+        wire.feed(call(1), call(2), call(3))
+        await wait_all_tasks_blocked()
+        wire.feed(cancel(2))
+        await wait_all_tasks_blocked()
+        assert session.statistics().waiting == 1
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert [reply["id"] for reply in wire.take()] == [1, 3]
+    assert started == [1, 3]
+
+
+async def _asks(ctx: Any) -> str:
+    answer = await ctx.elicit("Ada", FORM)
+    return str(answer.content["name"])
+
+
+async def test_a_job_that_asks_gives_its_one_slot_back_however_much_it_asks() -> None:
+    release = trio.Event()
+
+    async def answer(job: Any) -> ElicitResult:
+        await release.wait()
+        return ElicitResult(action="accept", content={"name": "x"})
+
+    async def ask_three(ctx: Any) -> str:
+        async with trio.open_nursery() as nursery:
+            for n in range(3):
+                nursery.start_soon(ctx.elicit, f"q{n}", FORM)
+        return "asked"
+
+    async with linked({"run": ask_three, "fine": _fine}, limits=Limits(max_running=1), answers=Answers(answer)) as pair:
+        pending = await pair.begin()
+        await wait_all_tasks_blocked()
+        stats = pair.server.statistics()
+        assert (stats.running, stats.parked, stats.pending) == (0, 1, 3)
+        assert await pair.call("fine") == "fine"
+        release.set()
+        await pending.payload()
+
+
+async def _all(pair: Pair, count: int, name: str = "run") -> list[str]:
+    done: list[str] = []
+
+    async def one() -> None:
+        done.append(await pair.call(name))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(one)
+    return done
+
+
+async def test_four_slots_and_fourteen_calls_that_ask_do_not_deadlock() -> None:
+    with trio.fail_after(5):
+        async with linked({"run": _asks}, limits=Limits(max_running=4, backlog_requests=8)) as pair:
+            pendings = [await pair.begin() for _ in range(14)]
+            ended = 0
+            for pending in pendings:
+                try:
+                    await pending.payload()
+                except Overloaded:
+                    pass
+                ended += 1
+            assert ended == 14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framed", [False, True])
+async def test_a_thousand_pipelined_calls_that_ask_all_end(framed: bool) -> None:
+    with trio.fail_after(60):
+        async with linked({"run": _asks}, limits=Limits(max_running=100, eof_grace=0), framed=framed) as pair:
+            assert await _all(pair, 1000) == ["Ada"] * 1000
+
+
+async def test_asking_when_the_backlog_is_full_turns_new_requests_away() -> None:
+    release = trio.Event()
+
+    async def answer(job: Any) -> ElicitResult:
+        await release.wait()
+        return ElicitResult(action="accept", content={"name": "x"})
+
+    async def busy(ctx: Any) -> str:
+        await release.wait()
+        return "busy"
+
+    limits = Limits(max_running=1, backlog_requests=2)
+    async with linked({"run": _asks, "fine": _fine, "busy": busy}, limits=limits, answers=Answers(answer)) as pair:
+        pendings = [await pair.begin(), await pair.begin()]
+        await wait_all_tasks_blocked()
+        assert pair.server.statistics().parked == 2
+        assert await pair.call("fine") == "fine"  # the slot is free, so nothing has to wait
+        pendings.append(await pair.begin("busy"))
+        await wait_all_tasks_blocked()
+        with pytest.raises(Overloaded):
+            await pair.call("fine")
+        release.set()
+        for pending in pendings:
+            await pending.payload()
+        assert await pair.call("fine") == "fine"
+
+
+# Work of a request
+
+
+async def test_the_answer_waits_for_the_work_of_its_request() -> None:
+    gate = trio.Event()
+    done: list[str] = []
+
+    async def work(ctx: Any) -> None:
+        await gate.wait()
+        ctx.request.start_soon(later)
+
+    async def later() -> None:
+        await trio.lowlevel.checkpoint()
+        done.append("later")
+
+    async def run(ctx: Any) -> str:
+        ctx.request.start_soon(work, ctx)
+        return "x"
+
+    async with linked({"run": run}) as pair:
+        pending = await pair.begin()
+        await wait_all_tasks_blocked()
+        assert pending.reply is None
+        gate.set()
+        await pending.payload()
+        assert done == ["later"]
+
+
+async def test_work_can_be_started_after_earlier_work_has_ended() -> None:
+    ran: list[int] = []
+
+    async def work(n: int) -> None:
+        ran.append(n)
+
+    async def run(ctx: Any) -> str:
+        for n in range(20):
+            ctx.request.start_soon(work, n)
+            await trio.lowlevel.checkpoint()
+        return "x"
+
+    async with linked({"run": run}) as pair:
+        assert await pair.call() == "x"
+    assert sorted(ran) == list(range(20))
+
+
+async def test_work_is_cancelled_with_its_request_before_it_counts_as_over() -> None:
+    order: list[str] = []
+
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.checkpoint()
+            order.append("work unwound")
+
+    async def run(ctx: Any) -> None:
+        ctx.request.start_soon(work)
+        await trio.sleep_forever()
+
+    async with served({"run": run}) as (wire, session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        session.cancel_jobs(CancelReason.DRAIN)
+        await session.wait_idle()
+        order.append("over")
+        await wait_all_tasks_blocked()
+        assert [reply["error"]["code"] for reply in wire.take()] == [CANCELLED_BY_DRAIN]
+    assert order == ["work unwound", "over"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_crash_of_its_work_is_the_requests(waits: bool, caplog: Any) -> None:
+    async def crash() -> None:
+        await trio.lowlevel.checkpoint()
+        raise ValueError(SECRET)
+
+    async def run(ctx: Any) -> str:
+        ctx.request.start_soon(crash)
+        if waits:
+            await trio.sleep_forever()
+        return "x"
+
+    async with linked({"run": run, "fine": _fine}) as pair:
+        with trio.fail_after(1), pytest.raises(RemoteError) as caught:
+            await pair.call()
+        assert caught.value.code == INTERNAL_ERROR
+        assert await pair.call("fine") == "fine"
+    assert caplog.text.count("ValueError: " + SECRET) == 1
+
+
+async def test_both_crashes_are_logged_when_handler_and_work_fail(caplog: Any) -> None:
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise KeyError("of the work")
+
+    async def run(ctx: Any) -> None:
+        ctx.request.start_soon(work)
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        raise ValueError("of the handler")
+
+    async with served({"run": run}) as (wire, _session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        assert [reply["error"]["code"] for reply in wire.take()] == [INTERNAL_ERROR]
+    assert "of the work" in caplog.text
+    assert "of the handler" in caplog.text
+
+
+async def test_nothing_is_started_or_asked_for_a_request_that_is_over() -> None:
+    kept: list[Any] = []
+
+    async def run(ctx: Any) -> str:
+        kept.append(ctx)
+        return "x"
+
+    async with linked({"run": run}) as pair:
+        await pair.call()
+        with pytest.raises(Exception, match="the request is over"):
+            kept[0].request.start_soon(trio.sleep, 0)
+        with pytest.raises(Exception, match="the request is over"):
+            await kept[0].elicit("q", FORM)
+
+
+async def test_work_of_the_session_outlives_the_request_and_its_crash_ends_nothing(caplog: Any) -> None:
+    gate = trio.Event()
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                await trio.sleep_forever()
+        finally:
+            ended.append("cancelled")
+            raise ValueError("in clean-up")
+
+    async def crash() -> None:
+        await gate.wait()
+        raise ValueError(SECRET)
+
+    async def run(ctx: Any) -> str:
+        ctx.session.start_soon(work)
+        ctx.session.start_soon(crash)
+        return "x"
+
+    async with linked({"run": run}) as pair:
+        assert await pair.call() == "x"
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert ended == []
+        assert await pair.call() == "x"
+    assert ended == ["cancelled"] * 2
+    assert SECRET in caplog.text
+    assert "in clean-up" in caplog.text
