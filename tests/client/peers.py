@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import attrs
 import trio
 
-from trimcp.channel import MessageChannel
+from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import ErrorReply
@@ -20,6 +21,7 @@ from trimcp.session.context import Context
 from trimcp.session.drive import driving
 from trimcp.session.job import Job
 from trimcp.session.limits import Limits
+from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.capabilities import (
@@ -30,7 +32,7 @@ from trimcp.wire.capabilities import (
 )
 from trimcp.wire.common import Implementation
 from trimcp.wire.content import TextContent
-from trimcp.wire.revisions import REVISIONS, Revision
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
 from trimcp.wire.tools import CallToolResult
 
 Handler = Callable[[Any, Context[Any]], Any]
@@ -130,6 +132,74 @@ async def connected(
         yield session
 
 
-async def settled() -> None:
-    """Wait until everything in the loop waits for something else."""
-    await trio.testing.wait_all_tasks_blocked()
+Script = Callable[[dict[str, Any]], Any]
+
+
+@attrs.define(eq=False)
+class Scripted:
+    """A server below the actor: `script` gets each message as JSON and returns what to write back.
+
+    It may return a JSON object, a list of them, None, or the string "die".
+    """
+
+    script: Script
+    channels: list[MessageChannel] = attrs.field(factory=list)
+    heard: list[dict[str, Any]] = attrs.field(factory=list)
+    key: str | None = None
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        ours, theirs = memory_channels()
+        self.channels.append(ours)
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(self._serve, ours)
+            yield theirs
+
+    @property
+    def methods(self) -> list[str]:
+        return [message["method"] for message in self.heard if "method" in message]
+
+    async def say(self, *messages: dict[str, Any]) -> None:
+        await self.channels[-1].send([Outgoing(json.dumps(m).encode(), Kind.REPLY) for m in messages])
+
+    async def _serve(self, channel: MessageChannel) -> None:
+        with suppress(trio.EndOfChannel, trio.BrokenResourceError):
+            while True:
+                for incoming in await channel.receive():
+                    message = as_json(incoming.message)
+                    self.heard.append(message)
+                    answer = self.script(message)
+                    if answer == "die":
+                        await channel.aclose()
+                        return
+                    for each in answer if isinstance(answer, list) else [answer] if answer is not None else []:
+                        await self.say({"jsonrpc": "2.0", **each})
+
+
+def as_json(message: Any) -> dict[str, Any]:
+    """The members of a parsed message that matter here."""
+    names = ("id", "method", "params", "result", "code", "message")
+    return {name: getattr(message, name) for name in names if hasattr(message, name)}
+
+
+def initialize_result(id: Any, revision: str = LATEST_LEGACY.name, **capabilities: Any) -> dict[str, Any]:
+    """A legacy server's answer to `initialize`."""
+    info = {"name": "scripted", "version": "1"}
+    return {"id": id, "result": {"protocolVersion": revision, "capabilities": capabilities, "serverInfo": info}}
+
+
+def discover_result(id: Any, versions: list[str] | None = None, **capabilities: Any) -> dict[str, Any]:
+    """A modern server's answer to `server/discover`."""
+    result = {
+        "resultType": "complete",
+        "supportedVersions": [LATEST.name] if versions is None else versions,
+        "capabilities": capabilities,
+        "ttlMs": 0,
+        "cacheScope": "private",
+        "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "scripted", "version": "1"}},
+    }
+    return {"id": id, "result": result}
+
+
+def error(id: Any, code: int, message: str = "no", data: Any = None) -> dict[str, Any]:
+    return {"id": id, "error": {"code": code, "message": message, **({} if data is None else {"data": data})}}

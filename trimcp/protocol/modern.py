@@ -178,8 +178,12 @@ class Modern:
             InvalidReply: the result type is none we know, or not one this method may answer with.
             WireError: the result does not fit its type.
         """
-        kind = raw.get("resultType", "complete")
+        kind = raw.setdefault("resultType", "complete")
         if kind == "complete":
+            if verb.method.cacheable:
+                # "If ttlMs is absent, clients SHOULD assume a default of 0" (server/utilities/caching).
+                raw.setdefault("ttlMs", 0)
+                raw.setdefault("cacheScope", "private")
             return verb.load_result(raw)
         if kind == "input_required" and verb.method.may_ask_from is not None and self.revision is not None:
             return converter_for(self.revision).load(raw, InputRequiredResult)

@@ -1,0 +1,285 @@
+"""How a client and a server meet: probe, fallback, respawn, refusal, in virtual time."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.client.peers import HandMade, Scripted, connected, discover_result, error, initialize_result, text
+from trimcp.client.client import Client
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
+from trimcp.transports.memory import memory_channels
+from trimcp.wire.codes import MISSING_CAPABILITY, UNSUPPORTED_VERSION
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_06_18
+
+every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=str)
+
+
+@every_revision
+async def test_a_pinned_revision_is_the_one_spoken(revision: Any) -> None:
+    server = HandMade()
+    async with connected(server, revision=revision) as session:
+        assert session.revision is revision
+        assert session.server_info is not None
+        assert session.server_info.name == "hand-made"
+        assert session.instructions == "be kind"
+        assert session.server_capabilities.tools
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.heard == ([] if revision.modern else ["notifications/initialized"])
+
+
+async def test_a_revision_may_be_given_by_name() -> None:
+    async with Client("c").connect(HandMade(), revision=V2025_06_18.name) as session:
+        assert session.revision is V2025_06_18
+
+
+async def test_an_unknown_revision_is_refused_before_anything_is_opened() -> None:
+    server = HandMade()
+    with pytest.raises(LocalError, match="no revision 'tomorrow'"):
+        async with Client("c").connect(server, revision="tomorrow"):
+            pass
+    assert server.sessions == []
+
+
+@every_revision
+async def test_the_newest_common_revision_is_found(revision: Any) -> None:
+    async with connected(HandMade(revisions=(revision,))) as session:
+        assert session.revision is revision
+
+
+async def test_an_old_client_gets_on_with_a_new_server() -> None:
+    async with connected(HandMade(), Client("old", revisions=REVISIONS[:2])) as session:
+        assert session.revision is REVISIONS[1]
+
+
+def legacy(message: dict[str, Any]) -> Any:
+    """A legacy server that has never heard of the probe."""
+    if message.get("method") == "initialize":
+        return initialize_result(message["id"])
+    return error(message["id"], -32601) if "id" in message else None
+
+
+async def test_an_error_to_the_probe_leads_to_initialize() -> None:
+    server = Scripted(legacy)
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST_LEGACY
+        await trio.testing.wait_all_tasks_blocked()
+    assert server.methods == ["server/discover", "initialize", "notifications/initialized"]
+    assert server.heard[1]["params"]["protocolVersion"] == LATEST_LEGACY.name
+    assert "_meta" not in server.heard[1]["params"]
+
+
+async def test_silence_leads_to_initialize_and_a_late_answer_is_ignored(autojump_clock: Any) -> None:
+    probe: list[int] = []
+
+    def silent(message: dict[str, Any]) -> Any:
+        if message.get("method") == "server/discover":
+            probe.append(message["id"])
+            return None
+        if message.get("method") == "initialize":
+            return [discover_result(probe[0]), initialize_result(message["id"])]
+        return {"id": message["id"], "result": {}} if "id" in message else None
+
+    server = Scripted(silent)
+    start = trio.current_time()
+    async with Client("c", probe_timeout=7).connect(server) as session:
+        assert trio.current_time() - start == pytest.approx(7)
+        assert session.revision is LATEST_LEGACY
+        await session.ping()
+    assert "notifications/cancelled" not in server.methods
+
+
+async def test_a_server_that_dies_on_the_probe_is_started_again_and_remembered() -> None:
+    def fragile(message: dict[str, Any]) -> Any:
+        return "die" if message.get("method") == "server/discover" else legacy(message)
+
+    server = Scripted(fragile, key="fragile")
+    client = Client("c")
+    async with client.connect(server) as session:
+        assert session.revision is LATEST_LEGACY
+    assert len(server.channels) == 2
+    async with client.connect(server) as session:
+        assert session.revision is LATEST_LEGACY
+        await trio.testing.wait_all_tasks_blocked()
+    assert len(server.channels) == 3
+    assert server.methods.count("server/discover") == 1
+
+
+async def test_a_remembered_legacy_server_that_is_replaced_is_probed_the_time_after() -> None:
+    server = Scripted(legacy, key="same")
+    client = Client("c")
+    async with client.connect(server):
+        pass
+
+    def modern(message: dict[str, Any]) -> Any:
+        if message["method"] == "server/discover":
+            return discover_result(message["id"])
+        return error(message["id"], -32601)
+
+    server.script = modern
+    with pytest.raises(RemoteError):
+        async with client.connect(server):
+            pass
+    async with client.connect(server) as session:
+        assert session.revision is LATEST
+
+
+async def test_a_plain_channel_whose_peer_dies_on_the_probe_cannot_be_opened_again() -> None:
+    ours, theirs = memory_channels()
+    async with trio.open_nursery() as nursery:
+
+        async def die() -> None:
+            await ours.receive()
+            await ours.aclose()
+
+        nursery.start_soon(die)
+        with pytest.raises(ConnectionLost, match="before the server answered server/discover"):
+            async with Client("c").connect(theirs):
+                pass
+
+
+async def test_a_death_during_initialize_tells_the_servers_last_words() -> None:
+    class Mourned(Scripted):
+        @asynccontextmanager
+        async def connect(self) -> Any:
+            async with Scripted.connect(self) as channel:
+                channel.__class__ = type("Dead", (type(channel),), {"obituary": lambda self: "it said: no disk"})
+                yield channel
+
+    with pytest.raises(ConnectionLost, match="answered initialize: it said: no disk"):
+        async with Client("c").connect(Mourned(lambda message: "die"), revision=LATEST_LEGACY):
+            pass
+
+
+async def test_a_server_that_names_another_modern_revision_is_asked_again_with_it() -> None:
+    def picky(message: dict[str, Any]) -> Any:
+        if server.methods.count("server/discover") == 1:
+            return error(message["id"], UNSUPPORTED_VERSION, data={"supported": [LATEST.name], "requested": "x"})
+        return discover_result(message["id"])
+
+    server = Scripted(picky)
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST
+    assert server.methods == ["server/discover", "server/discover"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (error(1, UNSUPPORTED_VERSION, data={"supported": ["2099-01-01"]}), "no common revision.*2099-01-01"),
+        (error(1, MISSING_CAPABILITY), "a modern server refused the probe"),
+    ],
+)
+async def test_no_common_ground_says_why(answer: dict[str, Any], why: str) -> None:
+    server = Scripted(lambda message: answer)
+    with pytest.raises(InvalidReply, match=why):
+        async with Client("c").connect(server):
+            pass
+    assert server.methods == ["server/discover"]
+
+
+async def test_a_server_that_answers_initialize_with_another_revision_than_the_pinned_one_is_left() -> None:
+    with pytest.raises(InvalidReply, match="answered initialize with revision"):
+        async with Client("c").connect(Scripted(legacy), revision=V2025_06_18):
+            pass
+
+
+async def test_a_refused_initialize_is_the_servers_error() -> None:
+    with pytest.raises(RemoteError, match="no") as caught:
+        async with Client("c").connect(Scripted(lambda m: error(m["id"], -32603)), revision=LATEST_LEGACY):
+            pass
+    assert "refused initialize" in caught.value.__notes__[0]
+
+
+async def test_a_nonsense_answer_to_the_probe_is_taken_for_a_legacy_server() -> None:
+    def nonsense(message: dict[str, Any]) -> Any:
+        return {"id": message["id"], "result": {}} if message["method"] == "server/discover" else legacy(message)
+
+    async with Client("c").connect(Scripted(nonsense)) as session:
+        assert session.revision is LATEST_LEGACY
+
+
+async def test_what_is_no_target_is_refused() -> None:
+    with pytest.raises(LocalError, match="cannot connect to int"):
+        async with Client("c").connect(3):  # type: ignore[arg-type]
+            pass
+
+
+async def test_the_bodys_exception_leaves_as_itself_and_everything_is_closed() -> None:
+    server = HandMade()
+    with pytest.raises(KeyError) as caught:
+        async with connected(server):
+            raise KeyError("mine")
+    assert caught.value.__cause__ is None
+    assert server.session.lost is not None
+
+
+async def test_cancelling_connect_while_it_waits_leaves_nothing(autojump_clock: Any) -> None:
+    server = Scripted(lambda message: None)
+    with trio.move_on_after(3) as scope:
+        async with Client("c").connect(server):
+            raise AssertionError("must not be reached")
+    assert scope.cancelled_caught
+    assert server.methods == ["server/discover"]
+
+
+async def test_the_loss_of_the_server_fails_calls_and_no_body() -> None:
+    server = HandMade()
+
+    @server.tool
+    async def leave(params: Any, ctx: Any) -> Any:
+        server.session.close()
+        await trio.sleep_forever()
+
+    client = Client("c")
+    ours, theirs = memory_channels()
+
+    async def serve_until_closed() -> None:
+        async with server.serving(ours) as session:
+            await session.closed.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_until_closed)
+        async with client.connect(theirs) as session:
+            with pytest.raises((ConnectionLost, RemoteError)):
+                await session.call_tool("leave")
+            await session.wait_lost()
+            with pytest.raises(ConnectionLost):
+                await session.call_tool("leave")
+    assert client.sessions == set()
+
+
+async def test_the_handshake_declares_what_the_handlers_can_do() -> None:
+    client = Client("c", "2", title="See", extensions={"com.example/x": {"on": True}}, experimental={"y": {}})
+    client.set_roots(["file:///srv"])
+
+    @client.sampling(tools=True)
+    def sample(params: Any) -> str:
+        return "42"
+
+    @client.elicitation(url=False)
+    def ask(params: Any) -> Any: ...
+
+    seen: list[Any] = []
+    for revision in (LATEST_LEGACY, LATEST):
+        server = HandMade()
+
+        @server.tool
+        async def who(params: Any, ctx: Any) -> Any:
+            seen.append((ctx.peer, ctx.capabilities))
+            return text("")
+
+        async with connected(server, client, revision) as session:
+            await session.call_tool("who")
+    for peer, capabilities in seen:
+        assert (peer.name, peer.version, peer.title) == ("c", "2", "See")
+        assert capabilities.sampling.tools == {}
+        assert capabilities.elicitation.form == {}
+        assert not isinstance(capabilities.elicitation.url, dict)
+        assert capabilities.roots
+        assert capabilities.experimental == {"y": {}}
+    assert seen[1][1].extensions == {"com.example/x": {"on": True}}
