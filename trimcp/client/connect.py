@@ -55,7 +55,8 @@ Target: TypeAlias = MessageChannel | AbstractAsyncContextManager[MessageChannel]
 async def connecting(client: Client, target: Target, revision: Revision | str | None) -> AsyncIterator[ClientSession]:
     """Connect and yield the session; see `Client.connect`."""
     offered = client.profile.revisions if revision is None else (_pinned(revision),)
-    key = _key(target)
+    # What a pinned revision meets says nothing of what the server prefers, so nothing is remembered of it.
+    key = _key(target) if revision is None else None
     move = opening(offered)
     if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
         move = decide(Outcome(Met.SILENCE), offered)

@@ -234,6 +234,7 @@ class ElicitURLParams:
 
 
 ElicitParams: TypeAlias = ElicitFormParams | ElicitURLParams
+"""What a client's elicitation handler is asked: to fill in a form, or to send its user to a URL."""
 
 
 @chooses(ElicitFormParams, ElicitURLParams)

@@ -127,6 +127,7 @@ REVISIONS: Final = (V2024_11_05, V2025_03_26, V2025_06_18, V2025_11_25, V2026_07
 
 OLDEST: Final = REVISIONS[0]
 LATEST: Final = REVISIONS[-1]
+"""The newest revision, which both sides prefer."""
 LATEST_LEGACY: Final = max(revision for revision in REVISIONS if not revision.modern)
 """What a legacy server offers to a client that asked for a revision it does not know (basic/lifecycle)."""
 
