@@ -16,6 +16,7 @@ from trimcp.protocol.events import Notified
 from trimcp.protocol.requests import Encoded
 from trimcp.protocol.states import Inbound
 from trimcp.server.changes import Change, Watch
+from trimcp.server.notices import Notice
 from trimcp.server.prompts import suggestions
 from trimcp.server.registry import Registry
 from trimcp.server.resources import missing
@@ -59,7 +60,7 @@ CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=
 # Resources one legacy session may watch, or one subscription name: each costs a set entry for as long as it lasts.
 _MOST_SUBSCRIPTIONS = 1_000
 
-Handler = Callable[[Context[Any], Any], Awaitable[Any]]
+Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 @attrs.define(eq=False)
@@ -97,6 +98,7 @@ class Running:
     sessions: set[Session] = attrs.field(init=False, factory=set)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
     _handlers: dict[str, Handler] = attrs.field(init=False)
+    _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -114,7 +116,8 @@ class Running:
             "completion/complete": self._complete,
             "subscriptions/listen": self._listen,
         }
-        self._handlers = {name: self.server.wrap(name, handler) for name, handler in handlers.items()}
+        self._handlers = {name: self.server.wrap(handler) for name, handler in handlers.items()}
+        self._noticed = self.server.wrap(self._call_notification_handlers)
 
     # The endpoint of sessions
 
@@ -142,10 +145,13 @@ class Running:
         name = event.verb.name
         if name == "notifications/initialized":
             self._attach(session)
-        handlers = self.server.notification_handlers.get(name)
-        if handlers and session.runner is not None:
-            for handler in handlers:
-                session.runner.nursery.start_soon(guarded, handler, (event.params,), name=name)
+        if session.runner is not None and (self.server.has_middleware or name in self.server.notification_handlers):
+            notice = Notice(name, event.admission, self.state)
+            session.runner.nursery.start_soon(guarded, self._noticed, (notice, event.params), name=name)
+
+    async def _call_notification_handlers(self, notice: Notice, params: Any) -> None:
+        for handler in self.server.notification_handlers.get(notice.method, ()):
+            await handler(params)
 
     def _attach(self, session: Session) -> None:
         listener = self._listeners[session] = _LegacyListener(session, self.server.announced())

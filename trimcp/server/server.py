@@ -36,8 +36,10 @@ __all__ = ["Middleware", "Server"]
 StateT = TypeVar("StateT")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-Middleware = Callable[[Context[Any], Any, Callable[[Context[Any], Any], Awaitable[Any]]], Awaitable[Any]]
-"""`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else."""
+Middleware = Callable[[Any, Any, Callable[[Any, Any], Awaitable[Any]]], Awaitable[Any]]
+"""`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else.
+
+`ctx` is the `Context` of a request, or the `Notice` of a notification, whose result goes nowhere."""
 
 
 @asynccontextmanager
@@ -118,7 +120,8 @@ class Server(Generic[StateT]):
         self.profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
         self._completers: dict[tuple[str, str], Completer] = {}
         self._middleware: list[Middleware] = []
-        self._runs = 0
+        self.runs: set[Running] = set()
+        self._lifespans = 0
         self._declare()
 
     # Tools
@@ -257,16 +260,22 @@ class Server(Generic[StateT]):
     # Around handlers
 
     def middleware(self, function: Middleware) -> Middleware:
-        """Run `async def function(ctx, params, call_next)` around every request, the first added outermost.
+        """Run `async def function(ctx, params, call_next)` around every request and notification, the first outermost.
 
-        `ctx.method` says which request it is. Raises LocalError once the server runs.
+        `ctx.method` says which one it is; for a notification `ctx` is a `Notice`. Requests of the connection itself
+        (`initialize`, `ping`, `server/discover`) pass no middleware. Raises LocalError once the server runs.
         """
         if self._live:
             raise LocalError("middleware cannot be added while the server runs")
         self._middleware.append(function)
         return function
 
-    def wrap(self, name: str, handler: Handler) -> Handler:
+    @property
+    def has_middleware(self) -> bool:
+        """Whether anything was added around handlers."""
+        return bool(self._middleware)
+
+    def wrap(self, handler: Handler) -> Handler:
         """Return a handler with all middleware around it."""
         for middleware in reversed(self._middleware):
             handler = _around(middleware, handler)
@@ -288,7 +297,7 @@ class Server(Generic[StateT]):
 
     @property
     def _live(self) -> bool:
-        return self._runs > 0
+        return self._lifespans > 0
 
     def announced(self) -> frozenset[Change]:
         """Return the lists of which clients are told that they change."""
@@ -319,12 +328,17 @@ class Server(Generic[StateT]):
 
         Several sessions may be served in one run. Leaving cancels work of `ctx.server`; sessions end before.
         """
-        self._runs += 1
+        self._lifespans += 1
         try:
             async with self.lifespan(self) as state, open_service_nursery() as nursery:
-                yield Running(self, state, nursery, trio.CapacityLimiter(self.max_threads))
+                running = Running(self, state, nursery, trio.CapacityLimiter(self.max_threads))
+                self.runs.add(running)
+                try:
+                    yield running
+                finally:
+                    self.runs.discard(running)
         finally:
-            self._runs -= 1
+            self._lifespans -= 1
 
     def session(self, running: Running, *, force_rerun: bool = False) -> Session:
         """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
@@ -362,7 +376,7 @@ def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any
 
 
 def _around(middleware: Middleware, handler: Handler) -> Handler:
-    async def call(ctx: Context[Any], params: Any) -> Any:
+    async def call(ctx: Any, params: Any) -> Any:
         return await middleware(ctx, params, handler)
 
     return call
