@@ -29,6 +29,7 @@ from trimcp.server.forms import Form
 from trimcp.server.forms import form_for as form
 from trimcp.server.logbridge import LogBridge
 from trimcp.server.media import Audio, Image
+from trimcp.server.notices import Notice
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.server.threads import ThreadContext
@@ -110,6 +111,7 @@ __all__ = [
     "LoggingMessageParams",
     "McpError",
     "MessageChannel",
+    "Notice",
     "Origin",
     "Outgoing",
     "Overloaded",

@@ -21,7 +21,6 @@ from trimcp.server.registry import Registry
 from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry, from_content, from_function
 from trimcp.server.running import Handler, Running
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
-from trimcp.session.context import Context
 from trimcp.session.drive import drive
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import open_service_nursery

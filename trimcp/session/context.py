@@ -18,7 +18,7 @@ from trimcp.session.asking import ask, open_questions
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.scopes import Scope, Work
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
-from trimcp.wire.common import Implementation
+from trimcp.wire.common import META_TRACE, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.elicitation import ElicitFormParams, ElicitResult, ElicitURLParams, FormSchema
 from trimcp.wire.fields import ABSENT
@@ -134,6 +134,12 @@ class Context(Generic[StateT]):
         return self.admission.meta or {}
 
     @property
+    def trace(self) -> Mapping[str, str]:
+        """The W3C trace context of the request (`traceparent`, `tracestate`, `baggage`), as far as it came."""
+        meta = self.meta
+        return {key: meta[key] for key in META_TRACE if isinstance(meta.get(key), str)}
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """Transport headers by lower-case name; empty where the transport has none."""
         return self._job.headers or {}
@@ -143,9 +149,13 @@ class Context(Generic[StateT]):
     @property
     def cancel_reason(self) -> CancelReason | None:
         """Why this request is being cancelled, or None while it is not. Worth reading in a `finally` block."""
-        if self._job.reason is None and trio.current_time() >= self._deadline:
-            return CancelReason.DEADLINE
-        return self._job.reason
+        reason = self._job.reason
+        if reason is None and trio.lowlevel.in_trio_task():
+            if trio.current_time() >= self._deadline:
+                return CancelReason.DEADLINE
+            if _cancelled_around(self._job.scope):
+                return CancelReason.DRAIN
+        return reason
 
     @property
     def deadline(self) -> float:
@@ -383,3 +393,16 @@ class Context(Generic[StateT]):
         encode(result)
         kept[key] = result
         return result
+
+
+def _cancelled_around(scope: trio.CancelScope) -> bool:
+    """Return whether the current task, which runs in `scope`, is being cancelled from outside of it.
+
+    Trio has no question for it. With a shield for a moment, a cancellation that does not show any more is from outside.
+    """
+    if trio.current_effective_deadline() != -math.inf:
+        return False
+    scope.shield = True
+    around = trio.current_effective_deadline() != -math.inf
+    scope.shield = False
+    return around
