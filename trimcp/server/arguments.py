@@ -28,7 +28,7 @@ class Arg:
         examples: JSON values to show.
         title: a name for people.
         header: mirror the argument in the HTTP header `Mcp-Param-{header}`, so that proxies can route by it
-            (2026-07-28, server/tools, "x-mcp-header").
+            (specification, server/tools, "x-mcp-header").
     """
 
     description: str | None = None
@@ -58,6 +58,7 @@ _LENGTHS: Final = {
     "array": ("minItems", "maxItems"),
     "object": ("minProperties", "maxProperties"),
 }
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _NUMERIC: Final = frozenset({"integer", "number"})
 
 
@@ -86,6 +87,10 @@ def _apply_words(schema: dict[str, Any], arg: Arg) -> None:
     if arg.examples is not None:
         schema["examples"] = list(arg.examples)
     if arg.header is not None:
+        if not _TOKEN.match(arg.header):
+            raise TypeError(f"{arg.header!r} is no name of an HTTP header (RFC 9110, 5.1)")
+        if schema.get("type") not in ("boolean", "integer", "string"):
+            raise TypeError("only a string, integer or boolean can be mirrored in a header")
         schema["x-mcp-header"] = arg.header
 
 

@@ -13,7 +13,6 @@ import functools
 import math
 import pathlib
 import types
-import typing
 import uuid
 from collections.abc import Callable
 from typing import Any, Final, Literal, Union, get_args, get_origin
@@ -22,9 +21,10 @@ import attrs
 import cattrs
 from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
+from trimcp.server.records import alias_value, split
 from trimcp.validation import Validator
 
-__all__ = ["ConversionError", "Convert", "converter_for", "to_json"]
+__all__ = ["ConversionError", "Convert", "converter_for", "is_plain", "to_json"]
 
 Convert = Callable[[Any], Any]
 
@@ -55,7 +55,7 @@ def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Conv
 
     The function raises ConversionError.
     """
-    if _is_plain(hint):
+    if is_plain(hint):
         return None
     converter = _make_converter(schema_of)
     structure = converter.get_structure_hook(hint)
@@ -74,21 +74,20 @@ _PLAIN_CONTAINERS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Iterabl
 _PLAIN_MAPPINGS: Final = (dict, abc.Mapping, abc.MutableMapping)
 
 
-def _is_plain(hint: Any) -> bool:
+def is_plain(hint: Any) -> bool:
     """Whether every JSON value its schema admits already is one of its values."""
+    if _is_alias(hint):  # maybe recursive
+        return False
+    hint, _ = split(hint)
     origin, arguments = get_origin(hint), get_args(hint)
-    if origin is typing.Annotated:
-        return _is_plain(arguments[0])
-    if hasattr(hint, "__supertype__"):
-        return _is_plain(hint.__supertype__)
     if origin is Literal:
         return not any(isinstance(value, enum.Enum | bytes) for value in arguments)
     if origin in (Union, types.UnionType):
-        return all(map(_is_plain, arguments)) or set(arguments) <= {int, float, str, bool, type(None)} >= {float}
+        return all(map(is_plain, arguments)) or set(arguments) <= {int, float, str, bool, type(None)} >= {float}
     if origin in _PLAIN_CONTAINERS:
-        return _is_plain(arguments[0])
+        return is_plain(arguments[0])
     if origin in _PLAIN_MAPPINGS:
-        return arguments[0] in (str, Any) and _is_plain(arguments[1])
+        return arguments[0] in (str, Any) and is_plain(arguments[1])
     return any(hint is each for each in (*_PLAIN, *_PLAIN_CONTAINERS, *_PLAIN_MAPPINGS))
 
 
@@ -97,37 +96,52 @@ def _make_converter(schema_of: Callable[[Any], dict[str, Any]]) -> cattrs.Conver
     converter = cattrs.Converter(use_alias=True, detailed_validation=True)
     for kind, load in _LOADERS.items():
         converter.register_structure_hook(kind, _hook(load))
-    converter.register_structure_hook_func(_is_enumeration, lambda value, kind: _enumeration(kind)(value))
+    converter.register_structure_hook(enum.Enum, lambda value, kind: _enumeration(kind)(value))
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
     converter.register_structure_hook_factory(is_namedtuple, namedtuple_dict_structure_factory)
     converter.register_structure_hook_factory(_is_union, lambda kind: _union(kind, converter, schema_of))
+    converter.register_structure_hook_factory(_is_alias, lambda kind: _alias(kind, converter))
     return converter
 
 
 def _hook(load: Convert) -> Callable[[Any, Any], Any]:
-    return lambda value, _: load(value)
+    def structure(value: Any, kind: Any) -> Any:
+        # Hooks hold for subclasses, and an enumeration of numbers is a number, too.
+        if isinstance(kind, type) and issubclass(kind, enum.Enum):
+            return _enumeration(kind)(value)
+        return load(value)
+
+    return structure
+
+
+def _is_alias(hint: Any) -> bool:
+    return type(hint).__name__ == "TypeAliasType"
+
+
+def _alias(hint: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    def convert(value: Any, _: Any) -> Any:  # looks up late, since an alias may hold itself
+        target = alias_value(hint)
+        return value if is_plain(target) else converter.structure(value, target)
+
+    return convert
 
 
 def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, types.UnionType)
 
 
-def _is_enumeration(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, enum.Enum)
-
-
 def _union(
     hint: Any, converter: cattrs.Converter, schema_of: Callable[[Any], dict[str, Any]]
 ) -> Callable[[Any, Any], Any]:
     """The first alternative whose schema the value satisfies and whose conversion works."""
-    if _is_plain(hint):
+    if is_plain(hint):
         return lambda value, _: value
     branches: list[tuple[Any, Validator, Callable[[Any, Any], Any] | None]] = []
 
     def convert(value: Any, _: Any) -> Any:
         if not branches:  # now, and not before: a recursive type would never be done
             for member in get_args(hint):
-                hook = None if _is_plain(member) else converter.get_structure_hook(member)
+                hook = None if is_plain(member) else converter.get_structure_hook(member)
                 branches.append((member, Validator(schema_of(member)), hook))
         failure: Exception | None = None
         for member, validator, hook in branches:
@@ -141,26 +155,29 @@ def _union(
     return convert
 
 
+@functools.cache
 def _enumeration(kind: type[enum.Enum]) -> Convert:
     if issubclass(kind, enum.Flag):
-        return kind
+        return _checked(kind, f"a combination of {kind.__name__}")
     by_value = {(type(json), repr(json)): member for member in kind for json in (to_json(member),)}
+
+    by_any = _checked(kind, "one of its values")
 
     def load(value: Any) -> Any:
         try:
             return by_value[type(value), repr(value)]
         except KeyError:
-            return kind(value)
+            return by_any(value)  # its own `_missing_`, or 1.0 for 1
 
     return load
 
 
-def _from_text(kind: Callable[[Any], Any], name: str) -> Convert:
+def _checked(kind: Callable[[Any], Any], name: str) -> Convert:
     def load(value: Any) -> Any:
         try:
             return kind(value)
         except (ValueError, ArithmeticError, binascii.Error):
-            raise ValueError(f"must be a valid {name}") from None
+            raise ValueError(f"must be {name}") from None
 
     return load
 
@@ -175,15 +192,15 @@ _LOADERS: Final[dict[Any, Convert]] = {
     int: _whole_number,
     float: lambda value: value,
     bool: lambda value: value,
-    bytes: _from_text(lambda text: base64.b64decode(text, validate=True), "base64 text"),
-    datetime.date: _from_text(datetime.date.fromisoformat, "date"),
-    datetime.datetime: _from_text(datetime.datetime.fromisoformat, "date-time"),
-    datetime.time: _from_text(datetime.time.fromisoformat, "time"),
-    datetime.timedelta: _from_text(lambda seconds: datetime.timedelta(seconds=seconds), "duration"),
-    decimal.Decimal: _from_text(lambda value: decimal.Decimal(str(value)), "decimal number"),
+    bytes: _checked(lambda text: base64.b64decode(text, validate=True), "valid base64 text"),
+    datetime.date: _checked(datetime.date.fromisoformat, "a valid date"),
+    datetime.datetime: _checked(datetime.datetime.fromisoformat, "a valid date-time"),
+    datetime.time: _checked(datetime.time.fromisoformat, "a valid time"),
+    datetime.timedelta: _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration"),
+    decimal.Decimal: _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number"),
     pathlib.Path: pathlib.Path,
     pathlib.PurePath: pathlib.PurePath,
-    uuid.UUID: _from_text(uuid.UUID, "uuid"),
+    uuid.UUID: _checked(uuid.UUID, "a valid uuid"),
 }
 
 

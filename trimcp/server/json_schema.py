@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 from trimcp.server.arguments import apply_metadata
 from trimcp.server.convert import ConversionError, to_json
 from trimcp.server.docstrings import parse
-from trimcp.server.records import ABSENT_DEFAULT, Field, fields_of, is_record, split
+from trimcp.server.records import ABSENT_DEFAULT, Field, alias_value, fields_of, is_record, split
 
 __all__ = ["SchemaBuilder", "schema_of"]
 
@@ -72,7 +72,7 @@ class SchemaBuilder:
         """
         bare, extras = split(hint)
         if type(hint).__name__ == "TypeAliasType":
-            schema = self._reference(hint, hint.__name__, lambda: self.build(hint.__value__))
+            schema = self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
         else:
             schema = self._build_bare(bare)
         apply_metadata(schema, extras)
@@ -190,6 +190,8 @@ class SchemaBuilder:
         schema = self.build(field.hint)
         if field.description and not _extras_describe(field.hint):
             schema["description"] = field.description
+        if field.default is None and not _takes_null(schema):
+            return schema  # `x: int = None` means "left out", which is no value a caller could give
         if field.default is not ABSENT_DEFAULT and not self._output:
             try:
                 schema["default"] = to_json(field.default)
@@ -220,6 +222,11 @@ class SchemaBuilder:
                 if self._reaches(target, goal, seen):
                     return True
         return False
+
+
+def _takes_null(schema: dict[str, Any]) -> bool:
+    branches = schema.get("anyOf", [schema])
+    return any(not b or b.get("type") == "null" or None in b.get("enum", ()) or "$ref" in b for b in branches)
 
 
 def _references_in(schema: Any) -> typing.Iterator[str]:

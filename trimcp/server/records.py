@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import attrs
 
 from trimcp.server.docstrings import parse
 
-__all__ = ["ABSENT_DEFAULT", "Field", "fields_of", "is_record", "split", "substitute"]
+__all__ = ["ABSENT_DEFAULT", "Field", "alias_value", "fields_of", "is_record", "split", "substitute"]
 
 _QUALIFIERS: Final = tuple(
     getattr(module, name)
@@ -58,11 +59,18 @@ def split(hint: Any) -> tuple[Any, list[Any]]:
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
         elif type(hint).__name__ == "TypeAliasType":
-            hint = hint.__value__
+            hint = alias_value(hint)
         elif isinstance(hint, TypeVar):
             hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007
         else:
             return hint, extras
+
+
+def alias_value(alias: Any) -> Any:
+    """What a type alias stands for, with names in quotes looked up in its module."""
+    holder = types.SimpleNamespace(__annotations__={"value": alias.__value__})
+    namespace = vars(sys.modules.get(alias.__module__, typing))
+    return typing.get_type_hints(holder, globalns=namespace, include_extras=True)["value"]
 
 
 def is_record(hint: Any) -> bool:
@@ -124,9 +132,21 @@ def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> list[Field]:
             if f.init
         ]
     if typing.is_typeddict(cls):
-        return [Field(name, hint, name in cls.__required_keys__) for name, hint in hints.items()]
+        required = cls.__required_keys__
+        return [Field(name, hint, _is_required(hint, name in required)) for name, hint in hints.items()]
     defaults = cls._field_defaults
     return [Field(n, hints.get(n, Any), n not in defaults, defaults.get(n, ABSENT_DEFAULT)) for n in cls._fields]
+
+
+def _is_required(hint: Any, otherwise: bool) -> bool:
+    """Python's own `__required_keys__` misses the qualifiers of annotations that are still text."""
+    while (origin := get_origin(hint)) in _QUALIFIERS or origin is typing.Annotated:
+        if origin is typing.Required:
+            return True
+        if origin is typing.NotRequired:
+            return False
+        hint = get_args(hint)[0]
+    return otherwise
 
 
 def _plain_default(default: Any, hidden: bool) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Final, Union, get_args, get_origin
 
 import attrs
 
-from trimcp.server.convert import ConversionError, Convert, converter_for, to_json
+from trimcp.server.convert import ConversionError, Convert, converter_for, is_plain, to_json
 from trimcp.server.docstrings import parse
 from trimcp.server.forms import Form, form_for
 from trimcp.server.json_schema import SchemaBuilder, schema_of
@@ -156,6 +156,10 @@ def describe(
     )
 
 
+class _Refused(TypeError):
+    """A parameter we cannot fill; the text is complete."""
+
+
 class _Reader:
     """Gathers what the parameters of one function need."""
 
@@ -190,6 +194,8 @@ class _Reader:
                 self.rest = converter_for(hint, schema_of)
             else:
                 self._read_named(parameter, hint)
+        except _Refused:
+            raise
         except TypeError as error:
             if not self._loose:
                 raise self._refuse(parameter, f"cannot be filled from JSON: {error}") from None
@@ -200,12 +206,19 @@ class _Reader:
         name, default = parameter.name, parameter.default
         field = Field(name, hint, default is ABSENT_DEFAULT, default, self._descriptions.get(name))
         schema = self._builder.property(field)
-        if _only_whole_numbers(schema):
+        if _only_whole_numbers(hint):
             self.whole_numbers.append(name)
         elif (convert := converter_for(hint, schema_of)) is not None:
             self.converters.append((name, convert))
+        self._check_header(parameter, schema)
         self._properties[name] = schema
         self._note(parameter, hint)
+
+    def _check_header(self, parameter: inspect.Parameter, schema: dict[str, Any]) -> None:
+        header = schema.get("x-mcp-header")
+        others = (each.get("x-mcp-header", "") for each in self._properties.values())
+        if header is not None and header.lower() in map(str.lower, others):
+            raise self._refuse(parameter, f"names the header {header!r}, as another parameter does")
 
     def _note(self, parameter: inspect.Parameter, hint: Any) -> None:
         required = parameter.default is ABSENT_DEFAULT
@@ -213,17 +226,16 @@ class _Reader:
             self._required.append(parameter.name)
         self.parameters[parameter.name] = Parameter(parameter.name, hint, required, parameter.default)
 
-    def _refuse(self, parameter: inspect.Parameter, reason: str) -> TypeError:
-        return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
+    def _refuse(self, parameter: inspect.Parameter, reason: str) -> _Refused:
+        return _Refused(f"{self._function}(): the parameter {parameter.name!r} {reason}")
 
 
-def _only_whole_numbers(schema: dict[str, Any]) -> bool:
-    """Whether all a value may need is to become an int from a float: an int, or an int besides what needs nothing."""
-    branches = schema.get("anyOf", [schema])
-    if any("enum" in b or "format" in b or "contentEncoding" in b or "$ref" in b for b in branches):
-        return False
-    kinds = [branch.get("type") for branch in branches]
-    return "integer" in kinds and set(kinds) <= {"integer", "null", "boolean"}
+def _only_whole_numbers(hint: Any) -> bool:
+    """Whether all a value may need is to become an int from a float: an int, or an int beside what needs nothing."""
+    bare, _ = split(hint)
+    union = get_origin(bare) in (Union, types.UnionType)
+    members = [split(member)[0] for member in get_args(bare)] if union else [bare]
+    return int in members and float not in members and all(member is int or is_plain(member) for member in members)
 
 
 def _target(function: Callable[..., Any]) -> Any:
@@ -243,11 +255,22 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(target, "__name__", None) or type(target).__name__
 
 
+def _closure(function: Any) -> dict[str, Any]:
+    """What a function closes over, as far as it is there yet: a decorator runs before its function has its name."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return found
+
+
 def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None) -> dict[str, Any]:
     target = _target(function)
     names = dict(namespace or {})
     if inspect.isfunction(target):
-        names = {**inspect.getclosurevars(target).nonlocals, **names}
+        names = {**_closure(target), **names}
     try:
         return typing.get_type_hints(target, localns=names, include_extras=True)
     except NameError as error:
