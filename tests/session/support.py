@@ -54,7 +54,7 @@ class Tools:
     async def handle(self, session: Session, job: Job) -> Any:
         self.jobs.append(job)
         ctx = Context[Any](session, job, None)
-        result = await self.tools[job.params.name](ctx)
+        result = await self.tools[getattr(job.params, "name", job.request.verb.name)](ctx)
         return result if isinstance(result, CallToolResult) else text(result)
 
     def notified(self, session: Session, event: Notified) -> None:

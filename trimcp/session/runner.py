@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply
+from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.session.asking import after_unwinding
 from trimcp.session.job import Job
 from trimcp.session.scopes import parted, sole
-from trimcp.wire.codes import INTERNAL_ERROR, INVALID_REQUEST
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
@@ -150,9 +150,15 @@ def _failed(session: Session, job: Job, error: Exception) -> bytes:
         cause = ErrorReply(INVALID_REQUEST, str(cause))
     if isinstance(cause, ErrorReply):
         return session.engine.encode_error(job.request.id, cause)
-    if isinstance(cause, ConnectionLost) and session.lost is not None:
-        # It was talking to a peer that left: an ordinary disconnect.
+    if _peer_left(session, cause):
         log.debug("the handler of %s lost its peer", job.request.verb.name)
         return session.engine.encode_error(job.request.id, ErrorReply(INTERNAL_ERROR, "the connection was lost"))
     job.crash = error
     return session.engine.encode_error(job.request.id, session.crashed(job, error))
+
+
+def _peer_left(session: Session, cause: BaseException) -> bool:
+    """Return whether a handler failed because it was talking to a peer that left: an ordinary disconnect, no crash."""
+    if isinstance(cause, RemoteError):
+        return cause.code == CANCELLED_BY_DRAIN
+    return isinstance(cause, ConnectionLost) and session.lost is not None
