@@ -126,6 +126,7 @@ class Client:
         self.log_level: LoggingLevel = log_level
         self.limits: Final = limits if limits is not None else Limits()
         self.served: Final[set[str]] = set()
+        self.foreign: Final[set[str]] = set()
         self.sessions: Final[set[ClientSession]] = set()
         self.legacy_targets: Final[set[object]] = set()
         self.elicitation_modes: frozenset[str] = frozenset()

@@ -129,7 +129,7 @@ def _make(client: Client, offered: tuple[Revision, ...]) -> ClientSession:
     if offered != profile.revisions:
         profile = attrs.evolve(profile, revisions=offered)
     endpoint = ClientEndpoint(client)
-    session = Session(Connection(Role.CLIENT, profile, client.served), endpoint, client.limits)
+    session = Session(Connection(Role.CLIENT, profile, client.served, client.foreign), endpoint, client.limits)
     return ClientSession(client, session, endpoint)
 
 

@@ -273,6 +273,17 @@ class ClientSession:
         """Return when the server has answered, which shows that it is alive (since 2026-07-28 by `server/discover`)."""
         await self._ask("ping" if "ping" in vocabulary(self.revision) else "server/discover", None)
 
+    async def request(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
+        """Send a request of an extension, which no revision has, and return its result as it came.
+
+        Cancelling it tells the server. Raises as `call_tool`, and LocalError for a method the protocol has itself.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is a method of the protocol; use its own verb")
+        self.client.foreign.add(name)
+        result: dict[str, JSON] = await self.session.call(name, dict(params or {}))
+        return result
+
     def roots_changed(self) -> None:
         """Tell the server that the client's roots changed, in revisions that have a word for it. Never blocks."""
         name = "notifications/roots/list_changed"

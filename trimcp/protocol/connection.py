@@ -43,7 +43,7 @@ from trimcp.protocol.states import (
     OutboundStep,
     fire,
 )
-from trimcp.protocol.vocabulary import Verb, vocabulary
+from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
@@ -64,11 +64,13 @@ class Connection:
         role: which side we are.
         profile: how we introduce ourselves.
         served: the names of the methods that have a handler here; others are unknown to the peer.
+        foreign: the names of methods that extensions bring and no revision has.
     """
 
     role: Role
     profile: Profile
     served: Container[str] = ()
+    foreign: Container[str] = ()
     legacy: Legacy = attrs.field(init=False)
     modern: Modern = attrs.field(init=False)
     inbound: dict[RequestId, InboundRequest] = attrs.field(init=False, factory=dict)
@@ -125,6 +127,8 @@ class Connection:
         else:
             admission = self.legacy.admit(meta, principal)
         verb = vocabulary(admission.revision).get(name)
+        if verb is None and name in self.foreign:
+            verb = foreign(name)
         if verb is None or verb.method.is_notification or not self._is_ours(verb):
             raise ErrorReply(METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
         settled = self._settle(request.id, verb, params, admission)
@@ -342,6 +346,8 @@ class Connection:
         if revision is None:
             raise LocalError(f"{name} cannot be sent before the connection is initialized")
         verb = vocabulary(revision).get(name)
+        if verb is None and name in self.foreign:
+            verb = foreign(name)
         direction = Direction.CLIENT_TO_SERVER if self.role is Role.CLIENT else Direction.SERVER_TO_CLIENT
         if verb is None or direction not in verb.direction:
             raise LocalError(f"revision {revision.name} has no {name} in this direction")

@@ -8,11 +8,12 @@ from typing import Any
 
 import attrs
 
+from trimcp.wire.common import RESULT_COMPLETE
 from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Verb", "vocabulary"]
+__all__ = ["Verb", "foreign", "vocabulary"]
 
 
 def _nothing(value: Any) -> Any:
@@ -38,6 +39,20 @@ class Verb:
     dump_params: Callable[[Any], Any]
     load_result: Callable[[Any], Any]
     dump_result: Callable[[Any], Any]
+
+
+@cache
+def foreign(name: str) -> Verb:
+    """Return a request method that no revision has, as an extension brings it: params and results are JSON objects.
+
+    Call it only with names of our own side's choosing: each is kept.
+    """
+    method = Method(name, dict, dict, Direction.BOTH)
+    return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, _complete)
+
+
+def _complete(result: Any) -> Any:
+    return {"resultType": RESULT_COMPLETE, **result}
 
 
 @cache

@@ -115,6 +115,7 @@ class Running:
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
             "subscriptions/listen": self._listen,
+            **self.server.foreign,
         }
         self._handlers = {name: self.server.wrap(handler) for name, handler in handlers.items()}
         self._noticed = self.server.wrap(self._call_notification_handlers)

@@ -28,6 +28,7 @@ from trimcp.session.session import Session
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope, Icon, Implementation
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import REVISIONS, Revision
 
 __all__ = ["Middleware", "Server"]
@@ -117,6 +118,7 @@ class Server(Generic[StateT]):
         self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
         self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
         self.profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
+        self.foreign: dict[str, Handler] = {}
         self._completers: dict[tuple[str, str], Completer] = {}
         self._middleware: list[Middleware] = []
         self.runs: set[Running] = set()
@@ -280,6 +282,21 @@ class Server(Generic[StateT]):
             handler = _around(middleware, handler)
         return handler
 
+    def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
+        """Serve a request that an extension brings: `async def function(ctx, params)`, JSON objects in and out.
+
+        Declare the extension with `Server(extensions=...)`; its clients are told so. Raises LocalError for a name
+        the protocol has itself.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is a method of the protocol")
+
+        def decorate(function: FunctionT) -> FunctionT:
+            self.foreign[name] = function
+            return function
+
+        return decorate
+
     def notification(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Call an async function with the params of each notification of that name from a client.
 
@@ -341,7 +358,7 @@ class Server(Generic[StateT]):
 
     def session(self, running: Running, *, force_rerun: bool = False) -> Session:
         """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
-        engine = Connection(Role.SERVER, self.profile, running.served)
+        engine = Connection(Role.SERVER, self.profile, running.served, self.foreign)
         session = Session(
             engine,
             running,
