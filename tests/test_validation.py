@@ -172,7 +172,7 @@ def test_problems_and_is_valid_agree(value: Any) -> None:
 @pytest.mark.parametrize("reference", ["http://127.0.0.1:1/x", "file:///etc/hostname", "other.json#/a"])
 def test_nothing_is_ever_fetched(reference: str) -> None:
     for check in (Validator, check_author_schema, peer_validator):
-        with pytest.raises(SchemaError, match="never fetched|No base URI"):
+        with pytest.raises(SchemaError, match=r"never fetched|No base URI"):
             check({"$ref": reference})  # type: ignore[operator]
 
 
@@ -291,51 +291,6 @@ def test_a_refused_visit_never_counts_as_a_pass() -> None:
 def test_large_honest_values_pass_the_budget() -> None:
     tree = {"value": 0, "children": [{"value": i, "children": [{"value": 1}]} for i in range(60_000)]}
     assert peer_validator(TREE).is_valid(tree)
-
-
-@pytest.mark.parametrize(
-    ("schema", "text"),
-    [
-        ({"$ref": "#"}, "leads back to itself"),
-        ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}, "leads back to itself"),
-        ({"$ref": "#a", "$defs": {"a": {"$anchor": "a", "not": {"$dynamicRef": "#a"}}}}, "leads back to itself"),
-        ({"$ref": "#/x/y~1z", "x": {"y/z": {"$ref": "#"}}}, "leads back to itself"),
-        (
-            {"$ref": "#/$defs/d0", "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(60)} | {"d60": {}}},
-            "in a chain",
-        ),
-        ({"$defs": {"a": {"$id": "https://example.com/a"}}}, "embedded resource"),
-        ({"properties": {str(i): {} for i in range(5_000)}}, "more than 5000 subschemas"),
-    ],
-)
-def test_entangled_and_oversized_schemas_are_refused(schema: Any, text: str) -> None:
-    with pytest.raises(SchemaError, match=text):
-        peer_validator(schema)
-
-
-def test_depth_is_bounded() -> None:
-    def deep(levels: int) -> dict[str, Any]:
-        schema: dict[str, Any] = {"type": "integer"}
-        for _ in range(levels):
-            schema = {"properties": {"a": schema}}
-        return schema
-
-    assert peer_validator(deep(63)).is_valid({})
-    with pytest.raises(SchemaError, match="nested"):
-        peer_validator(deep(64))
-    with pytest.raises(SchemaError, match="nested"):
-        peer_validator(deep(10_000))
-    assert not peer_validator(deep(3), max_depth=4).is_valid({"a": {"a": {"a": "x"}}})
-    with pytest.raises(SchemaError, match="nested"):
-        peer_validator(deep(4), max_depth=4)
-
-
-def test_unevaluated_chains_are_bounded() -> None:
-    schema: dict[str, Any] = {}
-    for _ in range(7):
-        schema = {"allOf": [schema], "unevaluatedProperties": False}
-    with pytest.raises(SchemaError, match="unevaluated"):
-        peer_validator(schema)
 
 
 def test_counting_references_keeps_the_meaning_of_a_schema() -> None:
