@@ -27,7 +27,7 @@ from trimcp.wire.input_required import InputRequest, InputRequiredResult
 from trimcp.wire.methods import METHODS, Method
 from trimcp.wire.revisions import Revision
 from trimcp.wire.roots import ListRootsRequest
-from trimcp.wire.sampling import CreateMessageRequest
+from trimcp.wire.sampling import CreateMessageParams, CreateMessageRequest
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
@@ -115,6 +115,8 @@ def _check_capability(job: Job, name: str, params: Any) -> None:
     wanted = METHODS[name].capability or ""
     if isinstance(params, ElicitURLParams):
         wanted = "elicitation.url"
+    elif isinstance(params, CreateMessageParams) and (params.tools or params.tool_choice):
+        wanted = "sampling.tools"
     if declares(admission.capabilities, wanted):
         return
     message = f"the client did not declare the capability {wanted!r}"
