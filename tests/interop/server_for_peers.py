@@ -7,7 +7,7 @@ import trio
 
 import trimcp
 
-server = trimcp.Server("interop", version="1.0", instructions="Ask for anything.")
+server = trimcp.Server("interop", version="1.0", instructions="Ask for anything.", dynamic=True)
 cancelled = trio.Event()
 
 
@@ -82,23 +82,39 @@ async def warn(text: str, *, ctx: trimcp.Context) -> str:
 async def greet(*, ctx: trimcp.Context) -> str:
     """Ask the user for a name, then for a colour."""
     name = await ctx.elicit("Your name?", {"type": "object", "properties": {"name": {"type": "string"}}})
-    if name.action != "accept":
+    if not name.content:
         return "nobody"
     colour = await ctx.elicit("Your colour?", {"type": "object", "properties": {"colour": {"type": "string"}}})
-    return f"{name.content['name']} likes {colour.content['colour']}"
+    return f"{name.content['name']} likes {colour.content['colour']}" if colour.content else "no colour"
 
 
 @server.tool
 async def think(question: str, *, ctx: trimcp.Context) -> str:
     """Let the client's model answer."""
-    answer = await ctx.sample(question, max_tokens=50)
-    return f"{answer.model} says {answer.content.text}"
+    messages = [trimcp.SamplingMessage(role="user", content=trimcp.Text(question))]
+    answer = await ctx.sample(trimcp.CreateMessageParams(messages=messages, max_tokens=50))
+    (block,) = answer.blocks
+    assert isinstance(block, trimcp.Text)
+    return f"{answer.model} says {block.text}"
 
 
 @server.tool
 async def places(*, ctx: trimcp.Context) -> list[str]:
     """Name the places the client lets us see."""
     return [root.uri for root in await ctx.list_roots()]
+
+
+@server.tool
+async def grow() -> str:
+    """Offer one more tool, and say that the greeting changed."""
+    server.add_tool(grown)
+    server.resource_updated("interop://greeting")
+    return "grown"
+
+
+async def grown() -> str:
+    """A tool that was not there at first."""
+    return "new"
 
 
 @server.resource("interop://greeting", mime_type="text/plain")
