@@ -163,7 +163,7 @@ class Scripted:
         await self.channels[-1].send([Outgoing(json.dumps(m).encode(), Kind.REPLY) for m in messages])
 
     async def _serve(self, channel: MessageChannel) -> None:
-        with suppress(trio.EndOfChannel, trio.BrokenResourceError):
+        with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
                 for incoming in await channel.receive():
                     message = as_json(incoming.message)

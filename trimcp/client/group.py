@@ -107,6 +107,7 @@ class Group:
             raise LocalError(f"the name {name!r} holds {self.separator!r}, which separates servers from tools")
         if name in self._members and not self._members[name].ended.is_set():
             raise LocalError(f"a server named {name!r} is open already")
+        self._members.pop(name, None)
         member = self._members[name] = _Member()
         self._nursery.start_soon(self._own, member, target, revision, name=f"server {name}")
         try:

@@ -1,0 +1,74 @@
+"""The configuration hosts use, read as they read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimcp.client.hosts import ServerEntry, read_servers
+from trimcp.errors import LocalError
+
+
+def test_a_hosts_file(tmp_path: Path) -> None:
+    config = {
+        "theme": "dark",
+        "mcpServers": {
+            "git": {"command": "uvx", "args": ["mcp-server-git", "--repository", "${HOME}/src"]},
+            "db": {
+                "command": "${BIN:-/usr/bin}/db",
+                "env": {"TOKEN": "${env:SECRET}", "PLAIN": "$5 {x}"},
+                "cwd": "${HOME}",
+                "type": "stdio",
+            },
+            "old": {"command": "x", "disabled": True},
+        },
+    }
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps(config), "utf-8")
+    servers = read_servers(path, environment={"HOME": "/home/ada", "SECRET": "s"})
+    assert servers == {
+        "git": ServerEntry("git", ("uvx", "mcp-server-git", "--repository", "/home/ada/src"), {}),
+        "db": ServerEntry("db", ("/usr/bin/db",), {"TOKEN": "s", "PLAIN": "$5 {x}"}, "/home/ada"),
+    }
+
+
+def test_servers_may_stand_under_another_name_or_none() -> None:
+    entry = {"a": {"command": "x"}}
+    assert read_servers({"servers": entry}) == read_servers(entry) == read_servers({"mcpServers": entry})
+
+
+def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMCP_TEST_PROGRAM", "prog")
+    assert read_servers({"a": {"command": "${TRIMCP_TEST_PROGRAM}"}})["a"].command == ("prog",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ({"url": "https://example.org/mcp"}, "'a' is reached by a URL.*not support yet"),
+        ({}, 'no "command"'),
+        ("x", "must be an object"),
+        ({"command": ["x"]}, '"command" must be a string'),
+        ({"command": "x", "args": "y"}, '"args" must be a list'),
+        ({"command": "x", "env": {"N": 1}}, '"env" must be'),
+        ({"command": "x", "cwd": 1}, '"cwd" must be'),
+        ({"command": "x", "args": ["${NOT_SET_ANYWHERE}"]}, "NOT_SET_ANYWHERE, which is not set"),
+    ],
+)
+def test_a_wrong_entry_is_named(entry: Any, why: str) -> None:
+    with pytest.raises(LocalError, match=why):
+        read_servers({"mcpServers": {"a": entry}}, environment={})
+
+
+def test_a_wrong_file_is_named(tmp_path: Path) -> None:
+    missing, broken, other = tmp_path / "missing", tmp_path / "broken", tmp_path / "other"
+    broken.write_text("{", "utf-8")
+    other.write_text("[]", "utf-8")
+    for path, why in ((missing, "cannot read"), (broken, "not valid JSON"), (other, "must hold an object")):
+        with pytest.raises(LocalError, match=why):
+            read_servers(path)
+    with pytest.raises(LocalError, match="must be an object of servers"):
+        read_servers({"mcpServers": []})
