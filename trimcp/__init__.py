@@ -5,66 +5,126 @@ Everything public is here, in `trimcp.testing`, and in `trimcp.wire` for payload
 
 from __future__ import annotations
 
-from trimcp.channel import Incoming, Kind, MessageChannel, Origin, Outgoing
-from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
-from trimcp.client.group import Group
-from trimcp.client.hosts import read_servers
-from trimcp.errors import (
-    CannotAsk,
-    ConnectionLost,
-    ErrorReply,
-    InvalidReply,
-    LocalError,
-    McpError,
-    Overloaded,
-    RemoteError,
-    ResourceNotFound,
-    ToolError,
-)
-from trimcp.run import InProcess, in_process, run_stdio, serve_stdio, stdio
-from trimcp.server.arguments import Arg
-from trimcp.server.declared import Elicit
-from trimcp.server.forms import Form
-from trimcp.server.forms import form_for as form
-from trimcp.server.logbridge import LogBridge
-from trimcp.server.media import Audio, Image
-from trimcp.server.notices import Notice
-from trimcp.server.running import Running
-from trimcp.server.server import Server
-from trimcp.server.threads import ThreadContext
-from trimcp.session.calls import Call
-from trimcp.session.context import Context
-from trimcp.session.job import CancelReason
-from trimcp.session.limits import Limits
-from trimcp.session.listening import Subscription
-from trimcp.session.statistics import Statistics
-from trimcp.transports.memory import memory_channels
-from trimcp.transports.stdio import StdioServer
-from trimcp.wire.common import Annotations, Icon, Implementation
-from trimcp.wire.completion import Completion
-from trimcp.wire.content import (
-    AudioContent,
-    BlobResourceContents,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
-)
-from trimcp.wire.elicitation import ElicitFormParams, ElicitParams, ElicitResult, ElicitURLParams
-from trimcp.wire.input_required import InputRequiredResult
-from trimcp.wire.lifecycle import ProgressParams
-from trimcp.wire.logs import LoggingMessageParams
-from trimcp.wire.prompts import GetPromptResult, Prompt, PromptMessage
-from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
-from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
-from trimcp.wire.roots import Root
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult, SamplingMessage
-from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
+import typing
 
-Text = TextContent
-"""Short for `TextContent`: `result.content == [trimcp.Text("sunny")]`."""
+if typing.TYPE_CHECKING:
+    from trimcp.channel import Incoming, Kind, MessageChannel, Origin, Outgoing
+    from trimcp.client.client import Client
+    from trimcp.client.facade import ClientSession
+    from trimcp.client.group import Group
+    from trimcp.client.hosts import read_servers
+    from trimcp.errors import (
+        CannotAsk,
+        ConnectionLost,
+        ErrorReply,
+        InvalidReply,
+        LocalError,
+        McpError,
+        Overloaded,
+        RemoteError,
+        ResourceNotFound,
+        ToolError,
+    )
+    from trimcp.run import InProcess, in_process, run_stdio, serve_stdio, stdio
+    from trimcp.server.arguments import Arg
+    from trimcp.server.declared import Elicit
+    from trimcp.server.forms import Form
+    from trimcp.server.forms import form_for as form
+    from trimcp.server.logbridge import LogBridge
+    from trimcp.server.media import Audio, Image
+    from trimcp.server.notices import Notice
+    from trimcp.server.running import Running
+    from trimcp.server.server import Server
+    from trimcp.server.threads import ThreadContext
+    from trimcp.session.calls import Call
+    from trimcp.session.context import Context
+    from trimcp.session.job import CancelReason
+    from trimcp.session.limits import Limits
+    from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
+    from trimcp.session.statistics import Statistics
+    from trimcp.transports.memory import memory_channels
+    from trimcp.transports.stdio import StdioServer
+    from trimcp.wire.common import Annotations, Icon, Implementation
+    from trimcp.wire.completion import Completion
+    from trimcp.wire.content import (
+        AudioContent,
+        BlobResourceContents,
+        EmbeddedResource,
+        ImageContent,
+        ResourceLink,
+        TextContent,
+        TextResourceContents,
+    )
+    from trimcp.wire.elicitation import ElicitFormParams, ElicitParams, ElicitResult, ElicitURLParams
+    from trimcp.wire.input_required import InputRequiredResult
+    from trimcp.wire.lifecycle import ProgressParams
+    from trimcp.wire.logs import LoggingMessageParams
+    from trimcp.wire.prompts import GetPromptResult, Prompt, PromptMessage
+    from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
+    from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
+    from trimcp.wire.roots import Root
+    from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult, SamplingMessage
+    from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
+
+    Text = TextContent
+    """Short for `TextContent`: `result.content == [trimcp.Text("sunny")]`."""
+else:
+    # A program is a server or a client, rarely both, and pays at its start for what it uses. So a name is looked up
+    # at its first use; type checkers read the imports above, and a test holds both lists together.
+    _MODULES = {
+        "channel": "Incoming Kind MessageChannel Origin Outgoing",
+        "client.client": "Client",
+        "client.facade": "ClientSession",
+        "client.group": "Group",
+        "client.hosts": "read_servers",
+        "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError Overloaded RemoteError ResourceNotFound ToolError",
+        "run": "InProcess in_process run_stdio serve_stdio stdio",
+        "server.arguments": "Arg",
+        "server.declared": "Elicit",
+        "server.forms": "Form",
+        "server.forms": "form_for",
+        "server.logbridge": "LogBridge",
+        "server.media": "Audio Image",
+        "server.notices": "Notice",
+        "server.running": "Running",
+        "server.server": "Server",
+        "server.threads": "ThreadContext",
+        "session.calls": "Call",
+        "session.context": "Context",
+        "session.job": "CancelReason",
+        "session.limits": "Limits",
+        "session.listening": "PromptsChanged ResourcesChanged ResourceUpdated Subscription ToolsChanged",
+        "session.statistics": "Statistics",
+        "transports.memory": "memory_channels",
+        "transports.stdio": "StdioServer",
+        "wire.common": "Annotations Icon Implementation",
+        "wire.completion": "Completion",
+        "wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent ResourceLink TextContent TextResourceContents",
+        "wire.elicitation": "ElicitFormParams ElicitParams ElicitResult ElicitURLParams",
+        "wire.input_required": "InputRequiredResult",
+        "wire.lifecycle": "ProgressParams",
+        "wire.logs": "LoggingMessageParams",
+        "wire.prompts": "GetPromptResult Prompt PromptMessage",
+        "wire.resources": "ReadResourceResult Resource ResourceTemplate",
+        "wire.revisions": "LATEST LATEST_LEGACY REVISIONS Revision",
+        "wire.roots": "Root",
+        "wire.sampling": "CreateMessageParams CreateMessageResult SamplingMessage",
+        "wire.tools": "CallToolResult Tool ToolAnnotations",
+    }
+    _HOMES = {name: f"trimcp.{module}" for module, names in _MODULES.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        import importlib
+
+        found = "TextContent" if name == "Text" else name
+        if found not in _HOMES:
+            raise AttributeError(f"module 'trimcp' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[found]), found)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "LATEST",
@@ -118,12 +178,15 @@ __all__ = [
     "ProgressParams",
     "Prompt",
     "PromptMessage",
+    "PromptsChanged",
     "ReadResourceResult",
     "RemoteError",
     "Resource",
     "ResourceLink",
     "ResourceNotFound",
     "ResourceTemplate",
+    "ResourceUpdated",
+    "ResourcesChanged",
     "Revision",
     "Root",
     "Running",
@@ -139,6 +202,7 @@ __all__ = [
     "Tool",
     "ToolAnnotations",
     "ToolError",
+    "ToolsChanged",
     "form",
     "in_process",
     "memory_channels",

@@ -21,6 +21,7 @@ from trimcp.server.registry import Registry
 from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry, from_content, from_function
 from trimcp.server.running import Handler, Running
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.session.context import StateT
 from trimcp.session.drive import drive
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import open_service_nursery
@@ -33,7 +34,6 @@ from trimcp.wire.revisions import REVISIONS, Revision
 
 __all__ = ["Middleware", "Server"]
 
-StateT = TypeVar("StateT")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 Middleware = Callable[[Any, Any, Callable[[Any, Any], Awaitable[Any]]], Awaitable[Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args
 
 import attrs
 import trio
@@ -30,13 +30,21 @@ from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from trimcp.session.session import Session
 
-__all__ = ["Context", "Form", "RequestScope", "severity"]
+    StateT = TypeVar("StateT", default=Any)  # so that a plain `Context` is a whole type
+else:
+    from typing import TypeVar
 
-StateT = TypeVar("StateT")
+    StateT = TypeVar("StateT")
+
+__all__ = ["Context", "Form", "RequestScope", "StateT", "severity"]
+
 _T = TypeVar("_T")
 _SEVERITY = {level: rank for rank, level in enumerate(get_args(LoggingLevel))}
+
 
 def severity(level: LoggingLevel) -> int:
     """Return a level's rank, 0 for "debug" (RFC 5424, most severe last)."""

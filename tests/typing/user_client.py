@@ -1,0 +1,171 @@
+"""A client as a user writes it, for type checkers: nothing here runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, assert_type
+
+import pytest
+import trio
+
+import trimcp
+from tests.typing.user_server import plain, server
+from trimcp.testing import SlowChannel, connected, every_revision
+
+client = trimcp.Client(
+    "typed-host",
+    version="1.0",
+    roots=["file:///srv", trimcp.Root(uri="file:///data", name="data")],
+    request_timeout=30,
+    log_level="warning",
+    limits=trimcp.Limits(),
+)
+
+
+@client.elicitation
+async def ask_user(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
+    """Ask the user."""
+    if isinstance(params, trimcp.ElicitURLParams):
+        assert_type(params.url, str)
+        return trimcp.ElicitResult(action="decline")
+    assert_type(params, trimcp.ElicitFormParams)
+    return trimcp.ElicitResult(action="accept", content=dict.fromkeys(params.requested_schema.properties, "Ada"))
+
+
+@client.sampling(tools=True)
+async def ask_model(params: trimcp.CreateMessageParams, *, session: trimcp.ClientSession) -> str:
+    """Ask the model."""
+    assert_type(params.max_tokens, int)
+    assert_type(session.revision, trimcp.Revision)
+    return "42"
+
+
+@client.logging
+def log(params: trimcp.LoggingMessageParams) -> None:
+    """Print what the server logs."""
+    print(params.level, params.data)
+
+
+@client.approve_call
+async def approve(tool: trimcp.Tool | None, arguments: Mapping[str, Any]) -> bool:
+    """Decide on a call."""
+    return tool is None or not (tool.annotations and tool.annotations.destructive_hint)
+
+
+async def handlers_kept_their_types(params: trimcp.ElicitFormParams, session: trimcp.ClientSession) -> None:
+    """Handlers are still the functions that were written."""
+    assert_type(await ask_user(params), trimcp.ElicitResult)
+    assert_type(await approve(None, {}), bool)
+
+
+def text_of(result: trimcp.CallToolResult) -> str:
+    """The text in a result."""
+    return "\n".join(block.text for block in result.content if isinstance(block, trimcp.TextContent))
+
+
+def show(result: trimcp.CallToolResult) -> str:
+    """Every kind of content, told apart by its tag or its class."""
+    (block,) = result.content
+    if block.type == "text":
+        return block.text
+    match block:
+        case trimcp.ImageContent() | trimcp.AudioContent():
+            return f"{block.mime_type}: {len(block.data)}"
+        case trimcp.ResourceLink():
+            return block.uri
+        case trimcp.EmbeddedResource(resource=contents):
+            assert_type(contents, trimcp.TextResourceContents | trimcp.BlobResourceContents)
+            return contents.text if isinstance(contents, trimcp.TextResourceContents) else contents.blob
+
+
+async def use(session: trimcp.ClientSession) -> None:
+    """Every verb."""
+    assert_type(session.revision, trimcp.Revision)
+    assert_type(session.server_info, trimcp.Implementation | None)
+    assert_type(session.instructions, str | None)
+    tools = await session.list_tools()
+    assert_type(tools, list[trimcp.Tool])
+    assert_type(tools[0].input_schema, dict[str, Any])
+    assert_type(tools[0].description or "", str)
+
+    result = await session.call_tool("add", {"a": 1})
+    assert_type(result, trimcp.CallToolResult)
+    print(text_of(result), show(result), result.structured_content["total"], result.is_error)
+
+    with trio.move_on_after(30):
+        async with session.calling("count", {"to": 3}, meta={"traceparent": "00"}) as call:
+            assert_type(call, trimcp.Call[trimcp.CallToolResult])
+            async for step in call.progress:
+                assert_type(step, trimcp.ProgressParams)
+                print(f"{step.progress}/{step.total}")
+            assert_type(await call.result(), trimcp.CallToolResult)
+
+    assert_type(await session.list_resources(fresh=True), list[trimcp.Resource])
+    assert_type(await session.list_resource_templates(), list[trimcp.ResourceTemplate])
+    for contents in (await session.read_resource("notes://today")).contents:
+        if isinstance(contents, trimcp.TextResourceContents):
+            assert_type(contents.text, str)
+        else:
+            assert_type(contents, trimcp.BlobResourceContents)
+    assert_type(await session.list_prompts(), list[trimcp.Prompt])
+    prompt = await session.get_prompt("review", {"path": "a.py"})
+    assert_type(prompt, trimcp.GetPromptResult)
+    assert_type(prompt.messages[0], trimcp.PromptMessage)
+    assert_type(prompt.messages[0].role, Literal["user", "assistant"])
+    assert_type(await session.complete_prompt("review", "path", "a"), trimcp.Completion)
+    await session.complete_resource("notes://{name}", "name", "t", context={"other": "x"})
+
+    async with session.listen(tools=True, resources=["notes://today"]) as changes:
+        assert_type(changes, trimcp.Subscription)
+        async for change in changes:
+            if isinstance(change, trimcp.ResourceUpdated):
+                assert_type(change.uri, str)
+            else:
+                assert_type(change, trimcp.ToolsChanged | trimcp.PromptsChanged | trimcp.ResourcesChanged)
+    await session.set_log_level("debug")
+    await session.ping()
+    assert_type(session.statistics(), trimcp.Statistics)
+    await session.wait_lost()
+
+
+async def main() -> None:
+    """Connect to everything one can connect to."""
+    stdio = trimcp.stdio("python", "weather.py", env={"TOKEN": "x"}, cwd=Path(), on_stderr=print)
+    async with client.connect(stdio, revision="2025-11-25") as session:
+        assert_type(session, trimcp.ClientSession)
+        await use(session)
+    async with client.connect(trimcp.in_process(server, framed=True), revision=trimcp.LATEST) as session:
+        await use(session)
+    ours, theirs = trimcp.memory_channels()
+    assert_type(ours, trimcp.MessageChannel)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, theirs)
+        async with client.connect(ours) as session:
+            try:
+                await use(session)
+            except trimcp.Overloaded:
+                pass
+            except trimcp.RemoteError as error:
+                assert_type(error.code, int)
+                assert_type(error.message, str)
+            except trimcp.ConnectionLost:
+                pass
+    async with trimcp.Group(client) as group:
+        assert_type(await group.open("one", stdio), trimcp.ClientSession)
+        assert_type(await group.list_tools(), list[trimcp.Tool])
+        assert_type(await group.call_tool("one.add", {"a": 1}), trimcp.CallToolResult)
+
+
+@every_revision
+async def test_timeout(revision: trimcp.Revision, autojump_clock: trio.testing.MockClock) -> None:
+    """A test as users write it."""
+    async with connected(server, revision=revision, wrap=SlowChannel) as session:
+        assert_type(session, trimcp.ClientSession)
+        with pytest.raises(trio.TooSlowError), trio.fail_after(1.5):
+            await session.call_tool("count", {"to": 9})
+        assert session.peer is not None
+        assert session.peer.statistics().running == 0
+    async with connected(plain, client) as session:
+        result = await session.call_tool("bare")
+        assert result.content == [trimcp.Text("x")]
