@@ -46,6 +46,9 @@ CAPABILITIES = ServerCapabilities(
 )
 
 
+FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
 def text(value: str) -> CallToolResult:
     return CallToolResult([TextContent(text=value)])
 
@@ -130,6 +133,47 @@ async def connected(
     async with client.connect(server, revision=revision) as session:
         session.peer = server.session
         yield session
+
+
+@attrs.define(eq=False)
+class Stopped:
+    """Notes how handlers ended."""
+
+    reasons: list[Any] = attrs.field(factory=list)
+
+
+def busy() -> tuple[HandMade, Stopped]:
+    server, stopped = HandMade(), Stopped()
+
+    @server.tool
+    async def count(params: Any, ctx: Any) -> Any:
+        for n in range(params.arguments["to"]):
+            await ctx.report_progress(n + 1, params.arguments["to"])
+        return text("counted")
+
+    @server.tool
+    async def hang(params: Any, ctx: Any) -> Any:
+        try:
+            await trio.sleep_forever()
+        finally:
+            stopped.reasons.append((ctx.cancel_reason.value, ctx.cancel_detail))
+
+    @server.tool
+    async def work(params: Any, ctx: Any) -> Any:
+        """Report progress every 4 seconds."""
+        for n in range(params.arguments["steps"]):
+            await trio.sleep(4)
+            await ctx.report_progress(n + 1)
+        return text("worked")
+
+    @server.tool
+    async def ask(params: Any, ctx: Any) -> Any:
+        await trio.sleep(3)
+        await ctx.elicit("?", FORM)
+        await trio.sleep(3)
+        return text("asked")
+
+    return server, stopped
 
 
 Script = Callable[[dict[str, Any]], Any]

@@ -1,4 +1,4 @@
-"""A call's life: rounds of questions, progress for slow readers, the work clock, and leaving early."""
+"""A call's life: rounds of questions, progress for slow readers, and leaving early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.client.peers import HandMade, Scripted, connected, discover_result, text
+from tests.client.peers import FORM, Scripted, busy, connected, discover_result
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
 from trimcp.session.limits import Limits
@@ -20,60 +20,6 @@ from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS
 
 every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=str)
 both_eras = pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
-FORM = {"type": "object", "properties": {"name": {"type": "string"}}}
-
-
-@attrs.define(eq=False)
-class Stopped:
-    """Notes how handlers ended."""
-
-    reasons: list[Any] = attrs.field(factory=list)
-
-
-def busy() -> tuple[HandMade, Stopped]:
-    server, stopped = HandMade(), Stopped()
-
-    @server.tool
-    async def count(params: Any, ctx: Any) -> Any:
-        for n in range(params.arguments["to"]):
-            await ctx.report_progress(n + 1, params.arguments["to"])
-        return text("counted")
-
-    @server.tool
-    async def hang(params: Any, ctx: Any) -> Any:
-        try:
-            await trio.sleep_forever()
-        finally:
-            stopped.reasons.append((ctx.cancel_reason.value, ctx.cancel_detail))
-
-    @server.tool
-    async def work(params: Any, ctx: Any) -> Any:
-        """Report progress every 4 seconds."""
-        for n in range(params.arguments["steps"]):
-            await trio.sleep(4)
-            await ctx.report_progress(n + 1)
-        return text("worked")
-
-    @server.tool
-    async def ask(params: Any, ctx: Any) -> Any:
-        await trio.sleep(3)
-        await ctx.elicit("?", FORM)
-        await trio.sleep(3)
-        return text("asked")
-
-    return server, stopped
-
-
-def person(delay: float) -> Client:
-    client = Client("c", request_timeout=5)
-
-    @client.elicitation
-    async def answer(params: Any) -> Any:
-        await trio.sleep(delay)
-        return ElicitResult("accept", {"name": "Ada"})
-
-    return client
-
 
 # Progress
 
@@ -336,78 +282,3 @@ async def test_leaving_a_call_while_a_person_is_asked_stops_the_asking() -> None
             await trio.testing.wait_all_tasks_blocked()
         assert stopped == [True]
         assert session.session.humans == 0
-
-
-# The work clock
-
-
-@every_revision
-async def test_the_work_clock_fires_and_the_server_is_told(revision: Any, autojump_clock: Any) -> None:
-    server, stopped = busy()
-    async with connected(server, Client("c", request_timeout=5), revision) as session:
-        start = trio.current_time()
-        with pytest.raises(trio.TooSlowError):
-            await session.call_tool("hang")
-        assert trio.current_time() - start == pytest.approx(5)
-        with pytest.raises(trio.TooSlowError):
-            async with session.calling("hang") as call:
-                async for _ in call.progress:
-                    pass
-        await trio.testing.wait_all_tasks_blocked()
-        assert stopped.reasons == [("cancelled by peer", "deadline exceeded")] * 2
-        assert (await session.call_tool("count", {"to": 1})).content[0].text == "counted"
-
-
-async def test_progress_sets_the_work_clock_back(autojump_clock: Any) -> None:
-    server, _ = busy()
-    async with connected(server, Client("c", request_timeout=5)) as session:
-        assert (await session.call_tool("work", {"steps": 5})).content[0].text == "worked"
-        async with session.calling("work", {"steps": 5}) as call:
-            await call.result()
-
-
-async def test_the_hard_cap_holds_in_spite_of_progress(autojump_clock: Any) -> None:
-    server, _ = busy()
-    for client in (Client("c", request_timeout=5, max_request_time=13), Client("c", max_request_time=13)):
-        async with connected(server, client) as session:
-            start = trio.current_time()
-            with pytest.raises(trio.TooSlowError):
-                await session.call_tool("work", {"steps": 50})
-            assert trio.current_time() - start == pytest.approx(13)
-
-
-@both_eras
-async def test_the_work_clock_stands_still_while_a_person_answers(revision: Any, autojump_clock: Any) -> None:
-    server, _ = busy()
-    async with connected(server, person(delay=100), revision) as session:
-        start = trio.current_time()
-        with pytest.raises(trio.TooSlowError):
-            await session.call_tool("ask")
-        # 3 s of work, 100 s of a person, and the 2 s that were left.
-        assert trio.current_time() - start == pytest.approx(105)
-        start = trio.current_time()
-        session.clocks.limit = 10
-        assert (await session.call_tool("ask")).content[0].text == "asked"
-        assert trio.current_time() - start > 100
-        async with session.calling("ask") as call:
-            assert (await call.result()).content[0].text == "asked"
-
-
-async def test_the_hard_cap_runs_while_a_person_answers(autojump_clock: Any) -> None:
-    server, _ = busy()
-    client = person(delay=100)
-    client.max_request_time = 50
-    async with connected(server, client, LATEST) as session:
-        start = trio.current_time()
-        with pytest.raises(trio.TooSlowError):
-            await session.call_tool("ask")
-        assert trio.current_time() - start == pytest.approx(50)
-        assert session.session.humans == 0
-
-
-async def test_the_clock_of_a_streaming_call_stops_with_its_answer(autojump_clock: Any) -> None:
-    server, _ = busy()
-    client = Client("c", request_timeout=5, max_request_time=6)
-    async with connected(server, client) as session, session.calling("count", {"to": 1}) as call:
-        await call.result()
-        await trio.sleep(100)

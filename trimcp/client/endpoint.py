@@ -15,7 +15,7 @@ import trio
 
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.events import Notified
-from trimcp.session.calls import Clocks
+from trimcp.session.clock import Clocks
 from trimcp.session.job import Job
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares

@@ -18,7 +18,8 @@ from trimcp.client.endpoint import ClientEndpoint, Logs, call_handler
 from trimcp.client.outputs import Outputs
 from trimcp.errors import InvalidReply, LocalError
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.calls import Call, Clocks, Rounds, calling
+from trimcp.session.calls import Call, Rounds, calling
+from trimcp.session.clock import Clocks
 from trimcp.session.listening import Subscription, Subscriptions
 from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics

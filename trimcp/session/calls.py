@@ -1,4 +1,4 @@
-"""A call of ours from its first request to its last answer: questions on the way, progress, and the work clock.
+"""A call of ours from its first request to its last answer: questions on the way, and progress.
 
 Knows nothing of tools or handlers: whoever makes the call is a `Caller`, which answers questions and checks results.
 Requests follow each other in rounds (2026-07-28 basic/patterns/mrtr); each has a new id, the progress goes to one
@@ -8,8 +8,8 @@ place, and nothing of one call's rounds is seen by another.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -17,6 +17,7 @@ import trio
 
 from trimcp.errors import ConnectionLost, InvalidReply
 from trimcp.protocol.events import Replied
+from trimcp.session.clock import Clocks, WorkClock
 from trimcp.session.pending import Follower, Pending, cancellation_text
 from trimcp.session.scopes import sole
 from trimcp.session.session import Session
@@ -26,7 +27,7 @@ from trimcp.wire.input_required import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import ProgressParams
 
-__all__ = ["Call", "Caller", "Clocks", "Rounds", "WorkClock", "calling"]
+__all__ = ["Call", "Caller", "Rounds", "calling"]
 
 ResultT = TypeVar("ResultT")
 
@@ -137,116 +138,6 @@ class Rounds:
         except BaseExceptionGroup as group:
             raise sole(group) from None
         return answers
-
-
-@attrs.define(eq=False)
-class WorkClock:
-    """Limits how long a peer may work on a call without a sign of progress.
-
-    Progress sets it back; it stands still while a person answers; the hard cap does neither.
-    """
-
-    limit: float
-    cap: float
-    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    _until: float = attrs.field(init=False)
-    _remaining: float | None = attrs.field(init=False, default=None)
-
-    def __attrs_post_init__(self) -> None:
-        now = trio.current_time()
-        self.cap += now
-        self._set(now + self.limit)
-
-    def _set(self, until: float) -> None:
-        self._until = until
-        self.scope.deadline = min(until, self.cap)
-
-    def restart(self) -> None:
-        """Start again from nothing: there was progress."""
-        if self._remaining is None:
-            self._set(trio.current_time() + self.limit)
-        else:
-            self._remaining = self.limit
-
-    def pause(self) -> None:
-        """Stand still: a person is being asked."""
-        if self._remaining is None:
-            self._remaining = self._until - trio.current_time()
-            self.scope.deadline = self.cap
-
-    def resume(self) -> None:
-        """Go on where it stood still."""
-        if self._remaining is not None:
-            remaining, self._remaining = self._remaining, None
-            self._set(trio.current_time() + remaining)
-
-    def stop(self) -> None:
-        """Never fire: the answer is there."""
-        self.cap = float("inf")
-        self._remaining = None
-        self._set(self.cap)
-
-    # As the follower of a request nobody else follows
-
-    def progressed(self, params: ProgressParams) -> None:
-        """Take progress."""
-        self.restart()
-
-    def replied(self, reply: Replied) -> None:
-        """Nothing: whoever waits for the reply leaves the scope."""
-
-
-@attrs.define(eq=False)
-class Clocks:
-    """The work clocks of one session's calls.
-
-    Args:
-        session: whose `humans` counts the people being asked.
-        limit: seconds without progress after which a call fails, or None.
-        cap: seconds after which it fails in any case, or None.
-    """
-
-    session: Session
-    limit: float | None = None
-    cap: float | None = None
-    _running: set[WorkClock] = attrs.field(init=False, factory=set)
-
-    def __bool__(self) -> bool:
-        return self.limit is not None or self.cap is not None
-
-    @contextmanager
-    def running(self) -> Iterator[WorkClock]:
-        """Run a clock around the block.
-
-        Raises:
-            trio.TooSlowError: the clock fired and cancelled the block.
-        """
-        inf = float("inf")
-        clock = WorkClock(inf if self.limit is None else self.limit, inf if self.cap is None else self.cap)
-        if self.session.humans:
-            clock.pause()
-        self._running.add(clock)
-        try:
-            with clock.scope:
-                yield clock
-        finally:
-            self._running.discard(clock)
-        if clock.scope.cancelled_caught:
-            raise trio.TooSlowError("the peer took too long without a sign of progress")
-
-    @contextmanager
-    def person(self) -> Iterator[None]:
-        """Let every clock of the session stand still while a person answers in the block."""
-        self.session.humans += 1
-        for clock in self._running:
-            clock.pause()
-        try:
-            yield
-        finally:
-            self.session.humans -= 1
-            if not self.session.humans:
-                for clock in self._running:
-                    clock.resume()
 
 
 @attrs.define(eq=False)

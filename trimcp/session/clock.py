@@ -1,0 +1,129 @@
+"""The work clock: how long a peer may work on a call of ours without a sign of progress.
+
+It bounds the peer's work and nothing else: progress sets it back, and it stands still while a person answers the
+peer's question. A hard cap over it keeps both from lasting for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import trio
+
+from trimcp.protocol.events import Replied
+from trimcp.session.session import Session
+from trimcp.wire.lifecycle import ProgressParams
+
+__all__ = ["Clocks", "WorkClock"]
+
+
+@attrs.define(eq=False)
+class WorkClock:
+    """Limits how long a peer may work on a call without a sign of progress.
+
+    Progress sets it back; it stands still while a person answers; the hard cap does neither.
+    """
+
+    limit: float
+    cap: float
+    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _until: float = attrs.field(init=False)
+    _remaining: float | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        now = trio.current_time()
+        self.cap += now
+        self._set(now + self.limit)
+
+    def _set(self, until: float) -> None:
+        self._until = until
+        self.scope.deadline = min(until, self.cap)
+
+    def restart(self) -> None:
+        """Start again from nothing: there was progress."""
+        if self._remaining is None:
+            self._set(trio.current_time() + self.limit)
+        else:
+            self._remaining = self.limit
+
+    def pause(self) -> None:
+        """Stand still: a person is being asked."""
+        if self._remaining is None:
+            self._remaining = self._until - trio.current_time()
+            self.scope.deadline = self.cap
+
+    def resume(self) -> None:
+        """Go on where it stood still."""
+        if self._remaining is not None:
+            remaining, self._remaining = self._remaining, None
+            self._set(trio.current_time() + remaining)
+
+    def stop(self) -> None:
+        """Never fire: the answer is there."""
+        self.cap = float("inf")
+        self._remaining = None
+        self._set(self.cap)
+
+    # As the follower of a request nobody else follows
+
+    def progressed(self, params: ProgressParams) -> None:
+        """Take progress."""
+        self.restart()
+
+    def replied(self, reply: Replied) -> None:
+        """Nothing: whoever waits for the reply leaves the scope."""
+
+
+@attrs.define(eq=False)
+class Clocks:
+    """The work clocks of one session's calls.
+
+    Args:
+        session: whose `humans` counts the people being asked.
+        limit: seconds without progress after which a call fails, or None.
+        cap: seconds after which it fails in any case, or None.
+    """
+
+    session: Session
+    limit: float | None = None
+    cap: float | None = None
+    _running: set[WorkClock] = attrs.field(init=False, factory=set)
+
+    def __bool__(self) -> bool:
+        return self.limit is not None or self.cap is not None
+
+    @contextmanager
+    def running(self) -> Iterator[WorkClock]:
+        """Run a clock around the block.
+
+        Raises:
+            trio.TooSlowError: the clock fired and cancelled the block.
+        """
+        inf = float("inf")
+        clock = WorkClock(inf if self.limit is None else self.limit, inf if self.cap is None else self.cap)
+        if self.session.humans:
+            clock.pause()
+        self._running.add(clock)
+        try:
+            with clock.scope:
+                yield clock
+        finally:
+            self._running.discard(clock)
+        if clock.scope.cancelled_caught:
+            raise trio.TooSlowError("the peer took too long without a sign of progress")
+
+    @contextmanager
+    def person(self) -> Iterator[None]:
+        """Let every clock of the session stand still while a person answers in the block."""
+        self.session.humans += 1
+        for clock in self._running:
+            clock.pause()
+        try:
+            yield
+        finally:
+            self.session.humans -= 1
+            if not self.session.humans:
+                for clock in self._running:
+                    clock.resume()
