@@ -77,7 +77,11 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
         elif failure is None:
             raise
     finally:
-        await channel.aclose()
+        try:
+            await channel.aclose()
+        except trio.Cancelled:
+            if failure is None:
+                raise
     if failure is not None:
         raise failure
 

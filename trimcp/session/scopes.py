@@ -30,7 +30,8 @@ def parted(error: BaseException) -> tuple[BaseException | None, BaseException | 
         return None, error
     if isinstance(error, BaseExceptionGroup):
         cancelled, rest = error.split(trio.Cancelled)
-        return rest, cancelled
+        if cancelled is not None:  # else `rest` is a copy, and the body's own group should stay itself
+            return rest, cancelled
     return error, None
 
 

@@ -1,0 +1,413 @@
+"""The driver: what leaves it, in which order it takes a session down, and what an ending connection means."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.session.support import Answers, Tools, Wire, agree, call, client_engine, linked, served, server_engine
+from trimcp.channel import Incoming, Outgoing
+from trimcp.errors import ConnectionLost, RemoteError
+from trimcp.session.drive import drive, driving
+from trimcp.session.job import CancelReason
+from trimcp.session.limits import Limits
+from trimcp.session.session import Session
+from trimcp.transports.memory import memory_channels
+from trimcp.wire.codes import CANCELLED_BY_DRAIN
+from trimcp.wire.jsonrpc import encode_request
+from trimcp.wire.revisions import LATEST_LEGACY
+from trimcp.wire.tools import CallToolParams
+
+
+@asynccontextmanager
+async def _client(wire: Wire, **limits: Any) -> AsyncIterator[Session]:
+    session = Session(client_engine(), Answers(), Limits(**limits))
+    agree(server_engine(), session.engine, LATEST_LEGACY)
+    async with driving(session, wire):
+        yield session
+
+
+async def _forever(ctx: Any) -> None:
+    await trio.sleep_forever()
+
+
+# What leaves
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), ExceptionGroup("mine", [ValueError()])])
+async def test_what_the_body_raises_leaves_as_itself(error: BaseException) -> None:
+    cause = LookupError("why")
+    with pytest.raises(type(error)) as caught:
+        async with _client(Wire()):
+            raise error from cause
+    assert caught.value is error
+    assert error.__cause__ is cause
+
+
+async def test_a_cancelled_body_is_cancelled_and_nothing_else() -> None:
+    with trio.CancelScope() as scope:
+        async with _client(Wire()):
+            scope.cancel()
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+async def test_a_body_that_fails_while_being_cancelled_still_raises_its_own() -> None:
+    with pytest.raises(ExceptionGroup) as caught, trio.CancelScope() as scope:
+        async with _client(Wire()), trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+            raise ValueError("mine")
+    assert caught.group_contains(ValueError, match="mine", depth=1)
+
+
+async def test_a_body_that_failed_keeps_its_exception_when_the_end_is_cancelled_too() -> None:
+    wire = Wire()
+
+    async def stubborn(ctx: Any) -> None:
+        with trio.CancelScope(shield=True):
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+
+    with pytest.raises(ValueError, match="mine"), trio.CancelScope() as scope:
+        session = Session(server_engine(), Tools({"run": stubborn}), Limits(eof_grace=0))
+        agree(session.engine, client_engine(), LATEST_LEGACY)
+        async with driving(session, wire):
+            wire.feed(call(1))
+            await trio.lowlevel.checkpoint()
+            raise ValueError("mine")
+
+
+class _Broken(Wire):
+    """A channel with a bug: it raises what no channel may."""
+
+    async def receive(self) -> Sequence[Incoming]:
+        await trio.lowlevel.checkpoint()
+        raise OSError("a bug of the channel")
+
+
+async def test_a_failure_of_ours_leaves_as_itself_too() -> None:
+    with pytest.raises(OSError, match="a bug of the channel"):
+        async with _client(_Broken()):
+            await trio.sleep_forever()
+
+
+async def test_two_real_failures_are_a_group() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with _client(_Broken()):
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise ValueError("mine")
+    assert [type(error) for error in caught.value.exceptions] == [ValueError, OSError]
+
+
+async def test_a_channel_is_closed_whatever_happens() -> None:
+    for error in (None, ValueError("mine")):
+        wire = Wire()
+        try:
+            async with _client(wire):
+                if error is not None:
+                    raise error
+        except ValueError:
+            pass
+        assert wire.closed
+
+
+async def test_an_endpoint_that_fails_to_forget_does_not_hang_the_end() -> None:
+    class Bad(Answers):
+        def closed(self, session: Session) -> None:
+            raise LookupError("forgot")
+
+    with pytest.raises(LookupError, match="forgot"):
+        with trio.fail_after(5):
+            async with driving(Session(client_engine(), Bad()), Wire()):
+                pass
+
+
+# The peer leaves
+
+
+async def test_the_peers_leaving_fails_calls_and_cancels_no_body() -> None:
+    wire = Wire()
+    async with _client(wire) as session:
+        pending = await session.begin("tools/call", CallToolParams("run", {}))
+        wire.leave()
+        with pytest.raises(ConnectionLost):
+            await pending.payload()
+        await wait_all_tasks_blocked()
+        for _ in range(2):
+            with pytest.raises(ConnectionLost):
+                await session.call("tools/call", CallToolParams("run", {}))
+        assert session.statistics().pending == 0
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("error", [trio.BrokenResourceError("cut"), trio.ClosedResourceError()])
+async def test_a_broken_connection_is_a_lost_one(error: Exception) -> None:
+    wire = Wire()
+    async with _client(wire) as session:
+        pending = await session.begin("tools/call", CallToolParams("run", {}))
+        wire.receive_error = error
+        wire.feed(b"{}")
+        with pytest.raises(ConnectionLost, match="broke"):
+            await pending.payload()
+
+
+async def test_requests_received_get_their_grace_after_the_peer_closed_its_side(autojump_clock: Any) -> None:
+    seen: list[Any] = []
+
+    async def run(ctx: Any) -> str:
+        try:
+            await trio.sleep(ctx._job.params.arguments["seconds"])
+        finally:
+            seen.append(ctx.cancel_reason)
+        return "x"
+
+    async with served({"run": run}, limits=Limits(eof_grace=1)) as (wire, session):
+        wire.feed(call(1, seconds=0.5), call(2, seconds=2))
+        await wait_all_tasks_blocked()
+        start = trio.current_time()
+        wire.leave()
+        await session.closed.wait()
+        assert trio.current_time() - start == pytest.approx(1)
+        assert [reply["id"] for reply in wire.take()] == [1]
+    assert seen == [None, CancelReason.DISCONNECTED]
+
+
+async def test_a_writer_that_breaks_ends_the_session_and_its_handlers() -> None:
+    seen: list[Any] = []
+
+    async def flood(ctx: Any) -> None:
+        try:
+            for n in range(10_000):
+                await ctx.report_progress(n)
+        finally:
+            seen.append(ctx.cancel_reason)
+
+    limits = Limits(outbox_messages=4, eof_grace=5)
+    async with served({"run": flood, "wait": _forever}, limits=limits) as (wire, session):
+        wire.hold()
+        wire.feed(call(1, token="t"), call(2, "wait"))
+        await wait_all_tasks_blocked()
+        assert session.statistics().outbox == 4
+        wire.broken = True
+        wire.release()
+        with trio.fail_after(1):
+            await session.closed.wait()
+            await session.wait_idle()
+        assert str(session.lost) == "the peer stopped listening"
+    assert seen == [CancelReason.DISCONNECTED]
+
+
+async def test_an_ordinary_disconnect_is_quiet(caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG, "trimcp")
+    async with served({"run": _forever}) as (wire, session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        wire.leave()
+        await session.closed.wait()
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    assert len([record for record in caplog.records if "gone" in record.message]) == 1
+
+
+# Taking down
+
+
+async def test_the_end_comes_in_order() -> None:
+    order: list[str] = []
+    wire = Wire()
+
+    class Ordered(Tools):
+        def closed(self, session: Session) -> None:
+            order.append("forgotten")
+
+    async def run(ctx: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.lowlevel.checkpoint()
+            order.append(f"unwound: {ctx.cancel_reason.name}")
+
+    session = Session(server_engine(), Ordered({"run": run}), Limits(eof_grace=0))
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    async with driving(session, wire):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        session.engine.legacy.capabilities = client_engine().profile.capabilities
+        pending = await session.begin("roots/list")
+        await wait_all_tasks_blocked()
+        order.append("body")
+    assert order == ["body", "unwound: DRAIN", "forgotten"]
+    assert pending.reply is not None
+    assert isinstance(pending.reply.error, ConnectionLost)
+    last = wire.take()[-1]
+    assert (last["id"], last["error"]["code"]) == (1, CANCELLED_BY_DRAIN)
+    assert wire.closed
+
+
+async def test_last_words_leave_although_everything_around_is_cancelled() -> None:
+    wire = Wire()
+    with trio.CancelScope() as scope:
+        async with _client(wire) as session, trio.open_nursery() as nursery:
+            nursery.start_soon(session.call, "tools/call", CallToolParams("run", {}))
+            await wait_all_tasks_blocked()
+            wire.take()
+            scope.cancel(reason="leaving")
+    assert [message["method"] for message in wire.take()] == ["notifications/cancelled"]
+
+
+async def test_a_writer_that_is_stuck_holds_the_end_for_its_time_only(autojump_clock: Any) -> None:
+    wire = Wire()
+    start = trio.current_time()
+    async with _client(wire, drain_timeout=3) as session:
+        wire.hold()
+        await session.begin("tools/call", CallToolParams("run", {}))
+        await wait_all_tasks_blocked()
+        await session.begin("tools/call", CallToolParams("run", {}))
+    assert trio.current_time() - start == pytest.approx(3)
+    assert session.statistics().outbox == 0
+    assert wire.closed
+
+
+async def test_a_cancelled_drive_stops_every_handler_with_its_clean_up() -> None:
+    cleaned: list[int] = []
+
+    async def run(ctx: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cleaned.append(ctx.request_id)
+
+    wire = Wire()
+    session = Session(server_engine(), Tools({"run": run}))
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drive, session, wire)
+        wire.feed(call(1), call(2))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert sorted(cleaned) == [1, 2]
+    assert sorted(reply["id"] for reply in wire.take()) == [1, 2]
+    assert not session.jobs
+
+
+async def test_drain_lets_requests_end_and_cuts_the_rest(autojump_clock: Any) -> None:
+    cleaned: list[int] = []
+
+    async def run(ctx: Any) -> str:
+        try:
+            await trio.sleep(ctx._job.params.arguments["seconds"])
+        finally:
+            cleaned.append(ctx.request_id)
+        return "x"
+
+    async with served({"run": run}, limits=Limits(max_running=2)) as (wire, session), trio.open_nursery() as nursery:
+        wire.feed(call(1, seconds=1), call(2, seconds=60), call(3, seconds=60), call(4, seconds=60))
+        await wait_all_tasks_blocked()
+        nursery.start_soon(session.drain, 5)
+        await wait_all_tasks_blocked()
+        wire.feed(call(5, seconds=1), encode_request(6, "ping", None))
+        await wait_all_tasks_blocked()
+        early = wire.take()
+        assert [(reply["id"], reply.get("error", {}).get("code")) for reply in early] == [
+            (5, CANCELLED_BY_DRAIN),
+            (6, None),
+        ]
+        await trio.sleep(2)
+        assert [reply["id"] for reply in wire.take()] == [1]
+        await trio.sleep(4)
+        assert sorted(reply["id"] for reply in wire.take() if "error" in reply) == [2, 3, 4]
+    assert sorted(cleaned) == [1, 2, 3]
+
+
+async def test_a_drain_that_is_cancelled_still_stops_the_handlers() -> None:
+    async with served({"run": _forever}) as (wire, session):
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(0.001):
+            await session.drain(60)
+        await wait_all_tasks_blocked()
+        assert [reply["error"]["code"] for reply in wire.take()] == [CANCELLED_BY_DRAIN]
+
+
+async def test_closing_twice_and_from_a_handler_is_fine() -> None:
+    async def run(ctx: Any) -> str:
+        ctx._session.close()
+        ctx._session.close()
+        return "bye"
+
+    async with linked({"run": run}) as pair:
+        with pytest.raises((RemoteError, ConnectionLost)):
+            await pair.call()
+            await pair.call()
+
+
+async def test_cancelling_at_once_leaves_nothing() -> None:
+    left, right = memory_channels()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drive, Session(server_engine(), Tools()), right)
+            async with driving(Session(client_engine(), Answers()), left):
+                await trio.lowlevel.checkpoint()
+    for channel in (left, right):
+        with pytest.raises(trio.ClosedResourceError):
+            await channel.receive()
+
+
+async def test_an_ended_session_leaves_no_reference_behind() -> None:
+    async def run(ctx: Any) -> str:
+        await ctx.report_progress(1)
+        return "x"
+
+    async def once() -> list[Any]:
+        async with linked({"run": run}) as pair:
+            assert await pair.call() == "x"
+            kept = [weakref.ref(pair.server), weakref.ref(pair.client), weakref.ref(pair.server.engine)]
+            kept += [weakref.ref(job) for job in pair.tools.jobs]
+        del pair
+        return kept
+
+    kept = await once()
+    gc.collect()
+    await trio.lowlevel.checkpoint()
+    assert [reference() for reference in kept] == [None] * len(kept)
+
+
+async def test_messages_are_written_together_by_one_writer() -> None:
+    class Slow(Wire):
+        writing = 0
+        most = 0
+        batches: list[int] = []  # noqa: RUF012
+
+        async def send(self, batch: Sequence[Outgoing]) -> None:
+            self.writing += 1
+            self.most = max(self.most, self.writing)
+            self.batches.append(len(batch))
+            await super().send(batch)
+            await trio.lowlevel.checkpoint()
+            self.writing -= 1
+
+    wire = Slow()
+    async with _client(wire) as session, trio.open_nursery() as nursery:
+        wire.hold()
+        for _ in range(100):
+            nursery.start_soon(session.notify, "notifications/roots/list_changed")
+        await wait_all_tasks_blocked()
+        wire.release()
+        await wait_all_tasks_blocked()
+        assert len(wire.sent) == 100
+        assert wire.most == 1
+        assert len(wire.batches) <= 2
+        assert all(orjson.loads(out.data)["jsonrpc"] == "2.0" for out in wire.sent)
