@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import subprocess
@@ -35,6 +36,36 @@ def test_every_public_name_exists_once_and_is_documented() -> None:
     assert len(trimcp.__all__) == len(set(trimcp.__all__))
     undocumented = [name for name in trimcp.__all__ if not _is_documented(name)]
     assert undocumented == []
+
+
+def test_names_are_looked_up_where_type_checkers_see_them_imported() -> None:
+    source = ast.parse(Path(trimcp.__file__).read_text("utf-8"))
+    seen = next(node for node in source.body if isinstance(node, ast.If)).body
+    imported = {
+        alias.asname or alias.name: (statement.module, alias.name)
+        for statement in seen
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert {*imported, "Text"} == set(trimcp.__all__)
+    for name, (module, own) in imported.items():
+        assert getattr(trimcp, name) is getattr(importlib.import_module(str(module)), own), name
+    assert trimcp.Text is trimcp.TextContent
+
+
+def test_a_server_does_not_load_the_client_nor_the_other_way_round() -> None:
+    program = "import sys, trimcp; trimcp.{}('x'); print([m for m in sys.modules if m.startswith('trimcp.{}')])"
+    root = Path(trimcp.__file__).parent.parent
+    for used, other in (("Server", "client"), ("Client", "server")):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(used, other)], cwd=root, capture_output=True, check=True, text=True
+        )
+        assert done.stdout == "[]\n"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(trimcp, "Sever")
+    assert "Server" in dir(trimcp)
 
 
 def test_names_without_underscore_are_public() -> None:

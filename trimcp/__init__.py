@@ -5,6 +5,7 @@ Everything public is here, in `trimcp.testing`, and in `trimcp.wire` for payload
 
 from __future__ import annotations
 
+import importlib
 import typing
 
 if typing.TYPE_CHECKING:
@@ -69,20 +70,20 @@ if typing.TYPE_CHECKING:
     Text = TextContent
     """Short for `TextContent`: `result.content == [trimcp.Text("sunny")]`."""
 else:
-    # A program is a server or a client, rarely both, and pays at its start for what it uses. So a name is looked up
-    # at its first use; type checkers read the imports above, and a test holds both lists together.
+    # A program is a server or a client, rarely both, and its start should cost what it uses. So a name is looked up at
+    # its first use. Type checkers read the imports above; a test holds the two lists together.
     _MODULES = {
         "channel": "Incoming Kind MessageChannel Origin Outgoing",
         "client.client": "Client",
         "client.facade": "ClientSession",
         "client.group": "Group",
         "client.hosts": "read_servers",
-        "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError Overloaded RemoteError ResourceNotFound ToolError",
+        "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError "
+        "McpError Overloaded RemoteError ResourceNotFound ToolError",
         "run": "InProcess in_process run_stdio serve_stdio stdio",
         "server.arguments": "Arg",
         "server.declared": "Elicit",
-        "server.forms": "Form",
-        "server.forms": "form_for",
+        "server.forms": "Form form=form_for",
         "server.logbridge": "LogBridge",
         "server.media": "Audio Image",
         "server.notices": "Notice",
@@ -99,7 +100,8 @@ else:
         "transports.stdio": "StdioServer",
         "wire.common": "Annotations Icon Implementation",
         "wire.completion": "Completion",
-        "wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent ResourceLink TextContent TextResourceContents",
+        "wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent "
+        "ResourceLink TextContent TextResourceContents Text=TextContent",
         "wire.elicitation": "ElicitFormParams ElicitParams ElicitResult ElicitURLParams",
         "wire.input_required": "InputRequiredResult",
         "wire.lifecycle": "ProgressParams",
@@ -111,15 +113,13 @@ else:
         "wire.sampling": "CreateMessageParams CreateMessageResult SamplingMessage",
         "wire.tools": "CallToolResult Tool ToolAnnotations",
     }
-    _HOMES = {name: f"trimcp.{module}" for module, names in _MODULES.items() for name in names.split()}
+    _HOMES = {entry.partition("=")[0]: (module, entry) for module, names in _MODULES.items() for entry in names.split()}
 
     def __getattr__(name: str) -> object:
-        import importlib
-
-        found = "TextContent" if name == "Text" else name
-        if found not in _HOMES:
-            raise AttributeError(f"module 'trimcp' has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_HOMES[found]), found)
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, entry = _HOMES[name]
+        value = globals()[name] = getattr(importlib.import_module(f"trimcp.{module}"), entry.rpartition("=")[2])
         return value
 
     def __dir__() -> list[str]:
