@@ -7,12 +7,15 @@ clients that set a level hear of it; revisions where log messages belong to requ
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimcp.server.running import CURRENT, Running
+from trimcp.server.running import CURRENT
 from trimcp.wire.common import LoggingLevel
+
+if TYPE_CHECKING:
+    from trimcp.server.server import Server
 
 __all__ = ["LogBridge"]
 
@@ -33,21 +36,21 @@ class LogBridge(logging.Handler):
     """Sends what a logger logs to the client whose request is being handled.
 
     Never waits: messages for a client that reads slowly are dropped and counted. Use it as a context manager in a
-    server's lifespan: `with LogBridge(running, "myapp"): ...`.
+    server's lifespan: `with LogBridge(server, "myapp"): yield ...`.
 
     Args:
-        running: the server at work.
+        server: whose clients are told.
         loggers: names of the loggers to send; their children are included.
 
     Raises:
         ValueError: a logger of trimcp's own was named; sending its records would make more of them.
     """
 
-    def __init__(self, running: Running, *loggers: str) -> None:
+    def __init__(self, server: Server[Any], *loggers: str) -> None:
         super().__init__()
         if any(name == "trimcp" or name.startswith("trimcp.") or not name for name in loggers):
             raise ValueError("trimcp's own loggers and the root cannot be sent to clients")
-        self._running = running
+        self._server = server
         self._loggers = loggers
         self._token = trio.lowlevel.current_trio_token()
         self.setFormatter(logging.Formatter("%(message)s"))
@@ -70,7 +73,8 @@ class LogBridge(logging.Handler):
             if ctx is not None:
                 ctx.log_nowait(level, text, logger=name)
             else:
-                self._running.log_to_all(level, text, name)
+                for running in list(self._server.runs):
+                    running.log_to_all(level, text, name)
 
         try:
             trio.lowlevel.current_task()

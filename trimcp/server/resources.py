@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
+import orjson
 import trio
 
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.server.calling import Calling, prepare
-from trimcp.server.convert import to_json
+from trimcp.server.convert import ConversionError, to_json
 from trimcp.server.media import json_text
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
+from trimcp.validation import Validator
 from trimcp.wire.common import Annotations, CacheScope, Icon
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
 from trimcp.wire.fields import ABSENT
@@ -35,6 +37,7 @@ __all__ = [
     "read_result",
 ]
 
+_LITERALS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,)}
 _CONTENTS = (TextResourceContents, BlobResourceContents)
 
 
@@ -75,18 +78,38 @@ class TemplateEntry:
     listed: ResourceTemplate
     template: UriTemplate
     calling: Calling
+    validator: Validator
     guard: bool = True
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
         """Return the variables of a URI of this family, or None if it is none of it."""
-        return self.template.match(uri, guard=self.guard)
+        found = self.template.match(uri, guard=self.guard)
+        if found is None:
+            return None
+        types = self.calling.signature.input_schema["properties"]
+        variables = {name: _from_text(value, types[name].get("type")) for name, value in found.items()}
+        return variables if self.validator.is_valid(variables) else None
 
     async def read(self, running: Running, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
         """Return the contents of one of them."""
-        value = await self.calling.run(running, ctx, variables)
+        try:
+            value = await self.calling.run(running, ctx, variables)
+        except ConversionError as error:
+            raise ResourceNotFound(uri) from error
         return read_result(value, uri, self.listed.mime_type or None, self.ttl_ms, self.cache_scope)
+
+
+def _from_text(value: Any, type_name: Any) -> Any:
+    """Return a variable, which is text in a URI, as its parameter's type wants it; unchanged where it does not fit."""
+    if type(value) is not str or type_name not in _LITERALS:
+        return value
+    try:
+        parsed = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+    return parsed if isinstance(parsed, _LITERALS[type_name]) else value
 
 
 class ResourceOptions(TypedDict, total=False):
@@ -147,7 +170,7 @@ def from_function(
         raise TypeError(f"{uri} has {variables}, but {signature.name} takes {', '.join(parameters) or 'none'}")
     if template.variables:
         described = ResourceTemplate(uri_template=uri, **listed)
-        return TemplateEntry(described, template, calling, guard, *caching)
+        return TemplateEntry(described, template, calling, Validator(signature.input_schema), guard, *caching)
     size = options.get("size")
     resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
     return ResourceEntry(resource, calling, *caching)
