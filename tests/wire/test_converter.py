@@ -417,7 +417,7 @@ class TestErrors:
 
     def test_a_member_no_payload_may_have_is_found_when_the_class_is_first_used(self) -> None:
         with pytest.raises(TypeError, match="no payload class may have a member of type"):
-            converter_for(LATEST).loader(set[str])
+            converter_for(LATEST).load([], set[str])
 
 
 class TestConverter:

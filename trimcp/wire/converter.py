@@ -87,9 +87,12 @@ class WireConverter:
         return found
 
     def _make_loader(self, tp: Any) -> Callable[[Any], Any]:
-        hook = self._loading.get_structure_hook(tp)
+        hook: Callable[[Any, Any], Any] | None = None
 
         def load(value: Any) -> Any:
+            nonlocal hook
+            if hook is None:  # made at the first use: a program meets few of the methods it could
+                hook = self._loading.get_structure_hook(tp)
             try:
                 return hook(value, tp)
             except Exception:  # whatever it was, the slower converter finds it again and says where
@@ -104,9 +107,13 @@ class WireConverter:
             raise WireError(list(islice(_problems(error, "$"), MAX_PROBLEMS))) from None
 
     def _make_dumper(self, tp: Any) -> Dump:
-        hook = self._dumping.hook(tp)
+        hook: Dump | None = None
+        made = False
 
         def dump(payload: Any) -> Any:
+            nonlocal hook, made
+            if not made:
+                hook, made = self._dumping.hook(tp), True
             try:
                 return payload if hook is None else hook(payload)
             except Wrong as error:
