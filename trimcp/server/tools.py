@@ -149,8 +149,10 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """
     given, promised = options.get("input_schema"), options.get("output_schema")
     calling = prepare(function, run=options.get("run", "thread"), schema_given=given is not None)
-    schema = calling.signature.input_schema if given is None else dict(given)
-    check_author_schema(schema)
+    schema = calling.signature.input_schema
+    if given is not None:
+        schema = dict(given)
+        check_author_schema(schema)
     shape = None
     if promised is not None:
         check_author_schema(dict(promised))
