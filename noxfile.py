@@ -63,6 +63,8 @@ def types(session: nox.Session) -> None:
     session.install("-e", ".[cli]", *groups("types"))
     with timed(session):
         session.run("mypy", "--strict", "-p", "trimcp")
+        # Programs of users. Their directories are no packages, hence the flag.
+        session.run("mypy", "--strict", "--explicit-package-bases", "tests/typing")
         session.run("pyright", "--pythonpath", str(Path(session.bin) / "python"))
         session.run("pyright", "--verifytypes", "trimcp", "--ignoreexternal")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 
-from trimcp.schema_bounds import VISIT, SchemaError, shorten, tame
+from trimcp.schema_bounds import NO_ALTERNATIVE, VISIT, SchemaError, Tamed, shorten, tame
 
 __all__ = ["SchemaError", "Validator", "check_author_schema", "peer_validator"]
 
@@ -24,8 +24,8 @@ _LONGEST_KEY: Final = 40
 _BACKTRACK_LIMIT: Final = 1_000
 _FREE_VISITS: Final = 50_000
 _VISITS_PER_MEMBER: Final = 16
-_FREE_EXPLANATIONS: Final = 200
-_MOST_EXPLANATIONS: Final = 2_000
+# Errors cost 20 µs each, and every pair of a subschema and a value may be one.
+_MOST_EXPLAINED: Final = 5_000
 
 _DIALECTS: Final = {
     "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
@@ -83,7 +83,7 @@ class Validator:
 
     def __init__(self, schema: Schema) -> None:
         _dialect(schema)
-        self.schema = schema
+        self.schema: Schema = schema
         self._budget: _Budget | None = None
         self._explainer: _Explainer | None = None
         self._patterns: _PatternOptions = jsonschema_rs.RegexOptions()
@@ -115,7 +115,7 @@ class Validator:
         if self._budget is not None and self._budget.exhausted:
             return ["takes too much work to be checked against this schema @ $"]
         if self._explainer is None:
-            self._explainer = _Explainer.of(self.schema, self._patterns)
+            self._explainer = _Explainer(self.schema, self._patterns)
         return self._explainer.problems(value) or ["does not match the schema @ $"]
 
 
@@ -142,6 +142,15 @@ class _Budget:
         return engine.is_valid(value) and not self.exhausted
 
 
+class _Never:
+    """NO_ALTERNATIVE: fails, to mark the place."""
+
+    def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None: ...
+
+    def validate(self, instance: Any) -> None:
+        raise ValueError("matches no alternative")
+
+
 def _visit_keyword(budget: _Budget) -> type[jsonschema_rs.KeywordValidator]:
     class Visit:
         def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None: ...
@@ -155,40 +164,58 @@ def _visit_keyword(budget: _Budget) -> type[jsonschema_rs.KeywordValidator]:
 
 
 class _Explainer:
-    """Finds what is wrong with a value that was refused, with its own small budget.
+    """Finds what is wrong with a value that was refused.
 
-    The engine gathers the errors of all alternatives of alternatives before it gives us the first, which for a
-    recursive schema grows exponentially with the depth of the value, in time and in memory.
+    The engine gathers all errors, those of alternatives of alternatives included, before it gives us the first: for a
+    list of 200,000 wrong values that is 4 s and 300 MiB, for a recursive schema it is exponential. So it does that
+    only where schema and value are small; otherwise it looks for the first error, in a copy that keeps no others.
     """
 
-    __slots__ = ("_budget", "_engine")
+    __slots__ = ("_budget", "_patterns", "_rich", "_schema", "_subschemas", "_terse")
 
-    def __init__(self, engine: jsonschema_rs.Validator | None, budget: _Budget) -> None:
-        self._engine = engine
-        self._budget = budget
-
-    @classmethod
-    def of(cls, schema: Schema, patterns: _PatternOptions) -> _Explainer:
-        """For any schema that could be built; one too entangled to be explained within bounds gets no details."""
-        budget = _Budget()
-        try:
-            return cls(_build_tamed(schema, patterns, budget, max_depth=128, max_subschemas=50_000), budget)
-        except (SchemaError, jsonschema_rs.ValidationError):
-            return cls(None, budget)
+    def __init__(self, schema: Schema, patterns: _PatternOptions) -> None:
+        self._schema = schema
+        self._patterns = patterns
+        self._budget = _Budget()
+        self._terse: jsonschema_rs.Validator | None = None
+        self._rich, self._subschemas = self._build(terse=False)
 
     def problems(self, value: Any) -> list[str]:
-        if self._engine is None:
+        """At most ten texts; none for a schema too entangled to be explained."""
+        if self._rich is None:
             return []
-        self._budget.left = _FREE_EXPLANATIONS + min(2 * _size(value), _MOST_EXPLANATIONS)
+        size = _size(value)
         found: list[str] = []
         try:
-            for error in self._engine.iter_errors(value):
-                found += [f"{text} @ {_path_text(path)}" for path, text in _explain(error, value)]
-                if len(found) >= _MOST_PROBLEMS:
-                    break
+            if size * self._subschemas <= _MOST_EXPLAINED:
+                self._budget.left = max(_MOST_EXPLAINED // self._subschemas, 50)
+                for error in self._rich.iter_errors(value):
+                    found += _texts(error, value)
+                    if len(found) >= _MOST_PROBLEMS:
+                        break
+            else:
+                found = self._first_problem(value, size)
         except ValueError:
             found.append("holds text that is not Unicode @ $")
         return list(dict.fromkeys(found))[:_MOST_PROBLEMS]
+
+    def _first_problem(self, value: Any, size: int) -> list[str]:
+        if self._terse is None:
+            self._terse, _ = self._build(terse=True)
+        self._budget.left = _FREE_VISITS + _VISITS_PER_MEMBER * size
+        try:
+            if self._terse is not None:
+                self._terse.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return _texts(error, value)
+        return []
+
+    def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
+        try:
+            tamed = _tame(self._schema, max_depth=128, max_subschemas=50_000, terse=terse)
+            return _build(tamed.schema, self._patterns, self._budget), tamed.subschemas
+        except (SchemaError, jsonschema_rs.ValidationError):
+            return None, 0
 
 
 def check_author_schema(schema: Schema) -> None:
@@ -230,24 +257,27 @@ def peer_validator(schema: Schema, *, max_depth: int = 64, max_subschemas: int =
     validator._budget = budget
     validator._explainer = None
     validator._patterns = patterns = jsonschema_rs.RegexOptions()
+    tamed = _tame(schema, max_depth=max_depth, max_subschemas=max_subschemas)
     try:
-        validator._judge = _build_tamed(schema, patterns, budget, max_depth=max_depth, max_subschemas=max_subschemas)
+        validator._judge = _build(tamed.schema, patterns, budget)
     except jsonschema_rs.ValidationError as error:
         raise SchemaError(_schema_problem(error)) from None
     return validator
 
 
-def _build_tamed(
-    schema: Schema, patterns: _PatternOptions, budget: _Budget, *, max_depth: int, max_subschemas: int
-) -> jsonschema_rs.Validator:
+def _tame(schema: Schema, *, max_depth: int, max_subschemas: int, terse: bool = False) -> Tamed:
     dialect = _dialect(schema)
     if dialect == "Draft4Validator":
         raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
     if dialect == "Draft6Validator" and isinstance(schema, dict):  # draft-07 is draft-06 and `if`
         schema = {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
-    old_references = dialect in ("Draft6Validator", "Draft7Validator")
-    tamed = tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=max_subschemas)
-    return _build(tamed, patterns, {VISIT: budget.keyword})
+    return tame(
+        schema,
+        old_references=dialect in ("Draft6Validator", "Draft7Validator"),
+        max_depth=max_depth,
+        max_subschemas=max_subschemas,
+        terse=terse,
+    )
 
 
 def _dialect(schema: Schema) -> str:
@@ -273,7 +303,7 @@ def _refuse_to_fetch(uri: str) -> NoReturn:
 def _build(
     schema: Schema,
     patterns: _PatternOptions,
-    keywords: dict[str, type[jsonschema_rs.KeywordValidator]] | None = None,
+    budget: _Budget | None = None,
 ) -> jsonschema_rs.Validator:
     """The engine's validator. Anything but a ValidationError of the engine becomes a SchemaError."""
     try:
@@ -283,7 +313,7 @@ def _build(
             retriever=_refuse_to_fetch,
             pattern_options=patterns,
             mask="value",
-            keywords=keywords,
+            keywords=None if budget is None else {VISIT: budget.keyword, NO_ALTERNATIVE: _Never},
         )
     except jsonschema_rs.ValidationError:
         raise
@@ -309,6 +339,10 @@ def _schema_problem(error: jsonschema_rs.ValidationError) -> str:
 Explanation = tuple[list[str | int], str]
 
 
+def _texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
+    return [f"{text} @ {_path_text(path)}" for path, text in _explain(error, value)]
+
+
 def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = False) -> list[Explanation]:
     """The (path, text) pairs one error of the engine amounts to."""
     path = list(error.instance_path)
@@ -316,6 +350,8 @@ def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = Fa
     keyword = kind.name
     if keyword == VISIT:  # the budget is spent: nothing is known about this place
         return []
+    if keyword == NO_ALTERNATIVE:
+        return [(path, "matches no alternative")]
     if keyword in ("anyOf", "oneOf") and hasattr(kind, "context"):
         return [(path, _explain_alternatives(error, value, nested))]
     return [(path, shorten(_text(error, keyword, value)))]

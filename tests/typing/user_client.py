@@ -1,3 +1,4 @@
+# pyright: strict
 """A client as a user writes it, for type checkers: nothing here runs."""
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
+# pyright: strict
 """A server as a user writes it, for type checkers: nothing here runs. What is asserted is what their editor shows."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, assert_type
@@ -28,7 +29,7 @@ class Sum:
 
 
 @asynccontextmanager
-async def lifespan(server: trimcp.Server[Database]) -> AsyncIterator[Database]:
+async def lifespan(server: trimcp.Server[Database]) -> AsyncGenerator[Database, None]:
     """Open what handlers share."""
     assert_type(server.info.name, str)
     yield Database({"lamp": 3})

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientEndpoint", "Logs", "call_handler"]
 
-log = logging.getLogger("trimcp.client")
+log: logging.Logger = logging.getLogger("trimcp.client")
 
 # client/sampling, "Error Handling": what a server is told when the user refused.
 _REFUSED = -1

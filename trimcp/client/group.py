@@ -25,7 +25,7 @@ from trimcp.wire.tools import CallToolResult, Tool
 
 __all__ = ["Group"]
 
-log = logging.getLogger("trimcp.client")
+log: logging.Logger = logging.getLogger("trimcp.client")
 
 
 @attrs.define(eq=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outputs"]
 
-log = logging.getLogger("trimcp.client")
+log: logging.Logger = logging.getLogger("trimcp.client")
 
 
 @attrs.define(eq=False)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CURRENT", "Running"]
 
-log = logging.getLogger("trimcp.server")
+log: logging.Logger = logging.getLogger("trimcp.server")
 
 CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
 """The context of the request being handled in this task or thread; for the logging bridge."""

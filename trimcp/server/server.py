@@ -93,7 +93,7 @@ class Server(Generic[StateT]):
         revisions: Sequence[Revision] = REVISIONS,
         handler_errors: str = "log",
     ) -> None:
-        self.info = Implementation(
+        self.info: Implementation = Implementation(
             name=name,
             version=version,
             title=title or ABSENT,
@@ -107,17 +107,17 @@ class Server(Generic[StateT]):
         self.list_ttl_ms = list_ttl_ms
         self.list_cache_scope = list_cache_scope
         self.max_threads = max_threads
-        self.limits = limits or Limits()
+        self.limits: Limits = limits or Limits()
         self.handler_errors = handler_errors
-        self.extensions = {key: dict(value) for key, value in (extensions or {}).items()}
-        self.sealer = Sealer(state_keys, cipher=state_cipher)
-        self.changes = Bus()
+        self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in (extensions or {}).items()}
+        self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
+        self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
         self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
         self.templates: Registry[TemplateEntry] = Registry("resource template", self.changes, Change.RESOURCES)
         self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
         self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
-        self.profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
+        self.profile: Profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
         self.foreign: dict[str, Handler] = {}
         self._completers: dict[tuple[str, str], Completer] = {}
         self._middleware: list[Middleware] = []

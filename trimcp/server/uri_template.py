@@ -91,12 +91,12 @@ class UriTemplate:
     __slots__ = ("_parts", "_steps", "text", "variables")
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text: str = text
         self._parts = _parse(text)
         found = [v.name for part in self._parts if isinstance(part, _Expression) for v in part.variables]
         if len(found) > _MOST_VARIABLES:
             raise ValueError(f"a template may have {_MOST_VARIABLES} variables, this one has {len(found)}")
-        self.variables = tuple(dict.fromkeys(found))
+        self.variables: tuple[str, ...] = tuple(dict.fromkeys(found))
         self._steps = tuple(step for part in self._parts for step in _steps(part))
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runner"]
 
-log = logging.getLogger("trimcp.session")
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,7 @@ from trimcp.errors import LocalError
 
 __all__ = ["Scope", "Work", "guarded", "open_service_nursery", "parted", "sole"]
 
-log = logging.getLogger("trimcp.session")
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 def sole(error: BaseException) -> BaseException:

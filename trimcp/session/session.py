@@ -46,7 +46,7 @@ from trimcp.wire.revisions import Revision
 
 __all__ = ["Session"]
 
-log = logging.getLogger("trimcp.session")
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 _FAREWELLS = {
     CancelReason.DEADLINE: TIMED_OUT,

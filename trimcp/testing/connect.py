@@ -19,7 +19,9 @@ from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
 __all__ = ["connected", "every_revision"]
 
-every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=[revision.name for revision in REVISIONS])
+every_revision: pytest.MarkDecorator = pytest.mark.parametrize(
+    "revision", REVISIONS, ids=[revision.name for revision in REVISIONS]
+)
 """Runs a test once for each revision, which it takes as the argument `revision`."""
 
 

@@ -32,7 +32,7 @@ class SlowChannel(MessageChannel):
     _reading: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.mirrors_headers = self.channel.mirrors_headers
+        self.mirrors_headers: bool = self.channel.mirrors_headers
         self._reading.set()
 
     def stop_reading(self) -> None:
@@ -89,7 +89,7 @@ class FaultyChannel(MessageChannel):
     _random: random.Random = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.mirrors_headers = self.channel.mirrors_headers
+        self.mirrors_headers: bool = self.channel.mirrors_headers
         self._random = random.Random(self.seed)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:

@@ -93,7 +93,7 @@ class Loading:
     def __init__(self, revision: Revision, *, explain: bool) -> None:
         self._revision = revision
         self._explain = explain
-        self.converter = Converter(detailed_validation=explain)
+        self.converter: Converter = Converter(detailed_validation=explain)
         self.converter.register_structure_hook_factory(lambda _: True, self._hook)
         for tp, (_, hook) in _PRIMITIVES.items():  # cattrs looks these up by class first, and coerces
             self.converter.register_structure_hook(tp, hook)

@@ -98,8 +98,8 @@ class IdScanner:
     )
 
     def __init__(self) -> None:
-        self.saw_method = False
-        self.saw_outcome = False
+        self.saw_method: bool = False
+        self.saw_outcome: bool = False
         self._id: RequestId | None = None
         self._ambiguous = False
         self._stopped = False

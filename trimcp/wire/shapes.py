@@ -35,7 +35,7 @@ __all__ = [
 EXTRA: Final = "extra"
 """The attribute that holds the members nobody declared, where the schema is open."""
 
-JSON_NAMES: Final = {
+JSON_NAMES: Final[dict[type, str]] = {
     dict: "an object",
     list: "an array",
     str: "a string",
