@@ -116,6 +116,10 @@ class MessageChannel(ABC):
     async def aclose(self) -> None:
         """Close both directions; safe to call twice. When cancelled it still closes, without waiting for niceties."""
 
+    def obituary(self) -> str | None:
+        """Say how the other side ended, as far as this channel knows, for the errors of calls; None for nothing."""
+        return None
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import attrs
 import trio
 
-from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import ErrorReply
@@ -180,6 +180,26 @@ Script = Callable[[dict[str, Any]], Any]
 
 
 @attrs.define(eq=False)
+class Mourned(MessageChannel):
+    """A channel that knows how its peer ended."""
+
+    channel: MessageChannel
+    last_words: str
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        await self.channel.send(batch)
+
+    async def receive(self) -> Sequence[Incoming]:
+        return await self.channel.receive()
+
+    async def aclose(self) -> None:
+        await self.channel.aclose()
+
+    def obituary(self) -> str:
+        return self.last_words
+
+
+@attrs.define(eq=False)
 class Scripted:
     """A server below the actor: `script` gets each message as JSON and returns what to write back.
 
@@ -190,6 +210,7 @@ class Scripted:
     channels: list[MessageChannel] = attrs.field(factory=list)
     heard: list[dict[str, Any]] = attrs.field(factory=list)
     key: str | None = None
+    last_words: str | None = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
@@ -197,7 +218,7 @@ class Scripted:
         self.channels.append(ours)
         async with open_service_nursery() as nursery:
             nursery.start_soon(self._serve, ours)
-            yield theirs
+            yield theirs if self.last_words is None else Mourned(theirs, self.last_words)
 
     @property
     def methods(self) -> list[str]:

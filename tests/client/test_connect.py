@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -143,15 +142,9 @@ async def test_a_plain_channel_whose_peer_dies_on_the_probe_cannot_be_opened_aga
 
 
 async def test_a_death_during_initialize_tells_the_servers_last_words() -> None:
-    class Mourned(Scripted):
-        @asynccontextmanager
-        async def connect(self) -> Any:
-            async with Scripted.connect(self) as channel:
-                channel.__class__ = type("Dead", (type(channel),), {"obituary": lambda self: "it said: no disk"})
-                yield channel
-
+    server = Scripted(lambda message: "die", last_words="it said: no disk")
     with pytest.raises(ConnectionLost, match="answered initialize: it said: no disk"):
-        async with Client("c").connect(Mourned(lambda message: "die"), revision=LATEST_LEGACY):
+        async with Client("c").connect(server, revision=LATEST_LEGACY):
             pass
 
 
@@ -245,7 +238,7 @@ async def test_the_loss_of_the_server_fails_calls_and_no_body() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve_until_closed)
         async with client.connect(theirs) as session:
-            with pytest.raises((ConnectionLost, RemoteError)):
+            with pytest.raises(RemoteError, match="drain"):
                 await session.call_tool("leave")
             await session.wait_lost()
             with pytest.raises(ConnectionLost):
@@ -283,3 +276,13 @@ async def test_the_handshake_declares_what_the_handlers_can_do() -> None:
         assert capabilities.roots
         assert capabilities.experimental == {"y": {}}
     assert seen[1][1].extensions == {"com.example/x": {"on": True}}
+
+
+async def test_a_lost_server_is_mourned_in_the_errors_of_its_calls() -> None:
+    def script(message: dict[str, Any]) -> Any:
+        return discover_result(message["id"], tools={}) if message["method"] == "server/discover" else "die"
+
+    async with Client("c").connect(Scripted(script, last_words="it ran out of cheese")) as session:
+        for _ in range(2):
+            with pytest.raises(ConnectionLost, match="out of cheese"):
+                await session.call_tool("x")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connectable", "Target", "connecting"]
 
-log = logging.getLogger("trimcp.client")
+log: logging.Logger = logging.getLogger("trimcp.client")
 
 
 @runtime_checkable
@@ -226,9 +226,9 @@ class _Negotiation:
     def epitaph(self, method: str) -> str:
         """Say that the server is gone, with what its channel knows of its end, and what to do."""
         text = f"the connection ended before the server answered {method}"
-        obituary = getattr(self.channel, "obituary", None)
+        obituary = self.channel.obituary()
         if obituary is not None:
-            text += f": {obituary()}"
+            text += f": {obituary}"
         return f"{text}\nRun the command by hand to see whether it is a server that speaks MCP over this transport."
 
 

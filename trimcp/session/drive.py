@@ -22,7 +22,7 @@ from trimcp.session.session import Session
 
 __all__ = ["drive", "driving"]
 
-log = logging.getLogger("trimcp.session")
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 async def drive(session: Session, channel: MessageChannel) -> None:
@@ -94,7 +94,7 @@ async def _read(session: Session, channel: MessageChannel, scope: trio.CancelSco
                 session.deliver(await channel.receive())
                 await session.readable()
         except trio.EndOfChannel:
-            session.lose("the peer closed the connection")
+            session.lose(channel.obituary() or "the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
         log.debug("the peer is gone: %s", session.lost)

@@ -160,6 +160,9 @@ class _Traced(MessageChannel):
     async def aclose(self) -> None:
         await self._channel.aclose()
 
+    def obituary(self) -> str | None:
+        return self._channel.obituary()
+
     def _note(self, direction: str, messages: Iterable[Message | bytes]) -> None:
         if self._write is None:
             return
