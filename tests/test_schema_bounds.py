@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from trimcp.schema_bounds import VISIT, SchemaError, shorten, tame
+from trimcp.schema_bounds import NO_ALTERNATIVE, VISIT, SchemaError, shorten, tame
 
 
-def tamed(schema: Any, *, max_depth: int = 64, old_references: bool = False) -> Any:
-    return tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=5_000)
+def tamed(schema: Any, *, max_depth: int = 64, old_references: bool = False, terse: bool = False) -> Any:
+    return tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=5_000, terse=terse).schema
 
 
 def gate(keyword: str, target: str) -> dict[str, Any]:
@@ -37,6 +37,18 @@ def test_references_are_counted_behind_what_was_there() -> None:
         "$defs": {"a": {"$anchor": "a"}, "b": {"allOf": [gate("$dynamicRef", "#a")]}},
     }
     assert schema["$ref"] == "#/$defs/a"
+
+
+def test_terse_copies_judge_alternatives_without_errors() -> None:
+    schema = {"anyOf": [{"oneOf": [{}, {"$ref": "#/$defs/a"}]}], "$defs": {"a": {}}}
+    inner = {"allOf": [{"if": {"oneOf": [{}, {"allOf": [gate("$ref", "#/$defs/a")]}]}, "else": {NO_ALTERNATIVE: True}}]}
+    outer = {"if": {"anyOf": [inner]}, "else": {NO_ALTERNATIVE: True}}
+    assert tamed(schema, terse=True) == {"$defs": {"a": {}}, "allOf": [outer]}
+
+
+def test_subschemas_are_counted() -> None:
+    schema = {"properties": {"a": {}, "b": {"items": {}}}, "x": {"y": {}}, "not": {"$ref": "#/x/y"}}
+    assert tame(schema, old_references=False, max_depth=9, max_subschemas=9).subschemas == 6
 
 
 def test_old_references_lose_what_they_hide() -> None:

@@ -8,13 +8,16 @@ chains are bounded here, before use, and every reference is made to count itself
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-__all__ = ["VISIT", "SchemaError", "shorten", "tame"]
+__all__ = ["NO_ALTERNATIVE", "VISIT", "SchemaError", "Tamed", "shorten", "tame"]
 
 VISIT: Final = "x-trimcp-visit"
 """The keyword put before each reference; `validation` gives it its meaning."""
+
+NO_ALTERNATIVE: Final = "x-trimcp-no-alternative"
+"""The keyword that fails where, in a terse copy, no alternative fits; `validation` gives it its meaning."""
 
 # A chain is walked on the machine's stack once per level of the value: 100 links at 128 levels fit in 8 MiB, 200 do
 # not.
@@ -57,7 +60,14 @@ class SchemaError(ValueError):
     """A JSON Schema cannot be used. The text says why and where, in one bounded line."""
 
 
-def tame(schema: Any, *, old_references: bool, max_depth: int, max_subschemas: int) -> dict[str, Any] | bool:
+class Tamed(NamedTuple):
+    """A copy of a schema that is safe to build, and how many subschemas it has."""
+
+    schema: dict[str, Any] | bool
+    subschemas: int
+
+
+def tame(schema: Any, *, old_references: bool, max_depth: int, max_subschemas: int, terse: bool = False) -> Tamed:
     """A copy of `schema` whose references count themselves, after checking that it is bounded.
 
     Args:
@@ -65,20 +75,24 @@ def tame(schema: Any, *, old_references: bool, max_depth: int, max_subschemas: i
         old_references: the dialect is draft-07, where `$ref` hides the keywords beside it.
         max_depth: how deep subschemas may be nested.
         max_subschemas: how many there may be.
+        terse: let `anyOf` and `oneOf` fail without gathering what is wrong with each alternative.
 
     Raises:
         SchemaError: it is too deep or too large, chains references too long or in a loop, embeds another resource
             (`$id`), or refers to another document.
     """
     if isinstance(schema, bool):
-        return schema
+        return Tamed(schema, 1)
     # Keywords nest about two containers per subschema; `const` and `default` may nest as deep as they like otherwise.
     copy: dict[str, Any] = _copy(schema, 2 * max_depth + 2)
     walk = _Walk(copy, max_depth, max_subschemas)
     walk.run()
     _check_chains(walk)
-    _count_references(walk.nodes, old_references)
-    return copy
+    for node in walk.nodes:
+        _count_references(node, old_references)
+        if terse:
+            _hide_alternatives(node)
+    return Tamed(copy, len(walk.nodes))
 
 
 def shorten(text: str, limit: int = 200) -> str:
@@ -216,21 +230,29 @@ def _chain_length(node: dict[str, Any], below: list[tuple[int, int]]) -> tuple[i
     return links, unevaluated
 
 
-def _count_references(nodes: list[dict[str, Any]], old_references: bool) -> None:
+def _count_references(node: dict[str, Any], old_references: bool) -> None:
     """Put VISIT before each reference, moving both behind `allOf`.
 
     `if` is what the engine decides before it goes on, both when judging and when gathering errors. JSON pointers keep
     their meaning: nothing but the reference itself moves, and `allOf` only grows at its end.
     """
-    for node in nodes:
-        found = [keyword for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
-        if not found:
-            continue
-        gates = [
-            {"if": {VISIT: True}, "then": {keyword: node.pop(keyword)}, "else": {VISIT: True}} for keyword in found
-        ]
-        if old_references:
-            for keyword in [k for k in node if k not in _BESIDE_OLD_REF]:
-                del node[keyword]
-        before = node.get("allOf")
-        node["allOf"] = [*(before if isinstance(before, list) else []), *gates]
+    found = [keyword for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
+    if not found:
+        return
+    gates = [{"if": {VISIT: True}, "then": {keyword: node.pop(keyword)}, "else": {VISIT: True}} for keyword in found]
+    if old_references:
+        for keyword in [k for k in node if k not in _BESIDE_OLD_REF]:
+            del node[keyword]
+    _add_to_all_of(node, gates)
+
+
+def _hide_alternatives(node: dict[str, Any]) -> None:
+    """Judge alternatives inside `if`, where the engine keeps no errors."""
+    found = [keyword for keyword in ("anyOf", "oneOf") if isinstance(node.get(keyword), list)]
+    if found:
+        _add_to_all_of(node, [{"if": {k: node.pop(k)}, "else": {NO_ALTERNATIVE: True}} for k in found])
+
+
+def _add_to_all_of(node: dict[str, Any], more: list[dict[str, Any]]) -> None:
+    before = node.get("allOf")
+    node["allOf"] = [*(before if isinstance(before, list) else []), *more]

@@ -6,20 +6,19 @@ MCP: what a schema is for, and which error a problem becomes, is decided by its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final, NoReturn
 
 import jsonschema_rs
 
 from trimcp.schema_bounds import NO_ALTERNATIVE, VISIT, SchemaError, Tamed, shorten, tame
+from trimcp.validation.problems import path_text, texts
 
-__all__ = ["SchemaError", "Validator", "check_author_schema", "peer_validator"]
+__all__ = ["Validator", "check_author_schema", "peer_validator"]
 
 Schema = dict[str, Any] | bool
 _PatternOptions = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
 
 _MOST_PROBLEMS: Final = 10
-_LONGEST_KEY: Final = 40
 # A step of the backtracking engine may scan the whole text, so few steps: 1,000 of them cost 0.2 s on 100 KB.
 _BACKTRACK_LIMIT: Final = 1_000
 _FREE_VISITS: Final = 50_000
@@ -33,33 +32,6 @@ _DIALECTS: Final = {
     "http://json-schema.org/draft-07/schema": "Draft7Validator",
     "http://json-schema.org/draft-06/schema": "Draft6Validator",
     "http://json-schema.org/draft-04/schema": "Draft4Validator",
-}
-_TYPE_NAMES: Final = {
-    "array": "an array",
-    "boolean": "a boolean",
-    "integer": "an integer",
-    "null": "null",
-    "number": "a number",
-    "object": "an object",
-    "string": "a string",
-}
-
-# Keyword -> text, for keywords whose argument says it all.
-_LIMIT_TEXTS: Final = {
-    "minimum": "must be at least {}",
-    "maximum": "must be at most {}",
-    "exclusiveMinimum": "must be greater than {}",
-    "exclusiveMaximum": "must be less than {}",
-    "multipleOf": "must be a multiple of {}",
-    "minLength": "must have at least {} characters",
-    "maxLength": "must have at most {} characters",
-    "minItems": "must have at least {} items",
-    "maxItems": "must have at most {} items",
-    "minProperties": "must have at least {} properties",
-    "maxProperties": "must have at most {} properties",
-    "pattern": "must match the pattern {}",
-    "format": "must be a valid {}",
-    "contentEncoding": "must be {} text",
 }
 
 
@@ -190,7 +162,7 @@ class _Explainer:
             if size * self._subschemas <= _MOST_EXPLAINED:
                 self._budget.left = max(_MOST_EXPLAINED // self._subschemas, 50)
                 for error in self._rich.iter_errors(value):
-                    found += _texts(error, value)
+                    found += texts(error, value)
                     if len(found) >= _MOST_PROBLEMS:
                         break
             else:
@@ -207,7 +179,7 @@ class _Explainer:
             if self._terse is not None:
                 self._terse.validate(value)
         except jsonschema_rs.ValidationError as error:
-            return _texts(error, value)
+            return texts(error, value)
         return []
 
     def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
@@ -232,7 +204,7 @@ def check_author_schema(schema: Schema) -> None:
         # No format checker: it would judge patterns by Python's dialect of regular expressions.
         kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
     except jsonschema.SchemaError as error:
-        raise SchemaError(f"{shorten(error.message)} @ {_path_text(error.absolute_path)}") from None
+        raise SchemaError(f"{shorten(error.message)} @ {path_text(error.absolute_path)}") from None
     Validator(schema)
 
 
@@ -331,146 +303,17 @@ def _build_or_refuse(schema: Schema, patterns: _PatternOptions) -> jsonschema_rs
 def _schema_problem(error: jsonschema_rs.ValidationError) -> str:
     """One line on why the engine refused a schema."""
     if error.kind.name == "format":
-        return f"has a pattern that the linear-time engine cannot run @ {_path_text(error.instance_path)}"
+        return f"has a pattern that the linear-time engine cannot run @ {path_text(error.instance_path)}"
     first_line = error.message.partition("\n")[0]
-    return f"{shorten(first_line)} @ {_path_text(error.instance_path)}"
-
-
-Explanation = tuple[list[str | int], str]
-
-
-def _texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
-    return [f"{text} @ {_path_text(path)}" for path, text in _explain(error, value)]
-
-
-def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = False) -> list[Explanation]:
-    """The (path, text) pairs one error of the engine amounts to."""
-    path = list(error.instance_path)
-    kind = error.kind
-    keyword = kind.name
-    if keyword == VISIT:  # the budget is spent: nothing is known about this place
-        return []
-    if keyword == NO_ALTERNATIVE:
-        return [(path, "matches no alternative")]
-    if keyword in ("anyOf", "oneOf") and hasattr(kind, "context"):
-        return [(path, _explain_alternatives(error, value, nested))]
-    return [(path, shorten(_text(error, keyword, value)))]
-
-
-def _text(error: jsonschema_rs.ValidationError, keyword: str, value: Any) -> str:
-    kind: Any = error.kind
-    if keyword == "type":
-        return f"must be {_one_of(_TYPE_NAMES[t] for t in kind.types)}, not {_type_of(_at(value, error.instance_path))}"
-    if keyword == "required":
-        return f"lacks the required property {_quoted(kind.property)}"
-    if keyword in ("additionalProperties", "unevaluatedProperties") and hasattr(kind, "unexpected"):
-        return f"has unknown properties: {_listed(kind.unexpected)}"
-    if keyword == "falseSchema" and list(error.schema_path)[-1:] == ["additionalProperties"]:
-        return f"has unknown properties: {_listed(_at(value, error.instance_path))}"
-    if keyword == "falseSchema":
-        return "is not allowed here"
-    if keyword == "enum":
-        return f"must be one of {_listed(kind.options)}"
-    if keyword == "const":
-        return f"must be {_quoted(kind.expected_value)}"
-    if keyword in _LIMIT_TEXTS:
-        return _LIMIT_TEXTS[keyword].format(shorten(str(kind.value)))
-    return error.message.removeprefix("value ")
-
-
-def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nested: bool) -> str:
-    """One text for anyOf and oneOf: the types wanted if types are all that failed, else the reason of each branch."""
-    kind: Any = error.kind
-    if type(kind).__name__ == "OneOfMultipleValid":
-        return "matches more than one alternative where exactly one is wanted"
-    branches: list[list[jsonschema_rs.ValidationError]] = kind.context
-    here = list(error.instance_path)
-    firsts = [branch[0] for branch in branches if branch]
-    if firsts and all(e.kind.name == "type" and list(e.instance_path) == here for e in firsts):
-        wanted: dict[str, None] = {}
-        for each in firsts:
-            types: Any = each.kind
-            wanted.update(dict.fromkeys(_TYPE_NAMES[t] for t in types.types))
-        return shorten(f"must be {_one_of(wanted)}, not {_type_of(_at(value, here))}")
-    # A branch that wants another type altogether says little beside one that nearly fits.
-    firsts = [e for e in firsts if e.kind.name != VISIT]
-    near = [e for e in firsts if not (e.kind.name == "type" and list(e.instance_path) == here)] or firsts
-    reasons: dict[str, None] = {}
-    for each in near[:_MOST_PROBLEMS]:
-        if each.kind.name in ("anyOf", "oneOf") and nested:
-            continue
-        for path, text in _explain(each, value, nested=True):
-            reasons.setdefault(text if path == here else f"{text} (@ {_path_text(path)})")
-    return shorten(f"matches no alternative: {'; or '.join(reasons)}" if reasons else "matches no alternative")
-
-
-def _at(value: Any, path: Iterable[str | int]) -> Any:
-    for step in path:
-        value = value[step]
-    return value
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case str():
-            return "a string"
-        case int():
-            return "an integer"
-        case float():
-            return "a number"
-        case dict():
-            return "an object"
-        case _:
-            return "an array"
-
-
-def _one_of(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def _listed(values: Iterable[Any]) -> str:
-    shown = list(values)
-    text = ", ".join(_quoted(v) for v in shown[:20])
-    return f"{text}, ..." if len(shown) > 20 else text
-
-
-def _quoted(value: Any) -> str:
-    match value:
-        case None:
-            text = "null"
-        case bool():
-            text = str(value).lower()
-        case str() | int() | float():
-            text = repr(value)
-        case _:
-            text = "a structure"
-    return shorten(text, _LONGEST_KEY)
-
-
-def _path_text(path: Iterable[str | int]) -> str:
-    """`$.a[0]["b c"]`, the JSONPath of a place (RFC 9535, normalized but for the short form of names)."""
-    parts = ["$"]
-    for step in path:
-        if isinstance(step, int):
-            parts.append(f"[{step}]")
-        elif step.isidentifier() and len(step) <= _LONGEST_KEY:
-            parts.append(f".{step}")
-        else:
-            parts.append(f"[{_quoted(step)}]")
-    return shorten("".join(parts))
+    return f"{shorten(first_line)} @ {path_text(error.instance_path)}"
 
 
 def _size(value: Any) -> int:
-    """How many values there are in `value`, without recursion of our own."""
+    """How large a value is: its members, where long texts count as many. No recursion of our own."""
     total = 0
     level = [value]
     while level:
-        total += len(level)
+        total += len(level) + sum(len(each) >> 6 for each in level if isinstance(each, str))
         containers = (each for each in level if isinstance(each, (dict, list)))
         level = [child for each in containers for child in (each.values() if isinstance(each, dict) else each)]
     return total
