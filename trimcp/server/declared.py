@@ -72,7 +72,11 @@ class Question:
 def is_context(parameter: inspect.Parameter, hint: Any) -> bool:
     """Return whether a parameter wants the request's context: by its type, or by the name `ctx` without a type."""
     origin = get_origin(hint) or hint
-    return origin is Context or origin is ThreadContext or (parameter.name == "ctx" and parameter.annotation is inspect.Parameter.empty)
+    return (
+        origin is Context
+        or origin is ThreadContext
+        or (parameter.name == "ctx" and parameter.annotation is inspect.Parameter.empty)
+    )
 
 
 def marker_of(hint: Any) -> Elicit | None:
