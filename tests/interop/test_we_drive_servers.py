@@ -1,4 +1,4 @@
-"""Our client against servers that are not ours, over real pipes: two in Python, in both eras, one in Node."""
+"""Our client against servers in use, over real pipes: two in Python, in both eras, one in Node."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ both_eras = pytest.mark.parametrize("revision", [trimcp.LATEST_LEGACY, trimcp.LA
 
 def text_of(result: trimcp.CallToolResult) -> str:
     """The text of a result that consists of text alone."""
-    return "\n".join(content.text for content in result.content)
+    return "\n".join(content.text for content in result.content if isinstance(content, trimcp.Text))
 
 
-def time_server() -> trimcp.Target:
+def time_server() -> trimcp.StdioServer:
     return trimcp.stdio(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")
 
 
-def everything_server() -> trimcp.Target:
+def everything_server() -> trimcp.StdioServer:
     return trimcp.stdio("node", str(EVERYTHING), "stdio")
 
 
@@ -42,7 +42,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def git_server(repository: Path) -> trimcp.Target:
+def git_server(repository: Path) -> trimcp.StdioServer:
     return trimcp.stdio(sys.executable, "-m", "mcp_server_git", "--repository", str(repository))
 
 
