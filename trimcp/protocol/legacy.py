@@ -61,7 +61,7 @@ class Legacy:
 
     def offered(self) -> tuple[Revision, ...]:
         """Return our legacy revisions, oldest first."""
-        return tuple(r for r in self.profile.revisions if not r.modern)
+        return self.profile.legacy
 
     # As a server
 

@@ -32,7 +32,7 @@ from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_required import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
-from trimcp.wire.revisions import Revision
+from trimcp.wire.revisions import Revision, find
 
 __all__ = ["Modern", "recognises"]
 
@@ -65,7 +65,7 @@ class Modern:
 
     def offered(self) -> tuple[Revision, ...]:
         """Return our modern revisions, oldest first."""
-        return tuple(r for r in self.profile.revisions if r.modern)
+        return self.profile.modern
 
     # As a server
 
@@ -81,7 +81,9 @@ class Modern:
         name = meta[META_PROTOCOL_VERSION]
         if type(name) is not str:
             raise ErrorReply(INVALID_PARAMS, f"_meta {META_PROTOCOL_VERSION} must be a string")
-        revision = next((r for r in self.offered() if r.name == name), None)
+        revision = find(name)
+        if revision not in self.offered():
+            revision = None
         capabilities = self._capabilities(meta[META_CLIENT_CAPABILITIES], revision)
         if revision is None:
             supported = [r.name for r in reversed(self.offered())]

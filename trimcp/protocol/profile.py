@@ -30,8 +30,9 @@ class Profile:
         capabilities: what we can do; replaced, never changed in place, when it grows.
         instructions: a server's advice to the model on how to use it, or None.
         revisions: the revisions we are willing to speak, oldest first.
-        named: `info` as JSON text, by revision; filled as needed.
         discover_ttl_ms: for how many milliseconds a client may keep what `server/discover` said.
+        legacy, modern: those of `revisions` that belong to either era, since every request asks.
+        named: `info` as JSON text, by revision; filled as needed.
     """
 
     info: Implementation
@@ -39,4 +40,10 @@ class Profile:
     instructions: str | None = None
     revisions: tuple[Revision, ...] = REVISIONS
     discover_ttl_ms: int = 0
+    legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
+    modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     named: dict[Revision, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.legacy = tuple(r for r in self.revisions if not r.modern)
+        self.modern = tuple(r for r in self.revisions if r.modern)
