@@ -1,0 +1,99 @@
+"""The client's choice of an era: the decision table, row by row and then all of it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from trimcp.protocol.negotiation import Decision, Met, Next, Outcome, decide, opening
+from trimcp.wire.codes import HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2024_11_05, V2025_06_18, V2026_07_28
+
+MODERN_ONLY = (V2026_07_28,)
+LEGACY_ONLY = tuple(r for r in REVISIONS if not r.modern)
+OLD = (V2024_11_05, V2025_06_18)
+UNKNOWN = "2031-01-01"
+
+
+def _unsupported(*names: Any) -> Outcome:
+    return Outcome(Met.ERROR, code=UNSUPPORTED_VERSION, data={"supported": list(names), "requested": "x"})
+
+
+_ROWS = [
+    (Outcome(Met.DISCOVERED, [LATEST.name]), REVISIONS, 1, Next.USE, LATEST),
+    (Outcome(Met.DISCOVERED, [UNKNOWN, LATEST.name]), MODERN_ONLY, 1, Next.USE, LATEST),
+    (Outcome(Met.DISCOVERED, [UNKNOWN]), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (Outcome(Met.DISCOVERED, [LATEST_LEGACY.name]), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (Outcome(Met.DISCOVERED, []), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (Outcome(Met.DISCOVERED, [UNKNOWN]), MODERN_ONLY, 1, Next.FAIL, None),
+    (_unsupported(LATEST.name), REVISIONS, 1, Next.DISCOVER, LATEST),
+    (_unsupported(LATEST.name), REVISIONS, 2, Next.FAIL, None),
+    (_unsupported(UNKNOWN), REVISIONS, 1, Next.FAIL, None),
+    (_unsupported(LATEST_LEGACY.name), REVISIONS, 1, Next.FAIL, None),
+    (_unsupported(7, None, {}), REVISIONS, 1, Next.FAIL, None),
+    (Outcome(Met.ERROR, code=UNSUPPORTED_VERSION), REVISIONS, 1, Next.FAIL, None),
+    (Outcome(Met.ERROR, code=UNSUPPORTED_VERSION, data=["x"]), REVISIONS, 1, Next.FAIL, None),
+    (Outcome(Met.ERROR, code=UNSUPPORTED_VERSION, data={"supported": 3}), REVISIONS, 1, Next.FAIL, None),
+    (Outcome(Met.ERROR, code=HEADER_MISMATCH), REVISIONS, 1, Next.FAIL, None),
+    (Outcome(Met.ERROR, code=MISSING_CAPABILITY), REVISIONS, 1, Next.FAIL, None),
+    (Outcome(Met.ERROR, code=METHOD_NOT_FOUND), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (Outcome(Met.ERROR, code=-32600), OLD, 1, Next.INITIALIZE, V2025_06_18),
+    (Outcome(Met.ERROR, code=0), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (Outcome(Met.ERROR, code=METHOD_NOT_FOUND), MODERN_ONLY, 1, Next.FAIL, None),
+    (Outcome(Met.SILENCE), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (Outcome(Met.SILENCE), MODERN_ONLY, 1, Next.FAIL, None),
+    (Outcome(Met.DIED), REVISIONS, 1, Next.RESPAWN, LATEST_LEGACY),
+    (Outcome(Met.DIED), MODERN_ONLY, 1, Next.FAIL, None),
+]
+
+
+@pytest.mark.parametrize(("outcome", "offered", "probed", "move", "revision"), _ROWS)
+def test_a_row_of_the_table(outcome: Outcome, offered: Any, probed: int, move: Next, revision: Any) -> None:
+    decision = decide(outcome, offered, probed=probed)
+    assert (decision.next, decision.revision) == (move, revision)
+    assert decision.why
+
+
+_OUTCOMES = [
+    *(Outcome(Met.DISCOVERED, names) for names in ([], [UNKNOWN], [LATEST.name], [r.name for r in REVISIONS])),
+    *(Outcome(Met.ERROR, code=code) for code in (-32700, -32603, -32601, -32022, -32021, -32020, -32000, 0, 1001)),
+    _unsupported(LATEST.name),
+    _unsupported(),
+    Outcome(Met.SILENCE),
+    Outcome(Met.DIED),
+]
+
+
+@pytest.mark.parametrize("offered", [REVISIONS, MODERN_ONLY, LEGACY_ONLY, OLD])
+@pytest.mark.parametrize(("outcome", "probed"), list(product(_OUTCOMES, (1, 2, 3))))
+def test_whatever_is_met_the_move_is_one_we_can_make(outcome: Outcome, probed: int, offered: Any) -> None:
+    decision = decide(outcome, offered, probed=probed)
+    if decision.next is Next.FAIL:
+        assert decision.revision is None
+    else:
+        assert decision.revision is not None
+        assert decision.revision in offered
+        assert decision.revision.modern == (decision.next in (Next.USE, Next.DISCOVER))
+    if probed > 1:
+        assert decision.next is not Next.DISCOVER  # it ends
+
+
+@pytest.mark.parametrize(
+    ("offered", "expected"),
+    [
+        (REVISIONS, (Next.DISCOVER, LATEST)),
+        (MODERN_ONLY, (Next.DISCOVER, LATEST)),
+        (LEGACY_ONLY, (Next.INITIALIZE, LATEST_LEGACY)),
+        (OLD, (Next.INITIALIZE, V2025_06_18)),
+    ],
+)
+def test_the_opening_fits_what_is_offered(offered: Any, expected: Any) -> None:
+    move: Decision = opening(offered)
+    assert (move.next, move.revision) == expected
+
+
+def test_a_servers_long_list_stays_out_of_the_message() -> None:
+    decision = decide(_unsupported(*("x" * 10_000 for _ in range(1000))), REVISIONS)
+    assert len(decision.why) < 1000
