@@ -6,8 +6,8 @@ business, and what the client's handlers say is `endpoint`'s.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -18,7 +18,7 @@ from trimcp.client.endpoint import ClientEndpoint, Logs, call_handler
 from trimcp.client.outputs import Outputs
 from trimcp.errors import InvalidReply, LocalError
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.calls import Call, Rounds, calling
+from trimcp.session.calls import Call, Calling, Rounds
 from trimcp.session.clock import Clocks
 from trimcp.session.listening import Subscription, Subscriptions
 from trimcp.session.session import Session
@@ -141,33 +141,19 @@ class ClientSession:
         Raises:
             InvalidReply: the structured content does not match the output schema of the tool as it was listed.
         """
-        await self._approve(name, arguments)
-        result: CallToolResult = await self._ask("tools/call", _call_params(name, arguments), meta=meta)
+        rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
+        await self.allow(rounds)
+        result: CallToolResult = await self._settled(rounds)
         return result
 
-    @asynccontextmanager
-    async def calling(
+    def calling(
         self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
-    ) -> AsyncIterator[Call[CallToolResult]]:
+    ) -> AbstractAsyncContextManager[Call[CallToolResult]]:
         """Call a tool and yield the call, to follow its `progress` and await its `result()`.
 
         Leaving the block without the result, also by an exception or a cancellation, cancels the call at the server.
         """
-        await self._approve(name, arguments)
-        rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
-        async with calling(rounds, self.clocks) as call:
-            yield call
-
-    async def _approve(self, name: str, arguments: Mapping[str, JSON] | None) -> None:
-        hook = self.client.on_call
-        if hook is None:
-            return
-        tool = self._outputs.tool(name)
-        if tool is None:
-            await self.list_tools()
-            tool = self._outputs.tool(name)
-        if not await call_handler(hook, tool, dict(arguments or {}), session=self):
-            raise LocalError(f"the call of {name!r} was not approved")
+        return Calling[CallToolResult](self._rounds("tools/call", _call_params(name, arguments), meta), self.clocks)
 
     # Resources
 
@@ -358,6 +344,19 @@ class ClientSession:
         return Rounds(self.session, self, name, params, self.client.max_rounds, meta)
 
     # As the caller of its calls
+
+    async def allow(self, rounds: Rounds) -> None:
+        """Let the client's hook decide on a call of a tool."""
+        hook = self.client.on_call
+        if hook is None:
+            return
+        name = rounds.params.name
+        tool = self._outputs.tool(name)
+        if tool is None:
+            await self.list_tools()
+            tool = self._outputs.tool(name)
+        if not await call_handler(hook, tool, dict(rounds.params.arguments or {}), session=self):
+            raise LocalError(f"the call of {name!r} was not approved")
 
     async def answer(self, question: InputRequest) -> Any:
         """Answer a question of the server's with the client's handlers."""

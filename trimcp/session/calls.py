@@ -8,8 +8,9 @@ place, and nothing of one call's rounds is seen by another.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
@@ -27,13 +28,16 @@ from trimcp.wire.input_required import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import ProgressParams
 
-__all__ = ["Call", "Caller", "Rounds", "calling"]
+__all__ = ["Call", "Caller", "Calling", "Rounds"]
 
 ResultT = TypeVar("ResultT")
 
 
 class Caller(Protocol):
     """On whose behalf a call is made."""
+
+    async def allow(self, rounds: Rounds) -> None:
+        """Raise if the call may not be made; nothing was sent yet."""
 
     async def answer(self, question: InputRequest) -> Any:
         """Return the payload that answers one question of the server's."""
@@ -96,6 +100,13 @@ class Rounds:
         self.caller.check(self, payload)
         return payload
 
+    def payload_now(self) -> Any:
+        """Return the final payload, when the answer is there and asks nothing; raises as `payload` does."""
+        assert self._pending is not None
+        payload = self._pending.payload_now()
+        self.caller.check(self, payload)
+        return payload
+
     def abandon(self, why: str) -> None:
         """Give up whatever request is under way and tell the peer. Never blocks."""
         if self._pending is not None:
@@ -142,7 +153,7 @@ class Rounds:
 
 @attrs.define(eq=False)
 class Call(Generic[ResultT]):
-    """A call under way, as `calling` yields it.
+    """A call under way, as `Calling` yields it.
 
     Attributes:
         progress: the call's progress as it comes. It ends when the answer is there. It keeps
@@ -173,7 +184,7 @@ class Call(Generic[ResultT]):
         await self._settled.wait()
         if self._error is None and self._outcome is None:
             try:
-                self._outcome = await self._rounds.payload()
+                self._outcome = self._rounds.payload_now()
             except Exception as error:
                 self._error = error
         if self._error is not None:
@@ -234,36 +245,41 @@ class Call(Generic[ResultT]):
             await self._settled.wait()
 
 
-@asynccontextmanager
-async def calling(rounds: Rounds, clocks: Clocks) -> AsyncIterator[Call[Any]]:
-    """Send the first request of a call and yield the call; leaving without its result cancels it at the peer.
+@attrs.define(eq=False)
+class Calling(Generic[ResultT]):
+    """Sends a call and yields it: `async with Calling(rounds, clocks) as call`. Leaving without its result cancels it.
 
-    Cancelling the block tells the peer, which stops its handler.
+    Cancelling the block tells the peer, which stops its handler. A class, since an async generator per call would
+    cost more than the rest of the call's life.
 
     Raises:
-        trio.TooSlowError: the work clock fired before the answer was there.
+        trio.TooSlowError: on leaving; the work clock fired before the answer was there, and cancelled the block.
     """
-    keep, progress = trio.open_memory_channel[ProgressParams](rounds.session.limits.progress_kept)
-    if clocks:
-        with clocks.running() as clock:
-            call = Call[Any](progress, rounds, keep, clock)
-            async with _until_left(call, rounds):
-                yield call
-    else:
-        call = Call[Any](progress, rounds, keep, None)
-        async with _until_left(call, rounds):
-            yield call
 
+    _rounds: Rounds
+    _clocks: Clocks
+    _call: Call[ResultT] = attrs.field(init=False)
+    _around: ExitStack = attrs.field(init=False, factory=ExitStack)
 
-@asynccontextmanager
-async def _until_left(call: Call[Any], rounds: Rounds) -> AsyncIterator[None]:
-    rounds.follower = call
-    await rounds.begin()
-    why = "the caller left before the result was there"
-    try:
-        yield
-    except trio.Cancelled as cancelled:
-        why = cancellation_text(cancelled)
-        raise
-    finally:
-        await call.leave(why)
+    async def __aenter__(self) -> Call[ResultT]:
+        rounds = self._rounds
+        await rounds.caller.allow(rounds)
+        keep, progress = trio.open_memory_channel[ProgressParams](rounds.session.limits.progress_kept)
+        with ExitStack() as around:
+            clock = around.enter_context(self._clocks.running()) if self._clocks else None
+            call = self._call = rounds.follower = Call[ResultT](progress, rounds, keep, clock)
+            await rounds.begin()
+            self._around = around.pop_all()
+        return call
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, trio.Cancelled):
+            why = cancellation_text(error)
+        else:
+            why = "the caller left before the result was there"
+        with self._around:
+            await self._call.leave(why)
+            if error is not None:
+                raise error

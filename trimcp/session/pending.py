@@ -58,20 +58,31 @@ class Pending:
         Raises:
             RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
         """
+        await self._answered()
+        return self._unwrap()
+
+    async def payload(self) -> Any:
+        """Wait for the answer and return its payload; raises as `raw` does."""
+        await self._answered()
+        return self.payload_now()
+
+    def payload_now(self) -> Any:
+        """Return the payload of the answer, which must be there; raises as `raw` does."""
+        return self.session.engine.load_result(self.verb, self._unwrap())
+
+    async def _answered(self) -> None:
         if self.reply is None:
             await self._waiting.park()
         else:
             await trio.lowlevel.checkpoint()
+
+    def _unwrap(self) -> dict[str, Any]:
         reply = self.reply
         assert reply is not None
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None
         return reply.result
-
-    async def payload(self) -> Any:
-        """Wait for the answer and return its payload; raises as `raw` does."""
-        return self.session.engine.load_result(self.verb, await self.raw())
 
 
 def cancellation_text(cancelled: BaseException) -> str:
