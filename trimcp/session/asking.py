@@ -135,7 +135,7 @@ def _nested(path: str) -> dict[str, Any]:
 
 async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key: str | None) -> Any:
     revision = job.request.admission.revision
-    if not session.force_rerun and METHODS[job.request.verb.name].may_ask_from is None:
+    if not session.force_rerun and job.request.verb.method.may_ask_from is None:
         raise CannotAsk(f"{job.request.verb.name} may not ask the client anything in {revision.name}")
     questions = open_questions(session, job, session.sealer)
     converter = converter_for(revision)
