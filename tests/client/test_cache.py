@@ -157,3 +157,21 @@ async def test_the_cache_is_bounded() -> None:
     assert cache.get("resources/read", "0") is None
     assert cache.get("resources/read", "2999") is page
     assert sum(cache.get("resources/read", str(n)) is not None for n in range(3_000)) == 1_024
+
+
+async def test_the_cache_is_bounded_by_text_too() -> None:
+    cache = Cache()
+
+    def page(size: int) -> ReadResourceResult:
+        return ReadResourceResult([TextResourceContents(uri="x", text="." * size)], ttl_ms=1000)
+
+    cache.put("resources/read", "huge", page(40_000_000), 0)
+    assert cache.get("resources/read", "huge") is None
+    for n in range(10):
+        cache.put("resources/read", str(n), page(10_000_000), 0)
+        cache.put("resources/read", str(n), page(10_000_000), 0)
+    assert [n for n in range(10) if cache.get("resources/read", str(n))] == [7, 8, 9]
+    cache.drop("resources/read")
+    for n in range(3):
+        cache.put("resources/read", str(n), page(10_000_000), 1)
+    assert cache.get("resources/read", "0") is not None

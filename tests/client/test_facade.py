@@ -194,6 +194,17 @@ async def test_structured_results_are_checked_once_the_tool_was_listed(revision:
         await session.ping()
 
 
+async def test_what_tools_promised_is_forgotten_when_their_list_changes() -> None:
+    server = weather_server({"structured_content": {"degrees": "warm"}})
+    async with connected(server, revision=LATEST_LEGACY) as session:
+        await session.list_tools()
+        with pytest.raises(InvalidReply):
+            await session.call_tool("weather")
+        server.session.notify_latest("notifications/tools/list_changed")
+        await trio.testing.wait_all_tasks_blocked()
+        assert not (await session.call_tool("weather")).is_error
+
+
 async def test_a_promised_structure_that_is_missing_is_an_invalid_reply_unless_the_tool_failed() -> None:
     async with connected(weather_server({})) as session:
         await session.list_tools()

@@ -13,10 +13,13 @@ import trio
 
 from trimcp.protocol.events import Notified
 from trimcp.wire.common import Cacheable
+from trimcp.wire.content import TextResourceContents
+from trimcp.wire.resources import ReadResourceResult
 
 __all__ = ["Cache"]
 
 _MOST: Final = 1_024
+_MOST_TEXT: Final = 32 * 1024 * 1024
 
 _STALE: Final = {
     "notifications/tools/list_changed": ("tools/list",),
@@ -31,6 +34,7 @@ class Cache:
     """Results by method and the one parameter that selects them (a cursor, a URI); the oldest give way."""
 
     _kept: dict[tuple[str, str | None], tuple[float, Cacheable]] = attrs.field(init=False, factory=dict)
+    _text: int = attrs.field(init=False, default=0)
     _changes: dict[str, int] = attrs.field(init=False, factory=dict)
 
     def get(self, method: str, key: str | None) -> Cacheable | None:
@@ -41,7 +45,7 @@ class Cache:
         until, result = found
         if trio.current_time() < until:
             return result
-        del self._kept[method, key]
+        self._forget((method, key))
         return None
 
     def edition(self, method: str) -> int:
@@ -52,18 +56,33 @@ class Cache:
         """Keep a result as long as it says, unless a change was announced since it was asked for."""
         if result.ttl_ms <= 0 or edition != self.edition(method):
             return
-        self._kept.pop((method, key), None)
-        if len(self._kept) >= _MOST:
-            del self._kept[next(iter(self._kept))]
+        weight = _weight(result)
+        if weight > _MOST_TEXT:
+            return
+        if (method, key) in self._kept:
+            self._forget((method, key))
+        while len(self._kept) >= _MOST or self._text + weight > _MOST_TEXT:
+            self._forget(next(iter(self._kept)))
         self._kept[method, key] = (trio.current_time() + result.ttl_ms / 1000, result)
+        self._text += weight
 
     def drop(self, method: str) -> None:
         """Forget what is kept of a method."""
         self._changes[method] = self.edition(method) + 1
         for key in [key for key in self._kept if key[0] == method]:
-            del self._kept[key]
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, str | None]) -> None:
+        self._text -= _weight(self._kept.pop(key)[1])
 
     def notified(self, event: Notified) -> None:
         """Forget what a notice says is stale."""
         for method in _STALE.get(event.verb.name, ()):
             self.drop(method)
+
+
+def _weight(result: Cacheable) -> int:
+    """Return how much text a resource holds; lists are small beside it."""
+    if not isinstance(result, ReadResourceResult):
+        return 0
+    return sum(len(item.text if isinstance(item, TextResourceContents) else item.blob) for item in result.contents)

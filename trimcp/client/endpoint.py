@@ -205,6 +205,8 @@ class ClientEndpoint:
             if self.facade.logs is not None:
                 self.facade.logs.put(event.params)
             return
+        if event.verb.name == "notifications/tools/list_changed":
+            self.facade.outputs.listed(())  # what they promise is not known until they are listed again
         self.facade.cache.notified(event)
         self.facade.subscriptions.notified(event)
 

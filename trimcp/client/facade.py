@@ -58,7 +58,7 @@ _LISTED: Final = {
 }
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class ClientSession:
     """One connection to one server, good until its `connect` block is left. Any task may use it.
 
@@ -87,7 +87,7 @@ class ClientSession:
     clocks: Clocks = attrs.field(init=False)
     subscriptions: Subscriptions = attrs.field(init=False)
     logs: Logs | None = attrs.field(init=False, default=None)
-    _outputs: Outputs = attrs.field(init=False, factory=Outputs)
+    outputs: Outputs = attrs.field(init=False, factory=Outputs)
     _log_level: LoggingLevel | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -125,7 +125,7 @@ class ClientSession:
             fresh: ask even if the server said that what it told before is still good.
         """
         tools: list[Tool] = await self._list("tools/list", fresh)
-        self._outputs.listed(tools)
+        self.outputs.listed(tools)
         return tools
 
     async def call_tool(
@@ -351,10 +351,10 @@ class ClientSession:
         if hook is None:
             return
         name = rounds.params.name
-        tool = self._outputs.tool(name)
+        tool = self.outputs.tool(name)
         if tool is None:
             await self.list_tools()
-            tool = self._outputs.tool(name)
+            tool = self.outputs.tool(name)
         if not await call_handler(hook, tool, dict(rounds.params.arguments or {}), session=self):
             raise LocalError(f"the call of {name!r} was not approved")
 
@@ -365,7 +365,7 @@ class ClientSession:
     def check(self, rounds: Rounds, payload: Any) -> None:
         """Check a tool's structured content against the schema it was listed with."""
         if self.client.validate_output and rounds.name == "tools/call":
-            self._outputs.check(rounds.params.name, payload)
+            self.outputs.check(rounds.params.name, payload)
 
 
 def _call_params(name: str, arguments: Mapping[str, JSON] | None) -> CallToolParams:
