@@ -1,0 +1,300 @@
+"""Asks the person at the terminal what a server wants to know, field by field. It opens no address, ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import date, datetime
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.cli.screen import Screen
+from trimcp.cli.text import clean, one_line
+from trimcp.wire.elicitation import (
+    BooleanSchema,
+    ElicitAnswer,
+    ElicitFormParams,
+    ElicitParams,
+    ElicitResult,
+    ElicitURLParams,
+    LegacyTitledEnumSchema,
+    NumberSchema,
+    PrimitiveSchema,
+    StringSchema,
+    TitledMultiSelectEnumSchema,
+    TitledSingleSelectEnumSchema,
+    UntitledMultiSelectEnumSchema,
+    UntitledSingleSelectEnumSchema,
+)
+from trimcp.wire.fields import ABSENT, Absent
+
+__all__ = ["Asker", "BadAnswer", "Cancelled", "Terminal", "read_answer"]
+
+_YES: Final = frozenset({"y", "yes", "true", "1", "on"})
+_NO: Final = frozenset({"n", "no", "false", "0", "off"})
+_LONGEST_ANSWER: Final = 64 * 1024
+_SKIPPED: Final = object()
+
+
+class BadAnswer(ValueError):
+    """What was typed does not fit the field; the text says what would."""
+
+
+class Cancelled(Exception):
+    """The person ended the input (Ctrl-D)."""
+
+
+@attrs.define(eq=False)
+class Terminal:
+    """Lines from standard input. Waiting for one is cancelled like anything else, and costs no thread."""
+
+    _fd: int = 0
+    _kept: bytearray = attrs.field(init=False, factory=bytearray)
+
+    @property
+    def present(self) -> bool:
+        """Whether there is a person to ask."""
+        try:
+            return os.isatty(self._fd)
+        except OSError:
+            return False
+
+    async def read_line(self) -> str:
+        """Return the next line without its end. Raises Cancelled at the end of the input."""
+        while b"\n" not in self._kept:
+            chunk = await self._read()
+            if not chunk or len(self._kept) > _LONGEST_ANSWER:
+                self._kept.clear()
+                raise Cancelled
+            self._kept += chunk
+        line, _, rest = bytes(self._kept).partition(b"\n")
+        self._kept = bytearray(rest)
+        return line.decode(errors="replace").rstrip("\r")
+
+    async def _read(self) -> bytes:
+        if sys.platform == "win32":
+            return await trio.to_thread.run_sync(os.read, self._fd, 4096, abandon_on_cancel=True)
+        await trio.lowlevel.wait_readable(self._fd)
+        return os.read(self._fd, 4096)
+
+
+@attrs.define(eq=False)
+class Asker:
+    """The handler of a server's questions.
+
+    Attributes:
+        standstill: entered while a person thinks, such as what stops a clock.
+    """
+
+    screen: Screen
+    terminal: Terminal = attrs.field(factory=Terminal)
+    standstill: Callable[[], AbstractContextManager[Any]] = nullcontext
+    _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+
+    async def answer(self, params: ElicitParams) -> ElicitResult:
+        """Ask, one question at a time, and return what the person did."""
+        async with self._turn:
+            if not self.terminal.present:
+                self.screen.note(
+                    f"The server asks: {clean(params.message)}\nDeclined: standard input is no terminal to ask at.",
+                    "yellow",
+                )
+                return ElicitResult(action="decline")
+            with self.screen.paused(), self.standstill():
+                try:
+                    if isinstance(params, ElicitURLParams):
+                        return await self._ask_url(params)
+                    return await self._ask_form(params)
+                except Cancelled:
+                    self._say("\n(cancelled)")
+                    return ElicitResult(action="cancel")
+
+    async def _ask_url(self, params: ElicitURLParams) -> ElicitResult:
+        self._say(f"\nThe server asks you to open an address: {clean(params.message)}\n")
+        self._say(f"  {clean(params.url)}\n")
+        self._say("Nothing is opened for you. If you trust where it leads, open it yourself.")
+        return await self._consent("Do you agree?")
+
+    async def _ask_form(self, params: ElicitFormParams) -> ElicitResult:
+        schema = params.requested_schema
+        self._say(f"\nThe server asks: {clean(params.message)}")
+        names = ", ".join(one_line(field.title or name, 40) for name, field in schema.properties.items())
+        agreed = await self._consent(f"It wants to know: {names}. Answer?" if names else "Do you agree?")
+        if agreed.action != "accept":
+            return agreed
+        required = set(schema.required or ())
+        content: dict[str, ElicitAnswer] = {}
+        for name, field in schema.properties.items():
+            value = await self._ask_field(name, field, name in required)
+            if value is not _SKIPPED:
+                content[name] = value
+        return ElicitResult(action="accept", content=content)
+
+    async def _ask_field(self, name: str, field: PrimitiveSchema, required: bool) -> Any:
+        if field.description:
+            self._say(f"  {clean(field.description)}")
+        for number, (value, title) in enumerate(choices_of(field), 1):
+            self._say(f"    {number}. {one_line(title)}" + (f" ({one_line(value)})" if title != value else ""))
+        default = f" [{_shown(field.default)}]" if field.default is not ABSENT else ""
+        optional = "" if required or default else " (optional)"
+        while True:
+            typed = await self._prompt(f"  {one_line(field.title or name, 60)}{_hint(field)}{optional}{default}: ")
+            if not typed:
+                if field.default is not ABSENT:
+                    return field.default
+                if not required:
+                    return _SKIPPED
+                if not (isinstance(field, StringSchema) and not field.min_length and not field.format):
+                    self._say("  This one is required.")
+                    continue
+            try:
+                return read_answer(field, typed)
+            except BadAnswer as problem:
+                self._say(f"  {problem}")
+
+    async def _consent(self, question: str) -> ElicitResult:
+        while True:
+            match (await self._prompt(f"{question} [y]es, [n]o, [c]ancel: ")).lower():
+                case "y" | "yes":
+                    return ElicitResult(action="accept")
+                case "n" | "no":
+                    return ElicitResult(action="decline")
+                case "c" | "cancel":
+                    return ElicitResult(action="cancel")
+
+    async def _prompt(self, text: str) -> str:
+        # Not through rich, which would put a line's end after it.
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        return (await self.terminal.read_line()).strip()
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(text + "\n")
+
+
+def choices_of(field: PrimitiveSchema) -> list[tuple[str, str]]:
+    """Return the values a field chooses from, each with the text to show; none where it is free."""
+    match field:
+        case UntitledSingleSelectEnumSchema():
+            return [(value, value) for value in field.enum]
+        case LegacyTitledEnumSchema():
+            names = field.enum_names or []
+            return [(value, names[at] if at < len(names) else value) for at, value in enumerate(field.enum)]
+        case TitledSingleSelectEnumSchema():
+            return [(option.const, option.title) for option in field.one_of]
+        case UntitledMultiSelectEnumSchema():
+            return [(value, value) for value in field.items.enum]
+        case TitledMultiSelectEnumSchema():
+            return [(option.const, option.title) for option in field.items.any_of]
+    return []
+
+
+def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
+    """Return what was typed as a value of the field.
+
+    Raises:
+        BadAnswer: it does not fit.
+    """
+    match field:
+        case BooleanSchema():
+            if typed.lower() in _YES | _NO:
+                return typed.lower() in _YES
+            raise BadAnswer("Type yes or no.")
+        case NumberSchema():
+            return _number(field, typed)
+        case StringSchema():
+            return _text(field, typed)
+        case UntitledMultiSelectEnumSchema() | TitledMultiSelectEnumSchema():
+            return _several(field, typed)
+    return _choose(choices_of(field), typed)
+
+
+def _number(field: NumberSchema, typed: str) -> int | float:
+    try:
+        value = int(typed) if field.type == "integer" else float(typed)
+    except ValueError:
+        raise BadAnswer("Type a whole number." if field.type == "integer" else "Type a number.") from None
+    # As they stand, these refuse NaN and infinity too.
+    low = float("-inf") if isinstance(field.minimum, Absent) else field.minimum
+    high = float("inf") if isinstance(field.maximum, Absent) else field.maximum
+    if not low <= value <= high or value in (float("inf"), float("-inf")):
+        raise BadAnswer(f"Type a number {_hint(field).strip(' ()') or 'that is finite'}.")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _text(field: StringSchema, typed: str) -> str:
+    if field.min_length and len(typed) < field.min_length:
+        raise BadAnswer(f"Type at least {field.min_length} characters.")
+    if not isinstance(field.max_length, Absent) and len(typed) > field.max_length:
+        raise BadAnswer(f"Type at most {field.max_length} characters.")
+    if field.format and not _FORMATS[field.format](typed):
+        raise BadAnswer(f"Not a valid {field.format}; type one such as {_EXAMPLES[field.format]}.")
+    return typed
+
+
+def _several(field: UntitledMultiSelectEnumSchema | TitledMultiSelectEnumSchema, typed: str) -> list[str]:
+    choices = choices_of(field)
+    values = list(dict.fromkeys(_choose(choices, part.strip()) for part in typed.split(",") if part.strip()))
+    if field.min_items and len(values) < field.min_items:
+        raise BadAnswer(f"Choose at least {field.min_items}.")
+    if not isinstance(field.max_items, Absent) and len(values) > field.max_items:
+        raise BadAnswer(f"Choose at most {field.max_items}.")
+    return values
+
+
+def _choose(choices: list[tuple[str, str]], typed: str) -> str:
+    for value, title in choices:
+        if typed in (value, title):
+            return value
+    if typed.isascii() and typed.isdigit() and 1 <= int(typed) <= len(choices):
+        return choices[int(typed) - 1][0]
+    raise BadAnswer(f"Type a number from 1 to {len(choices)}, or one of the values.")
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return one_line(", ".join(default) if isinstance(default, list) else str(default), 60)
+
+
+def _hint(field: PrimitiveSchema) -> str:
+    if isinstance(field, BooleanSchema):
+        return " (yes or no)"
+    if isinstance(field, NumberSchema):
+        low, high = field.minimum is not ABSENT, field.maximum is not ABSENT
+        if low and high:
+            return f" (from {field.minimum:g} to {field.maximum:g})"
+        if low or high:
+            return f" (at least {field.minimum:g})" if low else f" (at most {field.maximum:g})"
+    if isinstance(field, UntitledMultiSelectEnumSchema | TitledMultiSelectEnumSchema):
+        return " (several, with commas)"
+    return f" ({field.format})" if isinstance(field, StringSchema) and field.format else ""
+
+
+def _parses(parse: Callable[[str], object]) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    return check
+
+
+_FORMATS: Final[dict[str, Callable[[str], bool]]] = {
+    "email": lambda text: "@" in text[1:-1] and not any(map(str.isspace, text)),
+    "uri": lambda text: ":" in text[1:] and not any(map(str.isspace, text)),
+    "date": _parses(date.fromisoformat),
+    "date-time": _parses(datetime.fromisoformat),
+}
+_EXAMPLES: Final = {
+    "email": "ada@example.org",
+    "uri": "https://example.org/",
+    "date": "2026-03-14",
+    "date-time": "2026-03-14T09:26:53Z",
+}

@@ -1,0 +1,186 @@
+"""One conversation of the command with a server: connect, do one thing, end; with Ctrl-C, a time limit and a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+from typing import Any
+
+import attrs
+import trio
+
+from trimcp.cli.asking import Asker
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
+from trimcp.cli.screen import Screen
+from trimcp.cli.targets import Traced, find_target
+from trimcp.cli.text import as_json
+from trimcp.client.client import Client
+from trimcp.client.facade import ClientSession
+from trimcp.errors import InvalidReply, McpError, RemoteError
+from trimcp.transports.stdio import StdioServer
+from trimcp.transports.trace import trace_writer
+from trimcp.wire.capabilities import declares
+from trimcp.wire.logs import LoggingLevel
+
+__all__ = ["Body", "Options", "Stop", "converse", "own_version"]
+
+Body = Callable[[ClientSession, Screen], Awaitable[int]]
+"""What is done with the session; returns the exit code."""
+
+
+@attrs.frozen
+class Options:
+    """What all commands that connect have in common.
+
+    Attributes:
+        timeout: seconds for all of it, a person's answers not counted; None for no limit.
+        revision: the revision to speak; None lets client and server agree.
+        trace: "-" for standard error, else a file that every message is added to; None for no trace.
+        log_level: the lowest level of log message wanted; None leaves that to the server.
+        quiet: show results and errors only.
+    """
+
+    timeout: float | None = None
+    revision: str | None = None
+    trace: str | None = None
+    log_level: LoggingLevel | None = None
+    quiet: bool = False
+
+
+def own_version() -> str:
+    """Return the version of trimcp that is installed."""
+    try:
+        return version("trimcp")
+    except PackageNotFoundError:
+        return "0"
+
+
+def converse(target: str, options: Options, body: Body) -> int:
+    """Connect to a server, run `body` with the session, disconnect, and return the exit code.
+
+    The first Ctrl-C cancels what runs, and the server is told; the second ends the process at once.
+
+    Raises:
+        Failure: it did not work; the text says what to do.
+    """
+    screen = Screen(options.quiet)
+    return trio.run(_converse, find_target(target, screen.server_says), options, body, screen)
+
+
+async def _converse(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
+    asker = Asker(screen)
+    client = _client(options, screen, asker)
+    target: StdioServer | Traced = server
+    if options.trace is not None:
+        target = Traced(server, screen.trace if options.trace == "-" else trace_writer(options.trace))
+    code: int | None = None
+    with _signals(screen) as stop:
+        deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
+        try:
+            with stop.guarding(deadline) as connecting:
+                async with client.connect(target, revision=options.revision) as session:
+                    screen.listening = True
+                    connecting.deadline = float("inf")
+                    # Inside the connection, so that the server hears of a cancellation before it is left.
+                    with stop.guarding(deadline) as working:
+                        asker.standstill = lambda: _standing_still(working)
+                        if options.log_level is not None and declares(session.server_capabilities, "logging"):
+                            await session.set_log_level(options.log_level)
+                        code = await body(session, screen)
+                    screen.end_progress()
+        except McpError as error:
+            if stop.signal is None:
+                raise _failure(error, connected=screen.listening) from None
+        finally:
+            screen.end_progress()
+    if stop.signal is not None:
+        told = "; the server was told to stop" if screen.listening else ""
+        raise Failure(f"interrupted{told}", INTERRUPTED if stop.signal == signal.SIGINT else TERMINATED)
+    if code is None:
+        what = "was told to stop" if screen.listening else "was not ready in time"
+        raise Failure(f"not done after {options.timeout:g} seconds; the server {what}", TIMED_OUT)
+    return code
+
+
+def _client(options: Options, screen: Screen, asker: Asker) -> Client:
+    client = Client("trimcp", own_version(), title="trimcp command", log_level=options.log_level or "info")
+    client.logging(screen.log)
+    client.elicitation(asker.answer)
+    return client
+
+
+def _failure(error: McpError, *, connected: bool) -> Failure:
+    if not connected:
+        spoke = isinstance(error, RemoteError | InvalidReply)
+        hint = "\nAdd --trace to see what was said." if spoke else ""
+        return Failure(f"could not connect: {error}{hint}", NO_CONNECTION)
+    text = f"the server answered with an error: {error}" if isinstance(error, RemoteError) else str(error)
+    data = getattr(error, "data", None)
+    return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)
+
+
+@contextmanager
+def _standing_still(scope: trio.CancelScope) -> Iterator[None]:
+    """Let the scope's clock stand still while a person thinks in the block."""
+    left = scope.deadline - trio.current_time()
+    scope.deadline = float("inf")
+    try:
+        yield
+    finally:
+        scope.deadline = trio.current_time() + left
+
+
+@attrs.define(eq=False)
+class Stop:
+    """Whom a signal cancels: the innermost block that is guarded.
+
+    Attributes:
+        signal: the first signal that came, or None.
+    """
+
+    signal: int | None = None
+    _scopes: list[trio.CancelScope] = attrs.field(factory=list)
+
+    @contextmanager
+    def guarding(self, deadline: float = float("inf")) -> Iterator[trio.CancelScope]:
+        """Cancel the block when a signal comes, or at the deadline."""
+        with trio.CancelScope(deadline=deadline) as scope:
+            self._scopes.append(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.remove(scope)
+
+    def cancel(self, number: int) -> None:
+        """Cancel what runs, because of this signal."""
+        self.signal = number
+        for scope in self._scopes[-1:]:
+            scope.cancel(reason="interrupted by the user")
+
+
+@contextmanager
+def _signals(screen: Screen) -> Iterator[Stop]:
+    """Yield what the first SIGINT or SIGTERM cancels; the second ends the process, even with a frozen loop."""
+    stop = Stop()
+    token = trio.lowlevel.current_trio_token()
+    seen = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            screen.give_back()
+            os._exit(128 + number)
+        token.run_sync_soon(stop.cancel, number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before: list[Any] = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,49 @@
+"""How the command ends: its exit codes, and the errors that choose them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from trimcp.cli.text import clean
+
+__all__ = [
+    "EXIT_CODES",
+    "INTERRUPTED",
+    "NO_CONNECTION",
+    "REMOTE_ERROR",
+    "TERMINATED",
+    "TIMED_OUT",
+    "TOOL_ERROR",
+    "USAGE",
+    "Failure",
+]
+
+TOOL_ERROR: Final = 1
+USAGE: Final = 2
+NO_CONNECTION: Final = 3
+REMOTE_ERROR: Final = 4
+TIMED_OUT: Final = 124  # as timeout(1)
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+TERMINATED: Final = 143  # 128 + SIGTERM
+
+EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    it worked
+  1    the tool itself reported an error
+  2    the command line is wrong
+  3    no connection to the server
+  4    the server answered with an error, or went away
+  124  the time given by --timeout is over
+  130  interrupted by Ctrl-C (143: by SIGTERM)
+"""
+
+
+class Failure(click.ClickException):
+    """Ends the command with a message on standard error and this exit code. Peers' text in it is made harmless."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(clean(message))
+        self.exit_code = code  # type: ignore[misc]  # click reads it from the instance

@@ -1,0 +1,109 @@
+"""Finds the `Server` that `FILE_OR_MODULE[:server]` names. It runs the user's module and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.server.server import Server
+
+__all__ = ["load_server"]
+
+_USUAL = ("server", "mcp", "app")
+
+
+def load_server(name: str) -> Server[Any]:
+    """Import a file or module and return its server.
+
+    Args:
+        name: `FILE.py`, `FILE.py:NAME`, `package.module` or `package.module:NAME`. Without a name it is the one
+            called `server`, `mcp` or `app`, or the only one there is. A name may lead to a function without
+            arguments that makes the server.
+
+    Raises:
+        Failure: there is no such file, module or server; the text says what to do. What the user's code raises when
+            it is imported comes out as itself.
+    """
+    place, attribute = _split(name)
+    # Standard output belongs to the protocol from the first byte on.
+    with redirect_stdout(sys.stderr):
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
+        return _pick(module, attribute, place)
+
+
+def _split(name: str) -> tuple[str, str]:
+    place, colon, attribute = name.rpartition(":")
+    # A colon may also stand behind a drive's letter.
+    if not colon or "/" in attribute or "\\" in attribute:
+        return name, ""
+    return place, attribute
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Failure(f"there is no file {path}; name a Python file or an importable module", USAGE)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as Python does for a script
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}__server"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def _from_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise Failure(
+            f"there is no module {error.name}; name a Python file (with .py), or a module that can be imported here",
+            USAGE,
+        ) from None
+
+
+def _pick(module: ModuleType, attribute: str, place: str) -> Server[Any]:
+    if attribute:
+        return _follow(module, attribute, place)
+    found = {name: value for name, value in vars(module).items() if isinstance(value, Server)}
+    for name in _USUAL:
+        if name in found:
+            return found[name]
+    several = {id(value): value for value in found.values()}
+    if len(several) == 1:
+        return next(iter(several.values()))
+    if several:
+        names = ", ".join(f"{place}:{name}" for name in found)
+        raise Failure(f"{place} has several servers; say which: {names}", USAGE)
+    raise Failure(
+        f"{place} has no trimcp.Server at its top level; name the object or function that gives one ({place}:NAME). "
+        "A server written with something else can be named by its command line",
+        USAGE,
+    )
+
+
+def _follow(module: ModuleType, attribute: str, place: str) -> Server[Any]:
+    value: Any = module
+    for step in attribute.split("."):
+        try:
+            value = getattr(value, step)
+        except AttributeError:
+            raise Failure(f"{place} has no {attribute}", USAGE) from None
+    if not isinstance(value, Server) and callable(value):
+        value = value()
+    if not isinstance(value, Server):
+        raise Failure(f"{place}:{attribute} is no trimcp.Server but a {type(value).__name__}", USAGE)
+    return value

@@ -1,0 +1,130 @@
+"""What a person sees while a call runs: results on standard output, all else on standard error, one live bar at most.
+
+Whatever a peer wrote is made harmless here; nothing of it is taken for rich's markup.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from trimcp.cli.text import as_json, clean, one_line
+from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.logs import LoggingMessageParams
+
+__all__ = ["Screen"]
+
+_SECONDS_PER_LINE: Final = 1.0
+_STYLES: Final = {"debug": "dim", "info": "cyan", "notice": "cyan", "warning": "yellow"}
+
+
+def _console(*, stderr: bool) -> Console:
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+@attrs.define(eq=False)
+class Screen:
+    """Standard output and standard error of the command.
+
+    Attributes:
+        quiet: show results and errors only.
+        listening: show what the server writes to its standard error; before it is connected its last words are part
+            of the error instead.
+    """
+
+    quiet: bool = False
+    listening: bool = False
+    out: Console = attrs.field(init=False, factory=lambda: _console(stderr=False))
+    err: Console = attrs.field(init=False, factory=lambda: _console(stderr=True))
+    _bar: Progress | None = attrs.field(init=False, default=None)
+    _task: TaskID | None = attrs.field(init=False, default=None)
+    _next_line: float = attrs.field(init=False, default=0.0)
+
+    @property
+    def live(self) -> bool:
+        """Whether standard error is a terminal that can redraw a line."""
+        return self.err.is_terminal and not self.err.is_dumb_terminal
+
+    def show(self, text: str, style: str = "") -> None:
+        """Print text that is harmless already to standard output."""
+        self.out.print(Text(text, style=style))
+
+    def note(self, text: str, style: str = "") -> None:
+        """Print text that is harmless already to standard error, above the bar if there is one."""
+        if not self.quiet:
+            self.err.print(Text(text, style=style))
+
+    def server_says(self, line: str) -> None:
+        """Print a line the server wrote to its standard error."""
+        if self.listening:
+            self.note(f"server: {one_line(line, 2_000)}", "dim")
+
+    def log(self, params: LoggingMessageParams) -> None:
+        """Print a log message."""
+        data = clean(params.data) if isinstance(params.data, str) else as_json(params.data)
+        source = f" {one_line(params.logger)}" if params.logger else ""
+        self.note(f"[{params.level}{source}] {data}", _STYLES.get(params.level, "red"))
+
+    def trace(self, line: str) -> None:
+        """Print a line of the trace."""
+        self.err.print(Text(clean(line.rstrip("\n")), style="dim"))
+
+    # Progress
+
+    def progress(self, step: ProgressParams) -> None:
+        """Show how far a call is: by the bar, or where nothing can be redrawn by a line a second."""
+        if self.quiet:
+            return
+        total = step.total or None
+        message = one_line(step.message, 60) if step.message else ""
+        if not self.live:
+            now = time.monotonic()
+            done = total is not None and step.progress >= total
+            if now >= self._next_line or done:
+                self._next_line = now + _SECONDS_PER_LINE
+                count = f"{step.progress:g}" if total is None else f"{step.progress:g}/{total:g}"
+                self.note(f"  {count} {message}".rstrip())
+            return
+        if self._bar is None:
+            self._bar = self._make_bar()
+            self._task = self._bar.add_task("", total=total)
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=step.progress, total=total, description=message)
+
+    def _make_bar(self) -> Progress:
+        return Progress(
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=self.err,
+            transient=True,
+        )
+
+    def end_progress(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None
+        self._next_line = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar away while a person is asked in the block; the next progress brings it back."""
+        self.end_progress()
+        yield
+
+    def give_back(self) -> None:
+        """Leave the terminal as it was, for an end without ceremony."""
+        if self.live:
+            sys.stderr.write("\x1b[?25h\n")
+            sys.stderr.flush()

@@ -1,0 +1,98 @@
+"""From what a person types for a server to something a client can connect to."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+
+from trimcp.channel import MessageChannel
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.client.hosts import read_servers
+from trimcp.errors import LocalError
+from trimcp.transports.stdio import StdioServer
+from trimcp.transports.trace import Write, traced
+
+__all__ = ["TARGET_HELP", "Traced", "find_target"]
+
+TARGET_HELP = """\
+\b
+TARGET is one of
+  "python server.py"    a command line, as one word in quotes; or write it last, after --
+  server.py[:NAME]      a file with a trimcp.Server, run by this Python (also package.module:NAME)
+  servers.json:NAME     an entry of an mcpServers file, as hosts and editors have them
+"""
+
+_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
+_ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)
+
+
+@attrs.frozen
+class Traced:
+    """A server whose messages are written down."""
+
+    server: StdioServer
+    write: Write
+
+    @property
+    def key(self) -> object:
+        """What a client remembers the server by."""
+        return self.server.command
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Start the server; see `StdioServer.connect`."""
+        async with self.server.connect() as channel, traced(channel, self.write) as written:
+            yield written
+
+
+def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> StdioServer:
+    """Return the server that a TARGET names; nothing is started yet.
+
+    Args:
+        text: see `TARGET_HELP`.
+        on_stderr: takes each line the server writes to its standard error.
+
+    Raises:
+        Failure: it names none; the text says what to do.
+    """
+    if re.match(r"(https?|wss?)://", text):
+        raise Failure(
+            f"{text} is a URL, and this version connects over standard input and output only; name a command", USAGE
+        )
+    entry = _ENTRY.fullmatch(text)
+    if entry is not None and Path(entry["file"]).is_file():
+        return _entry(entry["file"], entry["name"], on_stderr)
+    file = _FILE.fullmatch(text)
+    if _MODULE.fullmatch(text) or (file is not None and Path(file["file"]).is_file()):
+        return StdioServer((sys.executable, "-m", "trimcp.cli", "run", text), on_stderr=on_stderr)
+    try:
+        command = shlex.split(text)
+    except ValueError as error:
+        raise Failure(f"cannot take {text!r} apart: {error}", USAGE) from None
+    if not command:
+        raise Failure("name a server: a command line in quotes, a .py file, or servers.json:NAME", USAGE)
+    if len(command) == 1 and re.search(r"\.(py|json)(:|$)", command[0]) and not Path(command[0]).exists():
+        raise Failure(f"there is no file {command[0].partition(':')[0]}", USAGE)
+    return StdioServer(tuple(command), on_stderr=on_stderr)
+
+
+def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | None) -> StdioServer:
+    try:
+        servers = read_servers(file)
+    except LocalError as error:
+        raise Failure(str(error), USAGE) from None
+    if name is None and len(servers) == 1:
+        name = next(iter(servers))
+    if name is None or name not in servers:
+        names = ", ".join(f"{file}:{each}" for each in servers) or "none"
+        problem = "say which server" if name is None else f"there is no server {name!r} in {file}"
+        raise Failure(f"{problem}; it has {names}", USAGE)
+    server = servers[name]
+    return StdioServer(server.command, env=server.env, cwd=server.cwd, on_stderr=on_stderr)
