@@ -50,7 +50,8 @@ class Unencodable(LocalError):
     """A value that JSON cannot carry: NaN, an integer beyond 64 bits, a lone surrogate, a foreign type."""
 
 
-@attrs.frozen
+# What every message needs is mutable only because making a frozen value takes attrs three times as long.
+@attrs.define
 class Request:
     """A call that wants exactly one answer (JSON-RPC 2.0 section 4).
 
@@ -65,7 +66,7 @@ class Request:
     params: dict[str, Any] | None = None
 
 
-@attrs.frozen
+@attrs.define
 class Notification:
     """A message without an id that nobody answers (JSON-RPC 2.0 section 4.1)."""
 
@@ -73,7 +74,7 @@ class Notification:
     params: dict[str, Any] | None = None
 
 
-@attrs.frozen
+@attrs.define
 class Response:
     """The successful answer to a request (JSON-RPC 2.0 section 5). In MCP a result is always an object."""
 
