@@ -1,0 +1,189 @@
+"""Runs every snippet of the documentation, and compares its tables with what the code says.
+
+How a page is read, top to bottom, in an empty directory:
+
+- ```` ```python ```` blocks of a page are one program, each continuing the one above. A block with `await` outside a
+  function runs in Trio, in virtual time, as if it stood in an async function.
+- `<!-- new program -->` above a block begins again with nothing.
+- A block with `title="NAME"` is a file, written and no more; Python files must be imported or run further down.
+- `<!-- output -->` above a block: this is what the Python block before it prints; `...` stands for anything.
+- `<!-- run -->` above a ```` ```console ```` block: its `$ ` lines are run, and print the lines below each.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+import trimcp
+import trimcp.testing
+from trimcp.cli.exits import EXIT_CODES
+from trimcp.session.limits import Limits
+from trimcp.wire.codes import ERRORS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TITLE = re.compile(r'title="([^"]+)"')
+SPEECH = re.compile(r"<!-- (new program|output|run) -->")
+
+
+@attrs.frozen
+class Block:
+    """One fenced block: where its text begins, what it is, and what the comment above it says."""
+
+    page: Path
+    line: int
+    language: str
+    title: str | None
+    speech: str | None
+    text: str
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    """Yield a page's fenced blocks. One that is indented would go unseen, so it is refused."""
+    fence: re.Match[str] | None = None
+    start, speech = 0, None
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        if fence is not None:
+            if line.strip() == fence[1]:
+                title = TITLE.search(fence[3])
+                text = "\n".join(lines[start : number - 1]) + "\n"
+                yield Block(page, start + 1, fence[2], title and title[1], speech, text)
+                fence, speech = None, None
+            continue
+        fence = re.fullmatch(r"(`{3,})(\w*)(.*)", line)
+        if fence is not None:
+            start = number
+        elif line.strip():
+            assert not line.lstrip().startswith("```"), f"{page.name}:{number}: a fence must not be indented"
+            found = SPEECH.fullmatch(line)
+            speech = found[1] if found else None
+
+
+def snippets() -> list[object]:
+    pages = {page: list(blocks_of(page)) for page in PAGES}
+    return [
+        pytest.param(blocks, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] * starts_programs(blocks))
+        for page, blocks in pages.items()
+        if any(block.language == "python" for block in blocks)
+    ]
+
+
+def starts_programs(blocks: list[Block]) -> bool:
+    return any(block.speech == "run" for block in blocks)
+
+
+def compare(wanted: str, printed: str, where: str) -> None:
+    checker, example = doctest.OutputChecker(), doctest.Example(where, wanted)
+    if not checker.check_output(wanted, printed, doctest.ELLIPSIS):
+        pytest.fail(f"{where}\n{checker.output_difference(example, printed, doctest.ELLIPSIS)}", pytrace=False)
+
+
+def execute(block: Block, program: types.ModuleType) -> None:
+    """Run one block as part of a program; tracebacks point into the page."""
+    source = "\n" * (block.line - 1) + block.text
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(source, str(block.page), "exec", flags=flags, dont_inherit=True)
+    run = types.FunctionType(code, program.__dict__)
+    if code.co_flags & 0x80:  # CO_COROUTINE: it awaits something
+        trio.run(run, clock=MockClock(autojump_threshold=0))
+    else:
+        run()
+
+
+def run_console(block: Block) -> None:
+    """Run the commands of a console block with this interpreter's `python`, `pytest` and `trimcp` first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    # Other plugins would take a second and a half to import, and the pages need none of them.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_trio.plugin"}
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, wanted = part.partition("\n")
+        done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=30)
+        where = f"{block.page.name}:{block.line}: $ {command} (exit code {done.returncode})\n{done.stderr}"
+        compare(wanted, done.stdout, where)
+
+
+def is_used(file: str, later: list[Block]) -> bool:
+    words = re.compile(rf"\b(from|import) {Path(file).stem}\b|\b{re.escape(file)}\b")
+    return any(words.search(block.text) for block in later if block.language in ("python", "console"))
+
+
+@pytest.fixture(autouse=True)
+def forget_modules(tmp_path: Path) -> Iterator[None]:
+    """Another page's `weather` is not ours."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("blocks", snippets())
+def test_snippets_run(
+    blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    program = types.ModuleType("snippet")
+    monkeypatch.setitem(sys.modules, "snippet", program)
+    printed = ""
+    for index, block in enumerate(blocks):
+        where = f"{block.page.name}:{block.line}"
+        if block.title is not None:
+            Path(block.title).write_text(block.text, encoding="utf-8")
+            assert block.language != "python" or is_used(block.title, blocks[index + 1 :]), f"{where}: never runs"
+        elif block.speech == "output":
+            compare(block.text, printed, where)
+        elif block.speech == "run":
+            assert block.language == "console", f"{where}: only console blocks can be run"
+            run_console(block)
+        elif block.language == "python":
+            if block.speech == "new program":
+                program = types.ModuleType("snippet")
+                monkeypatch.setitem(sys.modules, "snippet", program)
+            execute(block, program)
+            printed = capsys.readouterr().out
+
+
+def rows(page: str) -> list[list[str]]:
+    """Return the cells of every table row of a page."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def test_the_table_of_errors_is_complete() -> None:
+    said = {row[0]: row[1:4] for row in rows("reference/errors.md")}
+    for kind in ERRORS.values():
+        expected = [kind.name, f"`{kind.reason}`", "yes" if kind.retryable else "no"]
+        assert said.get(f"`{kind.code}`") == expected
+
+
+def test_the_table_of_limits_is_complete() -> None:
+    said = {row[0].strip("`"): row[1] for row in rows("reference/limits.md")}
+    for field in attrs.fields(Limits):
+        assert said.get(field.name) == f"{field.default:,}", field.name
+
+
+def test_the_table_of_exit_codes_is_complete() -> None:
+    said = [row[:2] for row in rows("reference/command.md") if row[0].isdecimal()]
+    assert said == [list(found) for found in re.findall(r"^ +(\d+) +(.+)$", EXIT_CODES, re.MULTILINE)]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    listed = [name for row in rows("reference/index.md") for name in re.findall(r"`(\w+)`", row[1])]
+    assert sorted(set(listed) - {"inspect", "call", "read", "prompt", "demo"}) == sorted(
+        {*trimcp.__all__, *trimcp.testing.__all__}
+    )
