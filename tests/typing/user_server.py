@@ -126,8 +126,11 @@ async def greet(
 
 
 @server.tool(run="thread")
-def blocking(path: str, *, ctx: trimcp.ThreadContext) -> str:
+def blocking(path: str, *, ctx: trimcp.ThreadContext[Database]) -> str:
     """Work in a thread."""
+    assert_type(ctx.state, Database)
+    assert_type(ctx.revision, trimcp.Revision)
+    assert_type(ctx.elicit("Your name?", trimcp.form(Sum)), trimcp.ElicitResult)
     ctx.report_progress(1, total=2)
     ctx.log("info", "reading")
     assert_type(ctx.list_roots(), list[trimcp.Root])
@@ -194,7 +197,7 @@ async def roots_changed(params: Any) -> None:
 
 
 # What the decorators gave back.
-async def still_functions(ctx: trimcp.Context[Database], thread: trimcp.ThreadContext) -> None:
+async def still_functions(ctx: trimcp.Context[Database], thread: trimcp.ThreadContext[Database]) -> None:
     """Decorated functions keep their types."""
     assert_type(await counting(3, ctx=ctx), str)
     assert_type(blocking("x", ctx=thread), str)

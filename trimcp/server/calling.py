@@ -14,7 +14,7 @@ import trio
 from trimcp.server.declared import Question, answer_all, is_context, is_injected, question_of
 from trimcp.server.media import is_content
 from trimcp.server.schema import ResultShape, Signature, describe, describe_result
-from trimcp.server.threads import ThreadContext, in_thread
+from trimcp.server.threads import Desk, ThreadContext, in_thread
 from trimcp.session.context import Context
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ class Calling:
             if self.context_parameter is not None:
                 keywords[self.context_parameter] = ThreadContext(ctx, None)
             return self.function(**keywords)
+        desk = Desk(trio.lowlevel.current_trio_token())
         if self.context_parameter is not None:
-            keywords[self.context_parameter] = ThreadContext(ctx, trio.lowlevel.current_trio_token())
-        return await in_thread(ctx, functools.partial(self.function, **keywords), running.threads)
+            keywords[self.context_parameter] = ThreadContext(ctx, desk)
+        return await in_thread(ctx, functools.partial(self.function, **keywords), running.threads, desk)
 
     def result_shape(self) -> ResultShape | None:
         """Return how its results are structured, by its return type; None for plain content."""

@@ -6,26 +6,87 @@ place in the limiter, and its next word to the context raises `trio.Cancelled` i
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
 
 import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.session.context import Context, Form
-from trimcp.wire.common import LoggingLevel
+from trimcp.protocol.events import Admission
+from trimcp.session.context import Context, Form, StateT
+from trimcp.session.job import CancelReason
+from trimcp.session.scopes import open_service_nursery
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.common import Implementation, LoggingLevel
 from trimcp.wire.elicitation import ElicitResult
-from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.revisions import Revision
 from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
-__all__ = ["ThreadContext", "in_thread"]
+__all__ = ["Desk", "ThreadContext", "in_thread"]
 
 _T = TypeVar("_T")
 
 
-async def in_thread(ctx: Context[Any], function: Callable[[], _T], limiter: trio.CapacityLimiter) -> _T:
+@attrs.define(eq=False)
+class Desk:
+    """Where a thread's waits are done for it: by tasks below the handler's, so that they share its cancellation.
+
+    `trio.from_thread.run` would do them in tasks of the whole run, which no cancelled call reaches, and from which no
+    handler unwinds to ask its client.
+    """
+
+    _token: trio.lowlevel.TrioToken
+    nursery: trio.Nursery | None = None
+
+    def wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """Run `await function(*args)` for the calling thread, and return or raise what it does.
+
+        Raises:
+            trio.Cancelled: the call is over; let it pass.
+            LocalError: so it is, and this is another thread than the handler's.
+        """
+        _check_cancelled()
+        outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        context = contextvars.copy_context()
+
+        async def perform() -> None:
+            try:
+                value = await function(*args)
+            except BaseException as error:
+                outcome.put((None, error))
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                outcome.put((value, None))
+
+        def start() -> None:
+            if self.nursery is None:
+                outcome.put((None, LocalError("the request is over; its context can no longer be used")))
+            else:
+                context.run(self.nursery.start_soon, perform)
+
+        self._token.run_sync_soon(start)
+        value, error = outcome.get()
+        if error is not None:
+            _check_cancelled()
+            raise error
+        found: _T = value
+        return found
+
+
+def _check_cancelled() -> None:
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:
+        pass  # not the handler's own thread but one that it started
+
+
+async def in_thread(ctx: Context[Any], function: Callable[[], _T], limiter: trio.CapacityLimiter, desk: Desk) -> _T:
     """Run a sync function in a thread. Cancelling it gives up the thread, which is counted until it ends."""
     token = trio.lowlevel.current_trio_token()
     running = True
@@ -46,47 +107,119 @@ async def in_thread(ctx: Context[Any], function: Callable[[], _T], limiter: trio
             except trio.RunFinishedError:
                 pass
 
-    try:
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
-    except trio.Cancelled:
-        if running:
-            abandoned = True
-            ctx.count_abandoned_thread(+1)
-        raise
+    async with open_service_nursery() as nursery:
+        desk.nursery = nursery
+        try:
+            return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
+        except trio.Cancelled:
+            if running:
+                abandoned = True
+                ctx.count_abandoned_thread(+1)
+            raise
+        finally:
+            desk.nursery = None
 
 
 @attrs.define(eq=False)
-class ThreadContext:
+class ThreadContext(Generic[StateT]):
     """The context of a sync handler: the same verbs, synchronous and callable from its thread.
 
     A sync handler that runs in the event loop itself (`run="inline"`, or tests in virtual time) can use what does not
     wait: facts, `report_progress`, `log`. Asking the client needs a thread or an async handler.
     """
 
-    _ctx: Context[Any]
-    _token: trio.lowlevel.TrioToken | None
+    _ctx: Context[StateT]
+    _desk: Desk | None
 
-    def __getattr__(self, name: str) -> Any:
-        """Facts of the request (`revision`, `peer`, `meta`, `cancel_reason`, ...) are those of `Context`."""
-        if name.startswith("_") or name in ("request", "session", "server"):
-            raise AttributeError(f"a sync handler's context has no {name!r}")
-        return getattr(self._ctx, name)
+    # Facts of the request: an attribute at a time, so that a type checker knows them and a typo is one
+
+    @property
+    def admission(self) -> Admission:
+        """As `Context.admission`."""
+        return self._ctx.admission
+
+    @property
+    def state(self) -> StateT:
+        """As `Context.state`."""
+        return self._ctx.state
+
+    @property
+    def request_id(self) -> RequestId:
+        """As `Context.request_id`."""
+        return self._ctx.request_id
+
+    @property
+    def method(self) -> str:
+        """As `Context.method`."""
+        return self._ctx.method
+
+    @property
+    def revision(self) -> Revision:
+        """As `Context.revision`."""
+        return self._ctx.revision
+
+    @property
+    def peer(self) -> Implementation | None:
+        """As `Context.peer`."""
+        return self._ctx.peer
+
+    @property
+    def capabilities(self) -> ClientCapabilities | ServerCapabilities:
+        """As `Context.capabilities`."""
+        return self._ctx.capabilities
+
+    @property
+    def principal(self) -> str | None:
+        """As `Context.principal`."""
+        return self._ctx.principal
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """As `Context.meta`."""
+        return self._ctx.meta
+
+    @property
+    def trace(self) -> Mapping[str, str]:
+        """As `Context.trace`."""
+        return self._ctx.trace
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """As `Context.headers`."""
+        return self._ctx.headers
+
+    @property
+    def cancel_reason(self) -> CancelReason | None:
+        """As `Context.cancel_reason`."""
+        return self._ctx.cancel_reason
+
+    @property
+    def cancel_detail(self) -> str | None:
+        """As `Context.cancel_detail`."""
+        return self._ctx.cancel_detail
+
+    @property
+    def deadline(self) -> float:
+        """As `Context.deadline`."""
+        return self._ctx.deadline
+
+    # Verbs
 
     def _wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        if self._token is None:
+        if self._desk is None:
             raise LocalError("a sync handler that runs in the event loop cannot wait; make it async")
-        return trio.from_thread.run(function, *args, trio_token=self._token)
+        return self._desk.wait(function, *args)
 
     def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """As `Context.report_progress`; in the event loop it never waits and only the latest is kept."""
-        if self._token is None:
+        if self._desk is None:
             self._ctx.report_progress_nowait(progress, total, message)
         else:
             self._wait(self._ctx.report_progress, progress, total, message)
 
     def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
         """As `Context.log`; in the event loop it never waits."""
-        if self._token is None:
+        if self._desk is None:
             self._ctx.log_nowait(level, data, logger=logger)
         else:
 
@@ -95,27 +228,37 @@ class ThreadContext:
 
             self._wait(log)
 
-    def debug(self, data: JSON) -> None:
+    def debug(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "debug"."""
-        self.log("debug", data)
+        self.log("debug", data, logger=logger)
 
-    def info(self, data: JSON) -> None:
+    def info(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "info"."""
-        self.log("info", data)
+        self.log("info", data, logger=logger)
 
-    def warning(self, data: JSON) -> None:
+    def warning(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "warning"."""
-        self.log("warning", data)
+        self.log("warning", data, logger=logger)
 
-    def error(self, data: JSON) -> None:
+    def error(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "error"."""
-        self.log("error", data)
+        self.log("error", data, logger=logger)
 
     def elicit(self, message: str, schema: Mapping[str, JSON] | Form, *, key: str | None = None) -> ElicitResult:
         """As `Context.elicit`, waiting in this thread."""
 
         async def ask() -> ElicitResult:
             return await self._ctx.elicit(message, schema, key=key)
+
+        return self._wait(ask)
+
+    def elicit_url(
+        self, message: str, url: str, *, elicitation_id: str | None = None, key: str | None = None
+    ) -> ElicitResult:
+        """As `Context.elicit_url`, waiting in this thread."""
+
+        async def ask() -> ElicitResult:
+            return await self._ctx.elicit_url(message, url, elicitation_id=elicitation_id, key=key)
 
         return self._wait(ask)
 
