@@ -20,6 +20,7 @@ from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
+from trimcp.session.pending import Pending
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
@@ -132,6 +133,39 @@ async def test_an_endpoint_that_fails_to_forget_does_not_hang_the_end() -> None:
         with trio.fail_after(5):
             async with driving(Session(client_engine(), Bad()), Wire()):
                 pass
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+async def test_an_interrupt_in_a_handler_ends_the_session_and_leaves_as_itself(error: BaseException) -> None:
+    async def run(ctx: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            raise error
+
+    wire = Wire()
+    session = Session(server_engine(), Tools({"run": run, "wait": _forever}))
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    with pytest.raises(type(error)) as caught:
+        async with driving(session, wire):
+            wire.feed(call(1, "wait"), call(2))
+            await trio.sleep_forever()
+    assert caught.value is error
+    assert not session.jobs
+    assert wire.closed
+
+
+async def test_an_interrupt_in_a_call_leaves_nothing_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+
+    async def interrupted(self: Pending) -> Any:
+        raise KeyboardInterrupt
+
+    async with _client(wire) as session:
+        monkeypatch.setattr(Pending, "payload", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            await session.call("tools/call", CallToolParams("run", {}))
+        assert session.statistics().pending == 0
+        assert not session.engine.outbound
 
 
 # The peer leaves

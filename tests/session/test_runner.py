@@ -337,24 +337,34 @@ async def test_asking_when_the_backlog_is_full_turns_new_requests_away() -> None
         await release.wait()
         return ElicitResult(action="accept", content={"name": "x"})
 
-    async def busy(ctx: Any) -> str:
-        await release.wait()
-        return "busy"
-
     limits = Limits(max_running=1, backlog_requests=2)
-    async with linked({"run": _asks, "fine": _fine, "busy": busy}, limits=limits, answers=Answers(answer)) as pair:
-        pendings = [await pair.begin(), await pair.begin()]
+    async with linked({"run": _asks, "fine": _fine}, limits=limits, answers=Answers(answer)) as pair:
+        pendings = [await pair.begin()]
+        await wait_all_tasks_blocked()
+        assert await pair.call("fine") == "fine"
+        pendings.append(await pair.begin())
         await wait_all_tasks_blocked()
         assert pair.server.statistics().parked == 2
-        assert await pair.call("fine") == "fine"  # the slot is free, so nothing has to wait
-        pendings.append(await pair.begin("busy"))
-        await wait_all_tasks_blocked()
         with pytest.raises(Overloaded):
             await pair.call("fine")
         release.set()
         for pending in pendings:
             await pending.payload()
         assert await pair.call("fine") == "fine"
+
+
+async def test_handlers_that_ask_a_silent_peer_are_bounded() -> None:
+    limits = Limits(max_running=4, backlog_requests=10, outbox_messages=10_000)
+    async with served({"run": _asks}, limits=limits) as (wire, session):
+        for n in range(500):
+            wire.feed(call(n))
+            if n % 50 == 0:
+                await wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
+        assert wire.reads == 500
+        assert len(session.jobs) <= 14
+        refused = [reply for reply in wire.take() if "error" in reply]
+        assert len(refused) == 500 - len(session.jobs)
 
 
 # Work of a request

@@ -17,7 +17,7 @@ import trio
 from trimcp.channel import MessageChannel
 from trimcp.session.job import CancelReason
 from trimcp.session.outbox import Outbox
-from trimcp.session.scopes import parted, sole
+from trimcp.session.scopes import parted, reconciled
 from trimcp.session.session import Session
 
 __all__ = ["drive", "driving"]
@@ -69,12 +69,8 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
                 session.lose("the session has ended")
                 session.endpoint.closed(session)
     except BaseException as error:
-        ours, _ = parted(error)
-        if ours is not None and failure is not None:
-            raise BaseExceptionGroup("the body and the session both failed", [failure, sole(ours)]) from None
-        if ours is not None:
-            failure = sole(ours)
-        elif failure is None:
+        failure = reconciled("the body and the session both failed", failure, error)
+        if failure is None:
             raise
     finally:
         try:

@@ -12,7 +12,7 @@ import trio
 
 from trimcp.errors import LocalError
 
-__all__ = ["Scope", "Work", "guarded", "open_service_nursery", "parted", "sole"]
+__all__ = ["Scope", "Work", "guarded", "open_service_nursery", "parted", "reconciled", "sole"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -35,6 +35,18 @@ def parted(error: BaseException) -> tuple[BaseException | None, BaseException | 
     return error, None
 
 
+def reconciled(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:
+    """Return what should leave a block whose body failed with `failure` and around which `error` came up.
+
+    One real failure leaves as itself, without the groups that nurseries put around it; two leave as a group called
+    `text`. None stands for nothing but a cancellation.
+    """
+    crash, _ = parted(error)
+    if crash is None:
+        return failure
+    return sole(crash) if failure is None else BaseExceptionGroup(text, [failure, sole(crash)])
+
+
 @asynccontextmanager
 async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
     """Open a nursery for tasks that serve the body: they are cancelled when it ends, and what it raises stays itself.
@@ -53,9 +65,9 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
             finally:
                 nursery.cancel_scope.cancel(reason="whoever these tasks served has ended")
     except BaseException as error:
+        failure = reconciled("the body and a task that served it both failed", failure, error)
         if failure is None:
             raise
-        raise BaseExceptionGroup("the body and a task that served it both failed", [failure, error]) from None
     if failure is not None:
         raise failure
 

@@ -163,12 +163,13 @@ class Session:
         runner = self.runner
         if runner is None or self.draining.is_set():
             self._refuse(job, CANCELLED_BY_DRAIN, "shutting down; not started")
+        elif self.pending and self.mailbox.full(self.parked):
+            # Reading must go on, since something here waits for the peer; so this one is turned away instead. Also
+            # where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
+            self._refuse(job, OVERLOADED, "too much under way; try again later")
         elif runner.free and not self.mailbox:
             self.jobs[event.id] = job
             runner.start(self, job)
-        elif self.pending and self.mailbox.full(self.parked):
-            # Reading must go on, since something here waits for the peer; so this one is turned away instead.
-            self._refuse(job, OVERLOADED, "too much under way; try again later")
         else:
             self.jobs[event.id] = job
             self.mailbox.put(job)

@@ -1,0 +1,141 @@
+"""Scopes: exceptions without the groups around them, and nurseries that serve a body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.session.support import linked
+from trimcp.errors import LocalError
+from trimcp.session.scopes import Work, open_service_nursery, parted, reconciled, sole
+
+
+def test_the_sole_exception_is_found_inside_groups() -> None:
+    error = ValueError()
+    assert sole(error) is error
+    assert sole(ExceptionGroup("a", [ExceptionGroup("b", [error])])) is error
+    two = ExceptionGroup("a", [error, KeyError()])
+    assert sole(two) is two
+
+
+async def _cancelled() -> trio.Cancelled:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            return cancelled
+    raise AssertionError
+
+
+async def test_a_cancellation_is_parted_from_what_failed() -> None:
+    cancelled, error = await _cancelled(), ValueError()
+    assert parted(error) == (error, None)
+    assert parted(cancelled) == (None, cancelled)
+    group = ExceptionGroup("mine", [error])
+    assert parted(group)[0] is group
+    rest, cancellation = parted(BaseExceptionGroup("both", [error, cancelled]))
+    assert rest is not None
+    assert sole(rest) is error
+    assert isinstance(cancellation, BaseExceptionGroup)
+
+
+async def test_one_failure_leaves_as_itself_and_two_as_a_group() -> None:
+    cancelled, error, other = await _cancelled(), ValueError(), KeyError()
+    wrapped = BaseExceptionGroup("n", [BaseExceptionGroup("n", [error, cancelled])])
+    assert reconciled("both", None, wrapped) is error
+    assert reconciled("both", other, cancelled) is other
+    assert reconciled("both", None, cancelled) is None
+    both = reconciled("both", other, wrapped)
+    assert isinstance(both, BaseExceptionGroup)
+    assert both.exceptions == (other, error)
+
+
+async def test_a_service_nursery_ends_with_its_body_whose_exception_stays_itself() -> None:
+    error = ValueError("mine")
+    with pytest.raises(ValueError, match="mine") as caught:
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            raise error
+    assert caught.value is error
+    with pytest.raises(ValueError, match="mine"), trio.CancelScope() as scope:
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+            raise error
+
+
+async def test_a_service_task_that_fails_cancels_the_body_and_leaves_as_itself() -> None:
+    async def crash() -> None:
+        raise ValueError("of the task")
+
+    with pytest.raises(ValueError, match="of the task"):
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(crash)
+            await trio.sleep_forever()
+
+
+async def test_a_cancelled_service_nursery_is_just_cancelled() -> None:
+    with trio.CancelScope() as scope:
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+
+
+async def test_work_takes_no_more_once_it_is_over() -> None:
+    async with trio.open_nursery() as nursery:
+        work = Work(nursery, trio.CancelScope())
+        ran: list[int] = []
+
+        async def one() -> None:
+            ran.append(1)
+
+        work.start_soon(one)
+        await work.join()
+        with pytest.raises(LocalError):
+            work.start_soon(one)
+        await work.end()
+    assert ran == [1]
+
+
+async def test_work_that_fails_while_everything_is_cancelled_is_remembered_not_raised() -> None:
+    async def crash_late() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ValueError("in clean-up")
+
+    owner = trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        work = Work(nursery, owner)
+        work.start_soon(crash_late)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        await work.end()
+    assert isinstance(work.failure, ExceptionGroup)
+    assert owner.cancel_called
+
+
+async def test_session_work_is_cancelled_at_the_end_and_not_waited_for_by_the_answer() -> None:
+    ended: list[Any] = []
+
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(trio.current_effective_deadline())
+
+    async def run(ctx: Any) -> str:
+        ctx.session.start_soon(work)
+        ctx.server.start_soon(work)
+        return "x"
+
+    async with linked({"run": run}) as pair:
+        assert await pair.call() == "x"
+        assert ended == []
+    assert len(ended) == 2
