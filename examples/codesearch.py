@@ -353,8 +353,13 @@ def list_suggestions(tree: Tree, value: str) -> list[str]:
         entries = sorted(place.iterdir())
     except (trimcp.ToolError, OSError, ValueError):
         return []
-    shown = [entry for entry in entries if entry.name.startswith(typed) and entry.name not in SKIPPED]
-    return [tree.relative(entry) + "/" * entry.is_dir() for entry in shown if typed or not entry.name.startswith(".")]
+    return [
+        tree.relative(entry) + "/" * entry.is_dir()
+        for entry in entries
+        if entry.name.startswith(typed or entry.name.lstrip("."))  # hidden ones only for those who type the dot
+        and entry.name not in SKIPPED
+        and entry.resolve().is_relative_to(tree.root)
+    ]
 
 
 if __name__ == "__main__":

@@ -75,7 +75,10 @@ def count_lines(file: Path) -> tuple[int, int] | None:
 
 
 def read_blocks(file: Path) -> Iterator[list[str]]:
-    """Yield a text file's lines, a block at a time, so that neither memory nor the time to cancel depends on it."""
+    """Yield a text file's lines, a block at a time, so that neither memory nor the time to cancel depends on its size.
+
+    A line longer than a block comes in pieces.
+    """
     with file.open(encoding="utf-8") as text:
         while block := text.read(BLOCK):
             trio.from_thread.check_cancelled()

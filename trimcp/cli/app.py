@@ -146,10 +146,11 @@ def call(target: str, tool: str, arguments: tuple[str, ...], given: str | None, 
       trimcp call servers.json:git git_log --json '{"repo_path": "."}' --raw
       trimcp call get_alerts state=NY -- python weather.py
     """
+    whole = None if given is None else _read_json(given, arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
         listed = _find_tool(await session.list_tools(), tool)
-        async with session.calling(tool, _arguments(listed, arguments, given)) as call:
+        async with session.calling(tool, _read_words(listed, arguments) if whole is None else whole) as call:
             async for step in call.progress:
                 screen.progress(step)
             result = await call.result()
@@ -182,12 +183,14 @@ def _find_tool(tools: list[Tool], name: str) -> Tool:
     raise Failure(f"the server has no tool {name!r}; {'did you mean' if near else 'it has'} {listed or 'none'}", USAGE)
 
 
-def _arguments(tool: Tool, words: tuple[str, ...], given: str | None) -> dict[str, Any]:
-    if given is None:
-        try:
-            return parse_arguments(words, tool.input_schema)
-        except ValueProblem as problem:
-            raise Failure(f"{problem}\nTry: trimcp inspect TARGET", USAGE) from None
+def _read_words(tool: Tool, words: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        return parse_arguments(words, tool.input_schema)
+    except ValueProblem as problem:
+        raise Failure(f"{problem}\nTry: trimcp inspect TARGET", USAGE) from None
+
+
+def _read_json(given: str, words: tuple[str, ...]) -> dict[str, Any]:
     if words:
         raise Failure("give the arguments either as KEY=VALUE or with --json", USAGE)
     try:

@@ -70,7 +70,8 @@ def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> 
     if entry is not None and Path(entry["file"]).is_file():
         return _entry(entry["file"], entry["name"], on_stderr)
     file = _FILE.fullmatch(text)
-    if _MODULE.fullmatch(text) or (file is not None and Path(file["file"]).is_file()):
+    is_module = file is None and entry is None and _MODULE.fullmatch(text) is not None
+    if is_module or (file is not None and Path(file["file"]).is_file()):
         return StdioServer((sys.executable, "-m", "trimcp.cli", "run", text), on_stderr=on_stderr)
     try:
         command = shlex.split(text)
@@ -78,8 +79,9 @@ def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> 
         raise Failure(f"cannot take {text!r} apart: {error}", USAGE) from None
     if not command:
         raise Failure("name a server: a command line in quotes, a .py file, or servers.json:NAME", USAGE)
-    if len(command) == 1 and re.search(r"\.(py|json)(:|$)", command[0]) and not Path(command[0]).exists():
-        raise Failure(f"there is no file {command[0].partition(':')[0]}", USAGE)
+    missing = (file or entry) if len(command) == 1 and not Path(command[0]).exists() else None
+    if missing is not None:
+        raise Failure(f"there is no file {missing['file']}", USAGE)
     return StdioServer(tuple(command), on_stderr=on_stderr)
 
 

@@ -1,0 +1,288 @@
+"""The command as it is typed: in this process where only its words matter, else as a process with a real child."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from trimcp.cli import conversation
+from trimcp.cli.app import app
+from trimcp.cli.loading import load_server
+from trimcp.run import in_process
+from trimcp.wire.revisions import LATEST, V2024_11_05, V2025_03_26
+
+ROOT = Path(__file__).parents[2]
+SERVER = str(Path(__file__).with_name("server_for_cli.py"))
+TRIMCP = [sys.executable, "-m", "trimcp.cli"]
+
+
+def trimcp(*words: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, list(words), input=stdin, prog_name="trimcp")
+
+
+@contextmanager
+def started(*words: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """Start the command as a process and end it, whatever happens."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*TRIMCP, *words], text=True, cwd=ROOT, **{**pipes, **options}) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(file: Path, text: str) -> None:
+    """Wait until another process has written a text to a file."""
+    deadline = time.monotonic() + 20
+    while not file.exists() or text not in file.read_text():
+        assert time.monotonic() < deadline, f"{text!r} was never written"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server in this process, which needs no time to start."""
+    server = in_process(load_server(SERVER))
+    monkeypatch.setattr(conversation, "find_target", lambda target, on_stderr: server)
+
+
+# Words
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "call", "read", "prompt"])
+def test_each_command_explains_itself_with_examples_and_exit_codes(command: str) -> None:
+    result = trimcp(command, "--help")
+    assert result.exit_code == 0
+    assert f"trimcp {command} " in result.stdout
+    assert "Example" in result.stdout
+    assert "124  the time given by --timeout is over" in result.stdout
+
+
+def test_help_lists_all_commands() -> None:
+    result = trimcp("-h")
+    assert [word for word in ("run", "inspect", "call", "read", "prompt", "demo") if word not in result.stdout] == []
+    assert trimcp("--version").stdout.startswith("trimcp, version ")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["call", "https://x.example/mcp", "t"], "name a command"),
+        (["call", "--timeout", "0", "x", "t"], "--timeout"),
+        (["call", "--revision", "1999-01-01", "x", "t"], "--revision"),
+        (["call", "x"], "Missing argument 'TOOL'"),
+        (["inspect"], "Missing argument 'TARGET'"),
+        (["call", SERVER, "add", "a=1", "--json", "{}"], "either as KEY=VALUE or with --json"),
+        (["call", SERVER, "add", "--json", "[1]"], "must be an object"),
+        (["call", SERVER, "add", "--json", "{"], "not valid JSON"),
+        (["prompt", SERVER, "greet", "word"], "write key=value"),
+        (["run", "no_such_file.py"], "there is no file no_such_file.py"),
+        (["demo", "no-such-directory"], "does not exist"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_two_and_advice(words: list[str], told: str) -> None:
+    result = trimcp(*words)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_without_click_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['click'] = None; import trimcp.cli; trimcp.cli.main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert 'click, which is not installed: pip install "trimcp[cli]"' in done.stderr
+    assert done.stdout == ""
+
+
+# Conversations
+
+
+@pytest.mark.usefixtures("near")
+def test_inspect_shows_everything_made_harmless() -> None:
+    result = trimcp("inspect", SERVER)
+    assert result.exit_code == 0, result.stderr
+    for shown in [
+        "for the command 1.0",
+        f"speaks {LATEST.name}; declares tools, resources (subscribe), prompts, logging",
+        "  Be \\x1b[31mkind\\x1b[0m.",
+        "  add: Add two numbers.",
+        "      a (integer, required)",
+        "      b (number, default 0.5)",
+        "      size (small | large, default 'small')",
+        "      tags (list of string or null, default None)",
+        "  notes:///today: What is to be done.",
+        "      text/plain",
+        "  greet: Greet somebody.",
+        "      name (required)",
+    ]:
+        assert shown in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_inspect_prints_json_for_programs() -> None:
+    result = trimcp("inspect", "--json", "--revision", V2024_11_05.name, "--", sys.executable, SERVER)
+    offer = json.loads(result.stdout)
+    assert offer["protocolVersion"] == V2024_11_05.name
+    assert offer["serverInfo"] == {"name": "for the command", "version": "1.0"}
+    (add,) = [tool for tool in offer["tools"] if tool["name"] == "add"]
+    assert add["inputSchema"]["required"] == ["a"]
+    assert "outputSchema" not in add
+    assert [prompt["name"] for prompt in offer["prompts"]] == ["greet"]
+    assert result.stdout.isascii()
+
+
+def test_call_reads_values_as_the_schema_says() -> None:
+    result = trimcp("call", SERVER, "add", "a=2", "b=1e1", "size=large", "tags=5", "tags=x", "loud=true")
+    assert (result.exit_code, result.stdout) == (0, "12.0 large ['5', 'x'] True\n")
+
+
+@pytest.mark.usefixtures("near")
+def test_call_takes_json_from_standard_input_and_gives_json() -> None:
+    result = trimcp("call", SERVER, "add", "--json", "-", "--raw", stdin='{"a": 1}')
+    assert json.loads(result.stdout)["content"] == [{"type": "text", "text": "1.5 small None False"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["add", "a=two"], 2, "a must be a whole number, not 'two'"),
+        (["ad", "a=2"], 2, "no tool 'ad'; did you mean add"),
+        (["zzz"], 2, "no tool 'zzz'; it has add, slow, short"),
+        (["fail"], 1, "it did \\x1b[5mnot work"),
+        (["add"], 1, "lacks the required property 'a'"),
+        (["add", "--revision", V2025_03_26.name], 4, "(code -32602)"),
+        (["slow", f"file={os.devnull}", "--timeout", "0.3"], 124, "the server was told to stop"),
+    ],
+)
+@pytest.mark.usefixtures("near")
+def test_what_goes_wrong_has_its_exit_code_and_is_explained(words: list[str], code: int, told: str) -> None:
+    result = trimcp("call", SERVER, *words)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert told in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("no-such-program-anywhere", "no program of that name"),
+        (f"{sys.executable} -c 'import sys; sys.exit(\"my last words\")'", "my last words"),
+    ],
+)
+def test_no_connection_ends_with_three_and_the_reason(target: str, told: str) -> None:
+    result = trimcp("inspect", target)
+    assert result.exit_code == 3
+    assert told in result.stderr
+
+
+def test_what_a_server_says_reaches_the_terminal_harmless() -> None:
+    result = trimcp("call", SERVER, "chatter")
+    assert result.stdout == "[bold]plain[/bold] \\x9b31m text\n"
+    assert "[warning a\\u202eb] careful \\x1b[2J" in result.stderr
+    assert "server: a stray print \\x1b[31m" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_quiet_shows_the_result_only() -> None:
+    result = trimcp("call", "-q", SERVER, "chatter")
+    assert (result.stdout, result.stderr) == ("[bold]plain[/bold] \\x9b31m text\n", "")
+
+
+@pytest.mark.usefixtures("near")
+def test_a_resource_and_a_prompt_are_printed() -> None:
+    result = trimcp("read", SERVER, "notes:///today")
+    assert (result.exit_code, result.stdout) == (0, "milk \\x07\nbread\n")
+    result = trimcp("prompt", SERVER, "greet", "name=Ada", "tone=cool")
+    assert (result.exit_code, result.stdout) == (0, "user:\nGreet Ada, cool.\n")
+
+
+def test_the_trace_shows_every_message_or_keeps_it(tmp_path: Path) -> None:
+    result = trimcp("read", "--trace", SERVER, "notes:///tomorrow")
+    assert '--> {"jsonrpc":"2.0","id":1,"method":"server/discover"' in result.stderr
+    assert '<-- {"jsonrpc":"2.0","id":2,"error"' in result.stderr
+    assert result.exit_code == 4
+    file = tmp_path / "trace.txt"
+    result = trimcp("inspect", f"--trace={file}", "false")
+    assert '"method":"server/discover"' in file.read_text()
+    assert "exited with status 1" in result.stderr
+
+
+# Processes
+
+
+def test_ctrl_c_cancels_the_call_at_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with started("call", SERVER, "slow", f"file={file}") as process:
+        wait_for(file, "begun")
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert file.read_text() == "begun\nended: cancelled by peer\n"
+    assert (process.returncode, out) == (130, "")
+    assert "half \\x1b]0;title\\x07 way" in err
+    assert err.endswith("Error: interrupted; the server was told to stop\n")
+
+
+def test_a_question_without_a_terminal_is_declined() -> None:
+    with started("call", SERVER, "ask", stdin=subprocess.DEVNULL) as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "decline\n")
+    assert "The server asks: Who?" in err
+
+
+def test_run_lets_calls_answer_before_it_ends(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    messages = [
+        {
+            "jsonrpc": "2.0",
+            "id": 0,
+            "method": "initialize",
+            "params": {
+                "protocolVersion": V2024_11_05.name,
+                "capabilities": {},
+                "clientInfo": {"name": "t", "version": "1"},
+            },
+        },
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "short", "arguments": {"file": str(file), "seconds": 0.5}},
+        },
+    ]
+    with started("run", f"{SERVER}:make", "--trace", "--", "argument") as process:
+        assert process.stdin is not None
+        process.stdin.writelines(json.dumps(message) + "\n" for message in messages)
+        process.stdin.flush()
+        wait_for(file, "begun")
+        os.kill(process.pid, signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    replies = [json.loads(line) for line in out.splitlines()]
+    assert [reply["id"] for reply in replies] == [0, 1]
+    assert replies[1]["result"]["content"][0]["text"] == "finished in time"
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    assert '<-- {"jsonrpc":"2.0","id":1,"method":"tools/call"' in err
+
+
+def test_the_demonstration_leaves_nothing_behind(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"module_{number:03}.py").write_text("import this\n\n" * 20)
+    result = trimcp("demo", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert "300 files with 12,000 lines" in result.stdout
+    assert "left at file 150 of 300" in result.stdout
+    assert "1 cancelled at file 15" in result.stdout
+    assert "of 300: cancelled by peer" in result.stdout
+    assert "searches running there now: 0; files it read in the last 0.5 s: 0" in result.stdout
+    assert "tasks left: 0, the server exited with 0" in result.stdout

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.loading import load_server
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def same_modules_and_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def write(folder: Path, text: str, name: str = "some.py") -> str:
+    file = folder / name
+    file.write_text("import trimcp\n" + text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "name"),
+    [
+        ("server = trimcp.Server('a')", "", "a"),
+        ("a = trimcp.Server('a'); mcp = trimcp.Server('b')", "", "b"),
+        ("anything = trimcp.Server('a')", "", "a"),
+        ("a = b = trimcp.Server('a')", "", "a"),
+        ("a = trimcp.Server('a'); b = trimcp.Server('b')", ":b", "b"),
+        ("def make(): return trimcp.Server('made')", ":make", "made"),
+        ("class Box: inner = trimcp.Server('in a box')", ":Box.inner", "in a box"),
+        ("import neighbour; server = trimcp.Server(neighbour.NAME)", "", "from next door"),
+    ],
+)
+def test_a_server_is_found_in_a_file(tmp_path: Path, text: str, suffix: str, name: str) -> None:
+    (tmp_path / "neighbour.py").write_text("NAME = 'from next door'")
+    assert load_server(write(tmp_path, text) + suffix).info.name == name
+
+
+def test_a_server_is_found_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "server = trimcp.Server('in a module')", "module_for_loading.py")
+    monkeypatch.chdir(tmp_path)
+    assert load_server("module_for_loading").info.name == "in a module"
+    assert load_server("module_for_loading:server").info.name == "in a module"
+
+
+def test_a_file_named_like_a_loaded_module_does_not_take_its_place(tmp_path: Path) -> None:
+    before = sys.modules["json"]
+    assert load_server(write(tmp_path, "server = trimcp.Server('j')", "json.py")).info.name == "j"
+    assert sys.modules["json"] is before
+
+
+def test_what_a_module_prints_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_server(write(tmp_path, "print('hello'); server = trimcp.Server('a')"))
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "told"),
+    [
+        ("", "", "has no trimcp.Server at its top level; name the object or function that gives one"),
+        ("a = trimcp.Server('a'); b = trimcp.Server('b')", "", "several servers; say which: "),
+        ("", ":nope", "has no nope"),
+        ("x = 5", ":x", "is no trimcp.Server but a int"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, suffix: str, told: str) -> None:
+    with pytest.raises(Failure) as caught:
+        load_server(write(tmp_path, text) + suffix)
+    assert told in caught.value.message
+    assert caught.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("name", ["missing.py", "no_such_module_here", "trimcp.no_such_module:server"])
+def test_what_is_not_there_is_said(name: str) -> None:
+    with pytest.raises(Failure, match="there is no"):
+        load_server(name)
+
+
+def test_a_missing_import_of_the_module_is_the_users_own_error(tmp_path: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="not_there_either"):
+        load_server(write(tmp_path, "import not_there_either"))
