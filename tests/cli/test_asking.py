@@ -95,7 +95,7 @@ def test_what_is_typed_becomes_a_value(field: Any, line: str, value: Any) -> Non
         (StringSchema(min_length=2), "a", "Type at least 2 characters."),
         (StringSchema(max_length=0), "a", "Type at most 0 characters."),
         (StringSchema(format="email"), "a", "Not a valid email; type one such as ada@example.org."),
-        (StringSchema(format="date"), "2026-02-30", "Not a valid date; type one such as 2026-03-14."),
+        (StringSchema(format="date"), "2026-02-30", "Not a valid date; type one such as 1815-12-10."),
         (UntitledSingleSelectEnumSchema(enum=["a", "b"]), "3", "Type a number from 1 to 2, or one of the values."),
         (UntitledSingleSelectEnumSchema(enum=["a", "b"]), "0", "Type a number from 1 to 2, or one of the values."),
         (UntitledMultiSelectEnumSchema(items=UntitledItems(enum=["a"]), min_items=1), ",", "Choose at least 1."),

@@ -295,6 +295,6 @@ _FORMATS: Final[dict[str, Callable[[str], bool]]] = {
 _EXAMPLES: Final = {
     "email": "ada@example.org",
     "uri": "https://example.org/",
-    "date": "2026-03-14",
-    "date-time": "2026-03-14T09:26:53Z",
+    "date": "1815-12-10",
+    "date-time": "1815-12-10T09:26:53Z",
 }
