@@ -372,3 +372,17 @@ async def test_legacy_only_words_are_refused_locally_in_a_modern_session() -> No
     async with connected(HandMade(), revision=LATEST) as session:
         with pytest.raises(LocalError, match="logging/setLevel"):
             await session.session.call("logging/setLevel")
+
+
+async def test_a_request_of_an_extension_is_under_the_work_clock_too(autojump_clock: Any) -> None:
+    def script(message: dict[str, Any]) -> Any:
+        if message["method"] == "server/discover":
+            return discover_result(message["id"])
+        return {"id": message["id"], "result": {"n": 1}} if message["method"] == "com.example/quick" else None
+
+    async with Client("c", request_timeout=5).connect(Scripted(script), revision=LATEST) as session:
+        assert (await session.request("com.example/quick"))["n"] == 1
+        with pytest.raises(trio.TooSlowError):
+            await session.request("com.example/slow", {"x": 1})
+        with pytest.raises(LocalError, match="its own verb"):
+            await session.request("tools/list")

@@ -45,6 +45,7 @@ class Connectable(Protocol):
 
     def connect(self) -> AbstractAsyncContextManager[MessageChannel]:
         """Return a context manager that opens the connection anew and yields its channel."""
+        ...
 
 
 Target: TypeAlias = MessageChannel | AbstractAsyncContextManager[MessageChannel] | Connectable
@@ -106,9 +107,9 @@ def _pinned(revision: Revision | str) -> Revision:
 
 def _key(target: Target) -> object:
     """Return what tells the same command next time, or None."""
-    key = getattr(target, "key", None)
-    if key is None and hasattr(target, "command"):
-        key = (tuple(target.command), str(getattr(target, "cwd", None)))
+    key, command = getattr(target, "key", None), getattr(target, "command", None)
+    if key is None and command is not None:
+        key = (tuple(command), str(getattr(target, "cwd", None)))
     return key
 
 

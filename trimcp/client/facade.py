@@ -268,7 +268,7 @@ class ClientSession:
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol; use its own verb")
         self.client.foreign.add(name)
-        result: dict[str, JSON] = await self.session.call(name, dict(params or {}))
+        result: dict[str, JSON] = await self._ask(name, dict(params or {}))
         return result
 
     def roots_changed(self) -> None:
@@ -306,10 +306,11 @@ class ClientSession:
             items += getattr(page, _LISTED[method])
             if page.next_cursor is ABSENT:
                 return items
-            cursor = page.next_cursor
-            if cursor in seen:
+            following: str = page.next_cursor
+            if following in seen:
                 raise InvalidReply(f"{method}: the server's pages go round in a circle")
-            seen.add(cursor)
+            seen.add(following)
+            cursor = following
         raise InvalidReply(f"{method}: the list has more than {self.client.max_pages} pages")
 
     async def _cached(self, method: str, key: str | None, fetch: Callable[[], Any], fresh: bool) -> Cacheable:

@@ -11,7 +11,7 @@ import contextvars
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import attrs
 import trio
@@ -189,8 +189,7 @@ class Call(Generic[ResultT]):
                 self._error = error
         if self._error is not None:
             raise self._error
-        outcome: ResultT = self._outcome
-        return outcome
+        return cast("ResultT", self._outcome)
 
     def progressed(self, params: ProgressParams) -> None:
         """Keep progress for the reader; the oldest gives way when there is no room."""
