@@ -48,7 +48,7 @@ class Tools:
     tools: Mapping[str, Tool] = attrs.field(factory=dict)
     served: Sequence[str] = ("tools/call", "tools/list", "resources/read", "prompts/get", "logging/setLevel")
     notes: list[Notified] = attrs.field(factory=list)
-    ended: list[Session] = attrs.field(factory=list)
+    ended: int = 0
     jobs: list[Job] = attrs.field(factory=list)
 
     async def handle(self, session: Session, job: Job) -> Any:
@@ -61,7 +61,7 @@ class Tools:
         self.notes.append(event)
 
     def closed(self, session: Session) -> None:
-        self.ended.append(session)
+        self.ended += 1
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.session.support import Answers, Tools, Wire, agree, call, client_engine, linked, served, server_engine
+from tests.session.support import FORM, Answers, Tools, Wire, agree, call, client_engine, linked, served, server_engine
 from trimcp.channel import Incoming, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
@@ -400,23 +400,52 @@ async def test_cancelling_at_once_leaves_nothing() -> None:
             await channel.receive()
 
 
-async def test_an_ended_session_leaves_no_reference_behind() -> None:
-    async def run(ctx: Any) -> str:
-        await ctx.report_progress(1)
-        return "x"
+async def _work(ctx: Any) -> None:
+    ctx.request.start_soon(trio.lowlevel.checkpoint)
+    ctx.session.start_soon(trio.sleep_forever)
+    await ctx.report_progress(1)
+
+
+async def _asks(ctx: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ctx.elicit, "?", FORM)
+        nursery.start_soon(ctx.elicit, "!", FORM)
+
+
+async def _crash(ctx: Any) -> None:
+    raise ValueError
+
+
+async def _is_cut(ctx: Any) -> None:
+    ctx._session.cancel_jobs(CancelReason.LIMIT)
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("run", [_work, _asks, _crash, _is_cut])
+@pytest.mark.parametrize("rerun", [False, True])
+async def test_an_ended_session_is_freed_without_the_garbage_collector(run: Any, rerun: bool, caplog: Any) -> None:
+    caplog.set_level(logging.CRITICAL, "trimcp.session")  # a kept log record keeps its traceback
 
     async def once() -> list[Any]:
-        async with linked({"run": run}) as pair:
-            assert await pair.call() == "x"
+        async with linked({"run": run}, force_rerun=rerun) as pair:
+            try:
+                await pair.call()
+            except RemoteError as error:
+                error.__traceback__ = None
+            with trio.move_on_after(0):
+                await pair.call()
             kept = [weakref.ref(pair.server), weakref.ref(pair.client), weakref.ref(pair.server.engine)]
             kept += [weakref.ref(job) for job in pair.tools.jobs]
-        del pair
         return kept
 
-    kept = await once()
     gc.collect()
-    await trio.lowlevel.checkpoint()
-    assert [reference() for reference in kept] == [None] * len(kept)
+    gc.disable()
+    try:
+        kept = await once()
+        await trio.lowlevel.checkpoint()
+        assert [reference() for reference in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
 
 
 async def test_messages_are_written_together_by_one_writer() -> None:

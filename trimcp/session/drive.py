@@ -54,6 +54,8 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
                     jobs.start_soon(_read, session, channel, reader)
                     try:
                         yield
+                    except trio.Cancelled:
+                        raise
                     except BaseException as error:
                         failure, cancelled = parted(error)
                         if cancelled is not None:
@@ -78,8 +80,11 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
         except trio.Cancelled:
             if failure is None:
                 raise
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # a frame and what was raised from it would keep each other alive
 
 
 async def _read(session: Session, channel: MessageChannel, scope: trio.CancelScope) -> None:

@@ -42,7 +42,7 @@ class Job:
         scope: cancelling it stops the handler.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
         started: whether its handler has begun; `over`: whether its answer is queued.
-        crash: what the handler raised, if it crashed.
+        crash: what the handler raised, where its crash is to end the session.
         parked: how many questions it waits for in place.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked in the re-run style, if anything.

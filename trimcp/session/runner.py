@@ -60,7 +60,7 @@ class Runner:
             if not job.parked:
                 self.running -= 1
             session.finish(job, session.farewell(job) if reply is None else reply)
-        if job.crash is not None and session.handler_errors == "raise":
+        if job.crash is not None:
             raise job.crash
 
     @contextmanager
@@ -110,6 +110,8 @@ async def _attempt(session: Session, job: Job) -> bytes | None:
         with job.scope:
             reply = await _perform(session, job)
             await _room(session)
+    except trio.Cancelled:
+        raise
     except BaseException as error:
         # What a cancelled handler's nursery held besides the cancellation.
         crash, cancelled = parted(error)
@@ -153,7 +155,8 @@ def _failed(session: Session, job: Job, error: Exception) -> bytes:
     if _peer_left(session, cause):
         log.debug("the handler of %s lost its peer", job.request.verb.name)
         return session.engine.encode_error(job.request.id, ErrorReply(INTERNAL_ERROR, "the connection was lost"))
-    job.crash = error
+    if session.handler_errors == "raise":
+        job.crash = error
     return session.engine.encode_error(job.request.id, session.crashed(job, error))
 
 

@@ -58,6 +58,8 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
         async with trio.open_nursery() as nursery:
             try:
                 yield nursery
+            except trio.Cancelled:
+                raise
             except BaseException as error:
                 failure, cancelled = parted(error)
                 if cancelled is not None:
@@ -68,14 +70,19 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
         failure = reconciled("the body and a task that served it both failed", failure, error)
         if failure is None:
             raise
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # a frame and what was raised from it would keep each other alive
 
 
 async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
     """Run background work so that its crash is logged whole and ends nothing else."""
     try:
         await function(*args)
+    except trio.Cancelled:
+        raise  # not named: a frame and what was raised from it would keep each other alive
     except BaseException as error:
         crash, cancelled = parted(error)
         if crash is not None and not isinstance(crash, Exception):
@@ -145,6 +152,8 @@ class Work:
                     self._waiting.clear()
                     # Kept open until the handler is done: a nursery whose last task has ended takes no new ones.
                     await self._joined.wait()
+        except trio.Cancelled:
+            raise
         except BaseException as error:
             crash, cancelled = parted(error)
             if crash is not None and not isinstance(crash, Exception):
