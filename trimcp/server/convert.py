@@ -266,8 +266,8 @@ def _dump_special(value: Any, room: int) -> Any:
         return {alias: _dump(getattr(value, name), room) for alias, name in fields}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _dump(getattr(value, f.name), room) for f in dataclasses.fields(value) if f.init}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: _dump(each, room) for name, each in zip(value._fields, value, strict=True)}
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", None)) is not None:
+        return {name: _dump(each, room) for name, each in zip(names, value, strict=True)}
     if isinstance(value, abc.Mapping):
         return {_key(key): _dump(each, room) for key, each in value.items()}
     if isinstance(value, abc.Set):

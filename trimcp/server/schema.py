@@ -73,9 +73,9 @@ class Signature:
     parameters: Mapping[str, Parameter]
     injected: tuple[tuple[inspect.Parameter, Any], ...]
     return_type: Any
-    _converters: tuple[tuple[str, Convert], ...]
-    _whole_numbers: tuple[str, ...]
-    _rest: Convert | None = None
+    _converters: tuple[tuple[str, Convert], ...] = attrs.field(alias="converters")
+    _whole_numbers: tuple[str, ...] = attrs.field(alias="whole_numbers")
+    _rest: Convert | None = attrs.field(default=None, alias="rest")
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keyword arguments from JSON arguments that `input_schema` has accepted.

@@ -21,6 +21,7 @@ class Endpoint(Protocol):
     @property
     def served(self) -> Container[str]:
         """The names of the request methods that have a handler."""
+        ...
 
     async def handle(self, session: Session, job: Job) -> Any:
         """Work on one request and return its result payload; cancelled when the request is."""

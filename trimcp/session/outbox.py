@@ -25,6 +25,7 @@ class Sink(Protocol):
     @property
     def full(self) -> bool:
         """Whether a sender has to wait for room first."""
+        ...
 
     async def room(self) -> None:
         """Wait until there is room for one more message, of whatever size."""
@@ -40,6 +41,7 @@ class Sink(Protocol):
 
     def withdraw(self, request_id: RequestId) -> bool:
         """Take back a request that has not left yet; False if it has."""
+        ...
 
     def close(self) -> None:
         """No more is posted; what is queued still leaves."""

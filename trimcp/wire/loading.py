@@ -190,7 +190,7 @@ class Loading:
                 if len(problems) == MAX_PROBLEMS:
                     break
         if problems:
-            raise IterableValidationError("some members do not fit", problems, tp)
+            raise IterableValidationError("some members do not fit", problems, tp)  # pyright: ignore[reportCallIssue]
         return loaded
 
     def _union(self, found: tuple[Any, ...]) -> Hook:

@@ -83,11 +83,9 @@ class Method:
     narrowed: tuple[Revision, Direction] | None = attrs.field(default=None, kw_only=True)
     mirrored: str | None = attrs.field(default=None, kw_only=True)
     experimental: bool = attrs.field(default=False, kw_only=True)
-    is_notification: bool = attrs.field(init=False)
-
-    @is_notification.default
-    def _no_result(self) -> bool:
-        return self.result is None
+    is_notification: bool = attrs.field(
+        init=False, default=attrs.Factory(lambda method: method.result is None, takes_self=True)
+    )
 
     def available(self, revision: Revision) -> bool:
         """Whether the revision has it as a message of its own, in either direction."""
