@@ -50,7 +50,6 @@ from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
 from trimcp.wire.converter import WireError
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId
-from trimcp.wire.methods import Direction
 from trimcp.wire.revisions import Revision
 
 __all__ = ["Connection"]
@@ -148,8 +147,7 @@ class Connection:
 
     def _is_ours(self, verb: Verb) -> bool:
         """Return whether the peer may send us this method at all."""
-        wanted = Direction.CLIENT_TO_SERVER if self.role is Role.SERVER else Direction.SERVER_TO_CLIENT
-        return wanted in verb.direction
+        return verb.from_client if self.role is Role.SERVER else verb.from_server
 
     @staticmethod
     def _load(verb: Verb, params: Mapping[str, Any]) -> Any:
@@ -348,8 +346,7 @@ class Connection:
         verb = vocabulary(revision).get(name)
         if verb is None and name in self.foreign:
             verb = foreign(name)
-        direction = Direction.CLIENT_TO_SERVER if self.role is Role.CLIENT else Direction.SERVER_TO_CLIENT
-        if verb is None or direction not in verb.direction:
+        if verb is None or not (verb.from_client if self.role is Role.CLIENT else verb.from_server):
             raise LocalError(f"revision {revision.name} has no {name} in this direction")
         return verb
 

@@ -27,7 +27,7 @@ class Verb:
     Attributes:
         name: the method's name on the wire.
         method: its row in the method table.
-        direction: who may send it, in this revision.
+        direction: who may send it, in this revision; `from_client` and `from_server` are the same, ready to be read.
         load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
         load_result, dump_result: the same for the result; for notifications they return what they are given.
     """
@@ -39,6 +39,12 @@ class Verb:
     dump_params: Callable[[Any], Any]
     load_result: Callable[[Any], Any]
     dump_result: Callable[[Any], Any]
+    from_client: bool = attrs.field(
+        init=False, default=attrs.Factory(lambda verb: Direction.CLIENT_TO_SERVER in verb.direction, takes_self=True)
+    )
+    from_server: bool = attrs.field(
+        init=False, default=attrs.Factory(lambda verb: Direction.SERVER_TO_CLIENT in verb.direction, takes_self=True)
+    )
 
 
 @cache

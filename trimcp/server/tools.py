@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 import attrs
 import trio
@@ -31,6 +31,8 @@ __all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
 
 RunMode = Literal["inline", "thread"]
 """How a sync function runs: in the event loop (it must be quick), or in a thread of the server's own limiter."""
+
+_FINISHED: Final = (CallToolResult, InputRequiredResult)
 
 
 class ToolOptions(TypedDict, total=False):
@@ -123,7 +125,7 @@ class ToolEntry:
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
     def _result(self, value: Any) -> Any:
-        if isinstance(value, CallToolResult | InputRequiredResult):
+        if isinstance(value, _FINISHED):
             return value
         shape = self.shape
         if shape is None:

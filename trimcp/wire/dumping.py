@@ -141,24 +141,20 @@ def _writer(cls: type, steps: tuple[_Step, ...], known: frozenset[str] | None) -
         if type(payload) is not cls:
             must(cls.__name__, payload)
         out: dict[str, Any] = {}
-        for get, name, hook, none in steps:
-            value = get(payload)
-            if value is ABSENT or value is none:
-                continue
-            out[name] = value if hook is None else hook(value)
-        return out
-
-    def dump_alone(payload: Any) -> dict[str, Any]:
         try:
-            return dump(payload)
+            for get, name, hook, none in steps:
+                value = get(payload)
+                if value is not ABSENT and value is not none:
+                    out[name] = value if hook is None else hook(value)
         except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
             raise Wrong(*error.args) from None
+        return out
 
     if known is None:
-        return dump_alone
+        return dump
 
     def dump_open(payload: Any) -> dict[str, Any]:
-        out = dump_alone(payload)
+        out = dump(payload)
         for name, value in payload.extra.items():
             if name not in known:
                 out[name] = value
