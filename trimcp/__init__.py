@@ -11,7 +11,9 @@ import typing
 if typing.TYPE_CHECKING:
     from trimcp.channel import Incoming, Kind, MessageChannel, Origin, Outgoing
     from trimcp.client.client import Client
+    from trimcp.client.connect import Target
     from trimcp.client.facade import ClientSession
+    from trimcp.client.forms import fill_defaults
     from trimcp.client.group import Group
     from trimcp.client.hosts import read_servers
     from trimcp.errors import (
@@ -26,7 +28,7 @@ if typing.TYPE_CHECKING:
         ResourceNotFound,
         ToolError,
     )
-    from trimcp.run import InProcess, in_process, run_stdio, serve_stdio, stdio
+    from trimcp.run import InProcess, in_process, load_servers, run_stdio, serve_stdio, stdio
     from trimcp.server.arguments import Arg
     from trimcp.server.declared import Elicit
     from trimcp.server.forms import Form
@@ -75,12 +77,14 @@ else:
     _MODULES = {
         "channel": "Incoming Kind MessageChannel Origin Outgoing",
         "client.client": "Client",
+        "client.connect": "Target",
         "client.facade": "ClientSession",
+        "client.forms": "fill_defaults",
         "client.group": "Group",
         "client.hosts": "read_servers",
         "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError "
         "McpError Overloaded RemoteError ResourceNotFound ToolError",
-        "run": "InProcess in_process run_stdio serve_stdio stdio",
+        "run": "InProcess in_process load_servers run_stdio serve_stdio stdio",
         "server.arguments": "Arg",
         "server.declared": "Elicit",
         "server.forms": "Form form=form_for",
@@ -195,6 +199,7 @@ __all__ = [
     "Statistics",
     "StdioServer",
     "Subscription",
+    "Target",
     "Text",
     "TextContent",
     "TextResourceContents",
@@ -203,8 +208,10 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "ToolsChanged",
+    "fill_defaults",
     "form",
     "in_process",
+    "load_servers",
     "memory_channels",
     "read_servers",
     "run_stdio",

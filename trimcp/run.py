@@ -20,17 +20,22 @@ from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stdio import StdioServer, claim_stdio
-from trimcp.transports.trace import trace_writer, traced
+from trimcp.transports.trace import Write, trace_writer, traced
 
-__all__ = ["InProcess", "in_process", "run_stdio", "serve_stdio", "stdio", "trace_from_environment"]
+__all__ = ["InProcess", "in_process", "load_servers", "run_stdio", "serve_stdio", "stdio", "trace_from_environment"]
 
 _TRACE = "TRIMCP_TRACE"
 
 
-def trace_from_environment(channel: MessageChannel) -> MessageChannel:
-    """Return the channel, traced if the environment says so: TRIMCP_TRACE=1 to standard error, or a file's path."""
+def trace_from_environment() -> Write | None:
+    """Return where messages are to be written, if the environment says so: TRIMCP_TRACE=1, or the path of a file."""
     target = os.environ.get(_TRACE, "")
-    return traced(channel, trace_writer(target)) if target not in ("", "0") else channel
+    return None if target in ("", "0") else trace_writer(target)
+
+
+def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
+    write = trace_from_environment()
+    return channel if write is None else traced(channel, write)
 
 
 async def serve_stdio(server: Server[Any]) -> None:
@@ -40,7 +45,7 @@ async def serve_stdio(server: Server[Any]) -> None:
     `limits.eof_grace` seconds. Cancelling it stops every handler; no signal handlers are installed, see `run_stdio`.
     """
     async with claim_stdio() as channel:
-        await server.serve(trace_from_environment(channel))
+        await server.serve(_perhaps_traced(channel))
 
 
 def run_stdio(server: Server[Any], *, grace: float = 5.0) -> None:
@@ -58,7 +63,7 @@ async def _serve_stdio_until_signal(server: Server[Any], grace: float) -> None:
             session = server.session(running)
             async with open_service_nursery() as nursery:
                 nursery.start_soon(_drain_when, stop, session, grace)
-                await drive(session, trace_from_environment(channel))
+                await drive(session, _perhaps_traced(channel))
 
 
 async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
@@ -106,7 +111,29 @@ def stdio(
         cwd: where it runs; by default here.
         on_stderr: called with each line the child writes to its standard error; by default they are logged.
     """
-    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr)
+    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace_from_environment())
+
+
+def load_servers(
+    source: str | Path | Mapping[str, Any], *, on_stderr: Callable[[str], object] | None = None
+) -> dict[str, StdioServer]:
+    """Return the servers of an `mcpServers` configuration by name, each ready for `client.connect` or `Group.open`.
+
+    Args:
+        source: a host's configuration file (`{"mcpServers": {name: {"command": ..., "args": ..., "env": ...}}}`), or
+            its contents. `${VAR}` in it stands for a variable of our environment.
+        on_stderr: as for `stdio`.
+
+    Raises:
+        LocalError: the file cannot be read or an entry is not one we can start; the text says which, and why.
+    """
+    from trimcp.client.hosts import read_servers  # a server's start should not pay for it
+
+    trace = trace_from_environment()
+    return {
+        name: StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
+        for name, entry in read_servers(source).items()
+    }
 
 
 @attrs.frozen
@@ -116,18 +143,13 @@ class InProcess:
     server: Server[Any]
     framed: bool = False
 
-    @property
-    def key(self) -> str:
-        """What a client remembers it by."""
-        return f"in process: {id(self.server)}"
-
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
         """Serve one connection for as long as the block runs, and yield the client's end of it."""
         ours, theirs = memory_channels(framed=self.framed)
         async with open_service_nursery() as nursery:
             nursery.start_soon(self.server.serve, ours)
-            async with trace_from_environment(theirs) as channel:
+            async with _perhaps_traced(theirs) as channel:
                 yield channel
 
 

@@ -16,7 +16,7 @@ import trio
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Traced, find_target
+from trimcp.cli.targets import find_target
 from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
@@ -74,15 +74,15 @@ def converse(target: str, options: Options, body: Body) -> int:
 async def _converse(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
     client = _client(options, screen, asker)
-    target: StdioServer | Traced = server
     if options.trace is not None:
-        target = Traced(server, screen.trace if options.trace == "-" else trace_writer(options.trace))
+        write = screen.trace if options.trace == "-" else trace_writer(options.trace)
+        server = attrs.evolve(server, trace=write)
     code: int | None = None
     with _signals(screen) as stop:
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
         try:
             with stop.guarding(deadline) as connecting:
-                async with client.connect(target, revision=options.revision) as session:
+                async with client.connect(server, revision=options.revision) as session:
                     screen.listening = True
                     connecting.deadline = float("inf")
                     # Inside the connection, so that the server hears of a cancellation before it is left.

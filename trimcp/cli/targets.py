@@ -5,20 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import attrs
-
-from trimcp.channel import MessageChannel
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.client.hosts import read_servers
 from trimcp.errors import LocalError
 from trimcp.transports.stdio import StdioServer
-from trimcp.transports.trace import Write, traced
 
-__all__ = ["TARGET_HELP", "Traced", "find_target"]
+__all__ = ["TARGET_HELP", "find_target"]
 
 TARGET_HELP = """\
 \b
@@ -31,25 +26,6 @@ TARGET is one of
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
 _ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)
-
-
-@attrs.frozen
-class Traced:
-    """A server whose messages are written down."""
-
-    server: StdioServer
-    write: Write
-
-    @property
-    def key(self) -> object:
-        """What a client remembers the server by."""
-        return self.server.command
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[MessageChannel]:
-        """Start the server; see `StdioServer.connect`."""
-        async with self.server.connect() as channel, traced(channel, self.write) as written:
-            yield written
 
 
 def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> StdioServer:

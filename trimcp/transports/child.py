@@ -24,6 +24,7 @@ from trimcp.transports.family import MARK, Family
 from trimcp.transports.process import Patience, end_process
 from trimcp.transports.stream import CLIENT_MAX_MESSAGE, StreamChannel
 from trimcp.transports.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.trace import Write, traced
 
 __all__ = ["INHERITED", "ChildChannel", "StdioServer", "child_environment"]
 
@@ -80,6 +81,7 @@ class StdioServer:
         on_stderr: called with each line it writes to standard error, without the newline. It must return at
             once; what it raises is logged. None writes the lines to the logger `trimcp.stdio` at DEBUG.
         patience: how long each step of its shutdown may take.
+        trace: called with a line for every message, secrets masked; None for no trace.
     """
 
     command: tuple[str, ...] = attrs.field(converter=_as_tuple)
@@ -89,6 +91,7 @@ class StdioServer:
     max_message: int = CLIENT_MAX_MESSAGE
     on_stderr: Callable[[str], object] | None = None
     patience: Patience = attrs.field(factory=Patience)
+    trace: Write | None = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ChildChannel]:
@@ -145,7 +148,7 @@ class ChildChannel(MessageChannel):
     _receiver: FdReceiver | ThreadReceiver
     _sender: FdSender | ThreadSender
     _stderr: FdReceiver | ThreadReceiver
-    _messages: StreamChannel
+    _messages: MessageChannel
     _on_stderr: Callable[[str], object] | None
     _tail: bytearray = attrs.field(factory=bytearray, init=False)
     _line: bytearray = attrs.field(factory=bytearray, init=False)
@@ -314,5 +317,7 @@ async def _start(server: StdioServer) -> ChildChannel:
             ThreadSender(input_ours),
             ThreadReceiver(errors_ours),
         )
-    messages = StreamChannel(receiver, sender, max_message=server.max_message)
+    messages: MessageChannel = StreamChannel(receiver, sender, max_message=server.max_message)
+    if server.trace is not None:
+        messages = traced(messages, server.trace)
     return ChildChannel(process, server.command, family, receiver, sender, stderr, messages, server.on_stderr)
