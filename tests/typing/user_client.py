@@ -54,6 +54,21 @@ async def approve(tool: trimcp.Tool | None, arguments: Mapping[str, Any]) -> boo
     return tool is None or not (tool.annotations and tool.annotations.destructive_hint)
 
 
+@client.approve_sampled
+async def approve_sampled(
+    params: trimcp.CreateMessageParams, result: trimcp.CreateMessageResult, *, session: trimcp.ClientSession
+) -> bool:
+    """Decide on the model's words, knowing who asked."""
+    return session.server_info is not None and params.max_tokens > len(result.blocks)
+
+
+# What must be refused: an ignored error that is none is one, to mypy's strict mode.
+@client.sampling  # type: ignore[type-var]
+async def wrong_result(params: trimcp.CreateMessageParams) -> int:
+    """No handler of this kind: nothing said is a number."""
+    return params.max_tokens
+
+
 async def handlers_kept_their_types(params: trimcp.ElicitFormParams, session: trimcp.ClientSession) -> None:
     """Handlers are still the functions that were written."""
     assert_type(await ask_user(params), trimcp.ElicitResult)

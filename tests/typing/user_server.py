@@ -220,6 +220,13 @@ def change() -> None:
     server.remove_prompt("talk2")
 
 
+def refused() -> None:
+    """What must be refused: an ignored error that is none is one, to mypy's strict mode."""
+    server.add_tool(number, tiemout=3)  # type: ignore[call-arg]
+    server.add_tool(number, timeout="3")  # type: ignore[arg-type]
+    server.add_resource("file:///x", 7)  # type: ignore[arg-type]
+
+
 # A server without a lifespan.
 plain = trimcp.Server("plain")
 

@@ -28,27 +28,29 @@ from trimcp.wire.logs import LoggingLevel
 from trimcp.wire.revisions import REVISIONS, Revision
 from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
-from trimcp.wire.tools import Tool
 
 if TYPE_CHECKING:
     from trimcp.client.facade import ClientSession
 
 __all__ = ["Client"]
 
-Handler = TypeVar("Handler", bound=Callable[..., Any])
-
 Sampled: TypeAlias = CreateMessageResult | str
 SamplingHandler: TypeAlias = Callable[..., Awaitable[Sampled] | Sampled]
 ElicitationHandler: TypeAlias = Callable[..., Awaitable[ElicitResult] | ElicitResult]
 RootsHandler: TypeAlias = Callable[..., Awaitable[Sequence[Root | str]] | Sequence[Root | str]]
 LoggingHandler: TypeAlias = Callable[..., Awaitable[None] | None]
-CallApproval: TypeAlias = Callable[[Tool | None, Mapping[str, JSON]], Awaitable[bool] | bool]
-SamplingApproval: TypeAlias = Callable[
-    [CreateMessageParams], Awaitable[bool | CreateMessageParams] | bool | CreateMessageParams
-]
-SampledApproval: TypeAlias = Callable[
-    [CreateMessageParams, CreateMessageResult], Awaitable[bool | CreateMessageResult] | bool | CreateMessageResult
-]
+CallApproval: TypeAlias = Callable[..., Awaitable[bool] | bool]
+SamplingApproval: TypeAlias = Callable[..., Awaitable[bool | CreateMessageParams] | bool | CreateMessageParams]
+SampledApproval: TypeAlias = Callable[..., Awaitable[bool | CreateMessageResult] | bool | CreateMessageResult]
+
+# A decorated handler keeps its own type. The bounds catch a wrong result; parameters are free, for the `session`.
+SamplingT = TypeVar("SamplingT", bound=SamplingHandler)
+ElicitationT = TypeVar("ElicitationT", bound=ElicitationHandler)
+RootsT = TypeVar("RootsT", bound=RootsHandler)
+LoggingT = TypeVar("LoggingT", bound=LoggingHandler)
+CallApprovalT = TypeVar("CallApprovalT", bound=CallApproval)
+SamplingApprovalT = TypeVar("SamplingApprovalT", bound=SamplingApproval)
+SampledApprovalT = TypeVar("SampledApprovalT", bound=SampledApproval)
 
 _SAMPLING: Final = "sampling/createMessage"
 _ELICITATION: Final = "elicitation/create"
@@ -174,9 +176,9 @@ class Client:
     # Handlers
 
     @overload
-    def sampling(self, handler: Handler, /) -> Handler: ...
+    def sampling(self, handler: SamplingT, /) -> SamplingT: ...
     @overload
-    def sampling(self, *, tools: bool = ..., context: bool = ...) -> Callable[[Handler], Handler]: ...
+    def sampling(self, *, tools: bool = ..., context: bool = ...) -> Callable[[SamplingT], SamplingT]: ...
     def sampling(self, handler: Any = None, *, tools: bool = False, context: bool = False) -> Any:
         """Register what asks the model: `async def sample(params: CreateMessageParams) -> CreateMessageResult | str`.
 
@@ -185,7 +187,7 @@ class Client:
             context: it can include context from other servers.
         """
 
-        def register(handler: Handler) -> Handler:
+        def register(handler: SamplingT) -> SamplingT:
             self.on_sampling = handler
             self.served.add(_SAMPLING)
             capability = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
@@ -195,9 +197,9 @@ class Client:
         return register if handler is None else register(handler)
 
     @overload
-    def elicitation(self, handler: Handler, /) -> Handler: ...
+    def elicitation(self, handler: ElicitationT, /) -> ElicitationT: ...
     @overload
-    def elicitation(self, *, form: bool = ..., url: bool = ...) -> Callable[[Handler], Handler]: ...
+    def elicitation(self, *, form: bool = ..., url: bool = ...) -> Callable[[ElicitationT], ElicitationT]: ...
     def elicitation(self, handler: Any = None, *, form: bool = True, url: bool = True) -> Any:
         """Register what asks the user: `async def ask(params: ElicitParams) -> ElicitResult`.
 
@@ -208,7 +210,7 @@ class Client:
             form, url: which of the two it can handle (all of elicitation is form before 2025-11-25).
         """
 
-        def register(handler: Handler) -> Handler:
+        def register(handler: ElicitationT) -> ElicitationT:
             self.on_elicitation = handler
             self.served.add(_ELICITATION)
             self.elicitation_modes = frozenset(mode for mode, can in (("form", form), ("url", url)) if can)
@@ -217,7 +219,7 @@ class Client:
 
         return register if handler is None else register(handler)
 
-    def roots(self, handler: Handler) -> Handler:
+    def roots(self, handler: RootsT) -> RootsT:
         """Register what tells the places worked on: `def roots() -> list[Root | str]`, URIs or `Root`s."""
         self.on_roots = handler
         self.served.add(_ROOTS)
@@ -240,7 +242,7 @@ class Client:
             for session in self.sessions:
                 session.roots_changed()
 
-    def logging(self, handler: Handler) -> Handler:
+    def logging(self, handler: LoggingT) -> LoggingT:
         """Register what takes servers' log messages: `async def log(params: LoggingMessageParams) -> None`.
 
         One message at a time, in order, per connection. While it is slow `Limits.logs_kept` messages are kept, then
@@ -251,7 +253,7 @@ class Client:
 
     # Approval
 
-    def approve_call(self, hook: Handler) -> Handler:
+    def approve_call(self, hook: CallApprovalT) -> CallApprovalT:
         """Register what decides on each tool call: `async def approve(tool: Tool | None, arguments) -> bool`.
 
         `tool` carries the annotations as the server claims them; it is None for a tool the server does not list.
@@ -260,7 +262,7 @@ class Client:
         self.on_call = hook
         return hook
 
-    def approve_sampling(self, hook: Handler) -> Handler:
+    def approve_sampling(self, hook: SamplingApprovalT) -> SamplingApprovalT:
         """Register what decides before the model is asked: `async def approve(params) -> bool | CreateMessageParams`.
 
         False refuses the server; params returned are used in place of the server's.
@@ -268,7 +270,7 @@ class Client:
         self.before_sampling = hook
         return hook
 
-    def approve_sampled(self, hook: Handler) -> Handler:
+    def approve_sampled(self, hook: SampledApprovalT) -> SampledApprovalT:
         """Register what decides on the model's words before the server sees them:
         `async def approve(params, result) -> bool | CreateMessageResult`.
 
