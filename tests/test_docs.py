@@ -16,6 +16,7 @@ import ast
 import doctest
 import os
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -187,3 +188,12 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(set(listed) - {"inspect", "call", "read", "prompt", "demo"}) == sorted(
         {*trimcp.__all__, *trimcp.testing.__all__}
     )
+
+
+def test_the_fields_of_payloads_are_drawn_from_their_declarations() -> None:
+    program = runpy.run_path(str(ROOT / "docs" / "payload_tables.py"))
+    drawn = program["on_page_markdown"]("Before\n\n<!-- payloads: trimcp.wire.tools -->\n\nAfter")
+    assert drawn.startswith("Before\n\n### ToolAnnotations {: #trimcp.wire.tools.ToolAnnotations }\n\n")
+    assert drawn.endswith("\n\nAfter")
+    assert "| **`input_schema`** | `dict[str, Any]` | `inputSchema` | all |\n" in drawn
+    assert "| `execution` | `ToolExecution` | `execution` | from 2025-11-25 before 2026-07-28 |\n" in drawn
