@@ -100,7 +100,8 @@ class Registry(Generic[EntryT]):
         Raises:
             ErrorReply: the cursor is none of ours (-32602; server/utilities/pagination).
         """
-        cached = self._pages.get((*key, cursor or None))
+        place = (*key, None if cursor is ABSENT else cursor)
+        cached = self._pages.get(place)
         if cached is not None:
             return cached
         names = list(self._entries)
@@ -110,7 +111,7 @@ class Registry(Generic[EntryT]):
         page = encode([self._entries[name] for name in names[first:last]], following)
         if len(self._pages) >= _MOST_PAGES:
             self._pages.clear()
-        self._pages[(*key, cursor or None)] = page
+        self._pages[place] = page
         return page
 
     def _position(self, cursor: Any, names: list[str]) -> int:

@@ -1,0 +1,84 @@
+"""The bus: told at once, kept conflated, forgotten when nobody listens."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from trimcp.server.changes import Bus, Change, Watch
+
+
+@pytest.mark.parametrize("change", Change)
+def test_each_change_has_its_notification(change: Change) -> None:
+    assert change.notification == f"notifications/{change.name.lower()}/list_changed"
+
+
+async def test_a_watch_gives_what_it_watches_once_each_in_order() -> None:
+    bus = Bus()
+    watch = Watch(frozenset({Change.TOOLS, Change.PROMPTS}), frozenset({"a", "b"}))
+    bus.attach(watch)
+    for uri in ("b", "a", "c", "b"):
+        bus.updated(uri)
+    for change in (Change.RESOURCES, Change.PROMPTS, Change.TOOLS, Change.PROMPTS):
+        bus.changed(change)
+    assert await watch.take() == ([Change.PROMPTS, Change.TOOLS], ["b", "a"])
+    bus.updated("a")
+    assert await watch.take() == ([], ["a"])
+
+
+async def test_taking_waits_for_something_that_is_watched(autojump_clock: trio.testing.MockClock) -> None:
+    bus = Bus()
+    watch = Watch(frozenset({Change.TOOLS}), frozenset())
+    bus.attach(watch)
+    taken: list[object] = []
+
+    async def take() -> None:
+        taken.append(await watch.take())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        await trio.testing.wait_all_tasks_blocked()
+        bus.changed(Change.PROMPTS)
+        bus.updated("a")
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == []
+        bus.changed(Change.TOOLS)
+    assert taken == [([Change.TOOLS], [])]
+
+
+async def test_a_detached_watch_hears_nothing_and_a_million_updates_cost_one() -> None:
+    bus = Bus()
+    watch, other = Watch(frozenset(), frozenset({"a"})), Watch(frozenset(), frozenset({"a"}))
+    bus.attach(watch)
+    bus.attach(other)
+    bus.detach(other)
+    bus.detach(other)
+    for _ in range(1_000):
+        bus.updated("a")
+    assert await watch.take() == ([], ["a"])
+    with trio.move_on_after(0) as nothing:
+        await other.take()
+    assert nothing.cancelled_caught
+
+
+def test_a_listener_may_leave_while_it_is_told() -> None:
+    bus = Bus()
+    told: list[str] = []
+
+    class Leaves:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def changed(self, change: Change) -> None:
+            told.append(self.name)
+            bus.detach(self)
+
+        def updated(self, uri: str) -> None:
+            raise AssertionError
+
+    for name in "ab":
+        bus.attach(Leaves(name))
+    bus.changed(Change.TOOLS)
+    bus.changed(Change.TOOLS)
+    assert told == ["a", "b"]
