@@ -43,6 +43,19 @@ async def slow(file: str, ctx: trimcp.Context[Any]) -> str:
 
 
 @server.tool
+async def stubborn(file: str) -> str:
+    """Take its time to end when it is cancelled."""
+    note(file, "begun")
+    try:
+        await trio.sleep(60)
+    finally:
+        note(file, "holding on")
+        with trio.CancelScope(shield=True):
+            await trio.sleep(3)
+    return "slept"
+
+
+@server.tool
 async def short(file: str, seconds: float) -> str:
     """Write a line, work for a moment, answer."""
     note(file, "begun")

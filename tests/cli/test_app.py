@@ -157,11 +157,11 @@ def test_call_takes_json_from_standard_input_and_gives_json() -> None:
     [
         (["add", "a=two"], 2, "a must be a whole number, not 'two'"),
         (["ad", "a=2"], 2, "no tool 'ad'; did you mean add"),
-        (["zzz"], 2, "no tool 'zzz'; it has add, slow, short"),
+        (["zzz"], 2, "no tool 'zzz'; it has add, slow, stubborn"),
         (["fail"], 1, "it did \\x1b[5mnot work"),
         (["add"], 1, "lacks the required property 'a'"),
         (["add", "--revision", V2025_03_26.name], 4, "(code -32602)"),
-        (["slow", f"file={os.devnull}", "--timeout", "0.3"], 124, "the server was told to stop"),
+        (["slow", f"file={os.devnull}", "--timeout", "0.5"], 124, "the server was told to stop"),
     ],
 )
 @pytest.mark.usefixtures("near")
@@ -217,6 +217,11 @@ def test_the_trace_shows_every_message_or_keeps_it(tmp_path: Path) -> None:
     assert "exited with status 1" in result.stderr
 
 
+def test_the_environment_asks_for_a_trace_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMCP_TRACE", "1")
+    assert '--> {"jsonrpc":"2.0","id":1,"method":"server/discover"' in trimcp("inspect", "false").stderr
+
+
 # Processes
 
 
@@ -230,6 +235,45 @@ def test_ctrl_c_cancels_the_call_at_the_server(tmp_path: Path) -> None:
     assert (process.returncode, out) == (130, "")
     assert "half \\x1b]0;title\\x07 way" in err
     assert err.endswith("Error: interrupted; the server was told to stop\n")
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with started("call", SERVER, "stubborn", f"file={file}") as process:
+        wait_for(file, "begun")
+        os.kill(process.pid, signal.SIGINT)
+        wait_for(file, "holding on")
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    # Nothing more is said, and nobody waits for the server, which sees the end of its input.
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are of POSIX systems")
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    screen, line = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with started("call", SERVER, "slow", f"file={file}", stderr=line, env=environment) as process:
+        os.close(line)
+        shown = read_until(screen, "half")
+        os.kill(process.pid, signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+        shown += read_until(screen, "Error: interrupted")
+    os.close(screen)
+    assert (process.returncode, out) == (143, "")
+    assert "1/10" in shown
+    assert "half \\x1b]0;title\\x07 way" in shown
+    assert "\x1b]0;" not in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h") == 1, "the cursor is hidden and shown again"
+
+
+def read_until(terminal: int, text: str) -> str:
+    """Read from a pseudo-terminal until a text was shown."""
+    shown = b""
+    while text.encode() not in shown:
+        shown += os.read(terminal, 65_536)
+    return shown.decode()
 
 
 def test_a_question_without_a_terminal_is_declined() -> None:
@@ -286,3 +330,9 @@ def test_the_demonstration_leaves_nothing_behind(tmp_path: Path) -> None:
     assert "of 300: cancelled by peer" in result.stdout
     assert "searches running there now: 0; files it read in the last 0.5 s: 0" in result.stdout
     assert "tasks left: 0, the server exited with 0" in result.stdout
+
+
+def test_a_demonstration_on_nothing_says_so(tmp_path: Path) -> None:
+    result = trimcp("demo", str(tmp_path))
+    assert result.exit_code == 2
+    assert "name another directory" in result.stderr

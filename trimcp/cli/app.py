@@ -40,11 +40,12 @@ class _Command(click.Command):
     """A command whose server may stand last, after `--`, and whose `--trace` may have a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = ["--trace=-" if arg == "--trace" else arg for arg in args]
-        if "--" in args and ctx.command.name != "run":
-            at = args.index("--")
-            args = [shlex.join(args[at + 1 :]), *args[:at]]
-        return super().parse_args(ctx, args)
+        at = args.index("--") if "--" in args else len(args)
+        ours = ["--trace=-" if arg == "--trace" else arg for arg in args[:at]]
+        rest = args[at:]
+        if rest and ctx.command.name != "run":
+            ours, rest = [shlex.join(rest[1:]), *ours], []
+        return super().parse_args(ctx, ours + rest)
 
 
 def _connects(function: CommandT) -> CommandT:

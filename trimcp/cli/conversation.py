@@ -22,11 +22,11 @@ from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
 from trimcp.transports.stdio import StdioServer
-from trimcp.transports.trace import trace_writer
+from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 from trimcp.wire.logs import LoggingLevel
 
-__all__ = ["Body", "Options", "Stop", "converse", "own_version"]
+__all__ = ["Body", "Options", "Stop", "converse", "own_version", "trace_to"]
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]
 """What is done with the session; returns the exit code."""
@@ -59,6 +59,15 @@ def own_version() -> str:
         return "0"
 
 
+def trace_to(target: str | None, screen: Screen) -> Write | None:
+    """Return what writes the trace down: as the option says, else as the environment (TRIMCP_TRACE) does."""
+    if target is None:
+        target = os.environ.get("TRIMCP_TRACE", "")
+        if target in ("", "0"):
+            return None
+    return screen.trace if target in ("-", "1", "stderr") else trace_writer(target)
+
+
 def converse(target: str, options: Options, body: Body) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
@@ -74,8 +83,8 @@ def converse(target: str, options: Options, body: Body) -> int:
 async def _converse(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
     client = _client(options, screen, asker)
-    if options.trace is not None:
-        write = screen.trace if options.trace == "-" else trace_writer(options.trace)
+    write = trace_to(options.trace, screen)
+    if write is not None:
         server = attrs.evolve(server, trace=write)
     code: int | None = None
     with _signals(screen) as stop:

@@ -16,15 +16,14 @@ import attrs
 import trio
 
 from trimcp.channel import MessageChannel
-from trimcp.cli.conversation import own_version
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
+from trimcp.cli.conversation import own_version, trace_to
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, USAGE, Failure
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import describe_content, describe_resource, one_line
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import McpError
-from trimcp.transports.stdio import ChildChannel, StdioServer
-from trimcp.transports.trace import trace_writer, traced
+from trimcp.transports.stdio import StdioServer
 from trimcp.wire.tools import CallToolResult
 
 __all__ = ["run_demo"]
@@ -68,20 +67,13 @@ class _Observed:
     """The server to start, with a look at its process."""
 
     server: StdioServer
-    trace: str | None
     process: trio.Process | None = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
-        channel: ChildChannel
         async with self.server.connect() as channel:
             self.process = channel.process
-            if self.trace is None:
-                yield channel
-            else:
-                target = "stderr" if self.trace == "-" else self.trace
-                async with traced(channel, trace_writer(target)) as written:
-                    yield written
+            yield channel
 
 
 @attrs.define(eq=False)
@@ -92,13 +84,15 @@ class _Demo:
     calls: int = 0
     steps: int = 0
     running_on: bool = False
+    longest: str = ""
 
     async def run(self) -> int:
         """Do all of it and return the exit code: 0 if nothing is left behind."""
         started = time.monotonic()
         before = trio.lowlevel.current_statistics().tasks_living
         command = (sys.executable, str(_server_file()), str(self.place))
-        target = _Observed(StdioServer(command, on_stderr=self.screen.server_says), self.trace)
+        server = StdioServer(command, on_stderr=self.screen.server_says, trace=trace_to(self.trace, self.screen))
+        target = _Observed(server)
         client = Client("trimcp demo", own_version())
         client.logging(self.screen.log)
         async with client.connect(target) as session:
@@ -126,9 +120,12 @@ class _Demo:
         started = time.monotonic()
         result = await self._call(session, "line_statistics", {})
         counted: Any = result.structured_content
+        if not counted["longest_file"]:
+            raise Failure(f"there is no text in {self.place}; name another directory", USAGE)
         seconds = time.monotonic() - started
         self._say(f"{counted['files']:,} files with {counted['lines']:,} lines in {seconds:.1f} s; the longest is")
         self._say(f"{one_line(counted['longest_file'])}")
+        self.longest = counted["longest_file"]
         for kind in counted["kinds"][:_KINDS_SHOWN]:
             self._say(f"{one_line(kind['kind']):>12} {kind['files']:6,} files {kind['lines']:9,} lines")
 
@@ -177,7 +174,7 @@ class _Demo:
         return work
 
     async def _search(self, session: ClientSession) -> None:
-        self._head("Search for what begins a nursery")
+        self._head("Search for the classes that are called a task group")
         result = await self._call(session, "search", {"pattern": r"class \w*TaskGroup", "regex": True, "glob": "*.py"})
         found: Any = result.structured_content
         for match in found["matches"][:_KINDS_SHOWN]:
@@ -188,7 +185,7 @@ class _Demo:
         self._head("Complete a path, read that file as a resource, and get a prompt about it")
         self.calls += 3
         completion = await session.complete_prompt("review", "path", "this")
-        path = completion.values[0] if completion.values else self._any_file()
+        path = completion.values[0] if completion.values else self.longest
         self._say(f"completed 'this' to {', '.join(map(one_line, completion.values)) or 'nothing'}")
         result = await session.read_resource(f"code:///{path}")
         text = describe_resource(result.contents[0])
@@ -196,9 +193,6 @@ class _Demo:
         prompt = await session.get_prompt("review", {"path": path, "focus": "style"})
         (opening, *_) = describe_content([prompt.messages[0].content])
         self._say(f"{len(prompt.messages)} messages: {re.split('(?<=[.]) ', opening)[0]}")
-
-    def _any_file(self) -> str:
-        return next(path.name for path in sorted(self.place.iterdir()) if path.is_file())
 
     def _head(self, text: str) -> None:
         self.screen.show(f"\n{text}", "bold")
