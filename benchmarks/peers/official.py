@@ -1,0 +1,50 @@
+"""The measured tools on the official Python SDK's MCPServer; the same two modes as `ours.py`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import anyio
+from mcp import Client
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("echo", version="1.0", log_level="WARNING")
+
+
+@server.tool()
+async def echo(text: str) -> str:
+    """Return the text."""
+    return text
+
+
+@server.tool()
+async def count(to: int, ctx: Context) -> str:
+    """Report every number on the way."""
+    for number in range(1, to + 1):
+        await ctx.report_progress(number, to)
+    return "done"
+
+
+async def in_memory(server: object, calls: int, under_way: int) -> None:
+    async with Client(server) as client:
+        await client.call_tool("echo", {"text": "warm"})
+
+        async def caller(share: int) -> None:
+            for number in range(share):
+                result = await client.call_tool("echo", {"text": f"hello {number}"})
+                if result.content[0].text != f"hello {number}":
+                    raise AssertionError(result)
+
+        wall, cpu = time.perf_counter(), time.process_time()
+        async with anyio.create_task_group() as group:
+            for _ in range(under_way):
+                group.start_soon(caller, calls // under_way)
+        print(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "stdio":
+        server.run("stdio")
+    else:
+        anyio.run(in_memory, server, int(sys.argv[2]), int(sys.argv[3]))
