@@ -15,7 +15,8 @@ from typing import Annotated, Any, get_args, get_origin
 import attrs
 import trio
 
-from trimcp.errors import ToolError
+from trimcp.errors import McpError, ToolError
+from trimcp.server.convert import ConversionError
 from trimcp.server.forms import form_for
 from trimcp.server.threads import ThreadContext
 from trimcp.session.context import Context
@@ -58,7 +59,7 @@ class Question:
         """Ask it and return the value for its parameter.
 
         Raises:
-            ToolError: the user declined or cancelled.
+            ToolError: the user declined or cancelled, or the client sent what does not fit the form.
         """
         marker = self.marker
         result = await ctx.elicit(marker.message, marker.schema or self.form, key=marker.key or self.parameter)
@@ -66,7 +67,10 @@ class Question:
             return result
         if result.action != "accept" or result.content is ABSENT:
             raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
-        return self.form.load(result.content)
+        try:
+            return self.form.load(result.content)
+        except ConversionError as error:
+            raise ToolError(f"the answer to {marker.message!r} does not fit: {error}") from None
 
 
 def is_context(parameter: inspect.Parameter, hint: Any) -> bool:
@@ -105,13 +109,18 @@ def question_of(parameter: str, hint: Any) -> Question | None:
 
 
 async def answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
-    """Ask all questions at once and return the answers by parameter."""
+    """Ask all questions at once and return the answers by parameter; the first that fails speaks for all."""
     if len(questions) == 1:
         return {questions[0].parameter: await questions[0].ask(ctx)}
     answers: dict[str, Any] = {}
+    failures: list[McpError] = []
 
     async def answer(question: Question) -> None:
-        answers[question.parameter] = await question.ask(ctx)
+        try:
+            answers[question.parameter] = await question.ask(ctx)
+        except McpError as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel(reason="another question was not answered")
 
     try:
         async with trio.open_nursery() as nursery:
@@ -119,4 +128,6 @@ async def answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[s
                 nursery.start_soon(answer, question)
     except ExceptionGroup as group:
         raise sole(group) from None
+    if failures:
+        raise failures[0]  # the others say the same of another question
     return answers

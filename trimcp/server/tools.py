@@ -128,9 +128,12 @@ class ToolEntry:
         if isinstance(value, _FINISHED):
             return value
         shape = self.shape
-        if shape is None:
-            return CallToolResult(content=as_content(value), is_error=False)
-        structured = shape.dump(value)
+        try:
+            if shape is None:
+                return CallToolResult(content=as_content(value), is_error=False)
+            structured = shape.dump(value)
+        except ConversionError as error:  # not to be taken for wrong arguments
+            raise TypeError(f"{self.tool.name} returned what JSON cannot carry: {error}") from error
         if self.output_validator is not None and not self.output_validator.is_valid(structured):
             problems = "; ".join(self.output_validator.problems(structured))
             raise TypeError(f"{self.tool.name} returned what its outputSchema forbids: {problems}")

@@ -1,0 +1,393 @@
+"""Tools: from functions to listings, from results to content, and what goes wrong between."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from trimcp.client.client import Client
+from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError
+from trimcp.server.arguments import Arg
+from trimcp.server.media import Image
+from trimcp.server.server import Server
+from trimcp.session.context import Context
+from trimcp.session.job import CancelReason
+from trimcp.testing.connect import connected, every_revision
+from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.common import Icon
+from trimcp.wire.content import TextContent
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.revisions import LATEST, V2025_06_18, Revision
+from trimcp.wire.tools import CallToolResult, ToolAnnotations
+
+
+async def call(
+    function: Callable[..., Any], /, revision: Revision = LATEST, options: Any = None, **arguments: Any
+) -> Any:
+    """Call a function as a tool, over a connection."""
+    server = Server("s")
+    server.add_tool(function, **{"name": "it", **(options or {})})
+    async with connected(server, Client("c", validate_output=False), revision=revision) as session:
+        return await session.call_tool("it", arguments)
+
+
+def text_of(result: CallToolResult) -> str:
+    return "".join(block.text for block in result.content)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str
+
+
+class Typed(TypedDict):
+    a: int
+
+
+@dataclass
+class Data:
+    colour: Colour
+    inner: Typed
+
+
+@attrs.frozen
+class Tree:
+    name: str
+    children: list[Tree] = attrs.field(factory=list)
+
+
+RESULTS: list[tuple[Any, Any, Any]] = [
+    (int, 5, {"result": 5}),
+    (float, 1.5, {"result": 1.5}),
+    (bool, False, {"result": False}),
+    (list[int], [1, 2], {"result": [1, 2]}),
+    (list[int], [], {"result": []}),
+    (int | None, None, {"result": None}),
+    (Literal["a", "b"], "a", {"result": "a"}),
+    (Colour, Colour.RED, {"result": "red"}),
+    (uuid.UUID, uuid.UUID(int=0), {"result": "00000000-0000-0000-0000-000000000000"}),
+    (dict[str, int], {"a": 1}, {"a": 1}),
+    (Typed, {"a": 1}, {"a": 1}),
+    (Data, Data(Colour.RED, {"a": 1}), {"colour": "red", "inner": {"a": 1}}),
+    (Pair, Pair(1, "x"), {"left": 1, "right": "x"}),
+    (Tree, Tree("a", [Tree("b")]), {"name": "a", "children": [{"name": "b", "children": []}]}),
+]
+
+
+@pytest.mark.parametrize(("hint", "value", "structured"), RESULTS, ids=[str(row[0]) for row in RESULTS])
+@pytest.mark.parametrize("revision", [V2025_06_18, LATEST], ids=str)
+async def test_results_are_structured_by_their_type(hint: Any, value: Any, structured: Any, revision: Revision) -> None:
+    async def tool() -> Any:
+        return value
+
+    tool.__annotations__["return"] = hint
+    server = Server("s")
+    server.add_tool(tool)
+    async with connected(server, revision=revision) as session:
+        [listed] = await session.list_tools()
+        assert listed.output_schema["type"] == "object"
+        result = await session.call_tool("tool")  # the client checks it against that schema
+    assert result.structured_content == structured
+    assert len(result.content) == 1
+    assert result.is_error is False
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "shown"),
+    [
+        (str, "text", "text"),
+        (Any, {"a": 1}, '{\n  "a": 1\n}'),
+        (None, None, ""),
+        (Image, Image(b"x", "image/png"), None),
+        (CallToolResult, CallToolResult([TextContent("own")], is_error=True), "own"),
+    ],
+    ids=str,
+)
+async def test_plain_content_has_no_output_schema(hint: Any, value: Any, shown: str | None) -> None:
+    async def tool() -> Any:
+        return value
+
+    tool.__annotations__["return"] = hint
+    server = Server("s")
+    server.add_tool(tool)
+    async with connected(server) as session:
+        [listed] = await session.list_tools()
+        assert listed.output_schema is ABSENT
+        result = await session.call_tool("tool")
+    assert result.structured_content is ABSENT
+    if shown is not None:
+        assert text_of(result) == shown
+
+
+async def test_structure_can_be_left_out_or_promised_by_hand() -> None:
+    def plain() -> int:
+        return 5
+
+    result = await call(plain, options={"structured": False})
+    assert (text_of(result), result.structured_content) == ("5", ABSENT)
+
+    def by_hand() -> Any:
+        return {"n": 5}
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}}
+    assert (await call(by_hand, options={"output_schema": schema})).structured_content == {"n": 5}
+
+
+async def test_a_broken_promise_is_our_error_logged_once_and_told_to_nobody(caplog: Any) -> None:
+    def broken() -> dict[str, int]:
+        return {"secret": "value"}  # type: ignore[dict-item]
+
+    with pytest.raises(RemoteError) as refused:
+        await call(broken)
+    assert refused.value.code == INTERNAL_ERROR
+    assert "secret" not in str(refused.value)
+    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "$.secret" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2**70, "\ud800", object()], ids=["nan", "huge", "surrogate", "object"])
+async def test_what_cannot_be_encoded_ends_only_its_call(value: Any, caplog: Any) -> None:
+    server = Server("s")
+
+    @server.tool
+    async def bad() -> Any:
+        return {"value": value}
+
+    @server.tool
+    async def good() -> str:
+        return "good"
+
+    async with connected(server) as session:
+        with pytest.raises(RemoteError) as refused:
+            await session.call_tool("bad")
+        assert refused.value.code == INTERNAL_ERROR
+        assert text_of(await session.call_tool("good")) == "good"
+    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+
+
+@every_revision
+async def test_every_option_reaches_the_listing_as_far_as_the_revision_has_it(revision: Revision) -> None:
+    server = Server("s")
+    given = {"type": "object", "properties": {"b": {"const": 1}, "a": {}}, "x-own": [1]}
+
+    @server.tool(
+        name="named",
+        title="Title",
+        description="Described",
+        annotations=ToolAnnotations(read_only_hint=True),
+        icons=[Icon(src="https://example.org/i.png")],
+        meta={"example/key": 1},
+        input_schema=given,
+    )
+    def function(arguments: dict[str, Any]) -> str:
+        """Not this."""
+        return ",".join(arguments)
+
+    async with connected(server, revision=revision) as session:
+        [tool] = await session.list_tools()
+        assert (tool.name, tool.description, tool.input_schema) == ("named", "Described", given)
+        assert list(tool.input_schema["properties"]) == ["b", "a"], "kept as it was given"
+        assert tool.title == ("Title" if revision >= V2025_06_18 else ABSENT)
+        assert text_of(await session.call_tool("named", {"b": 1, "z": 2})) == "b,z"
+
+
+def test_what_cannot_be_right_is_refused_when_it_is_added() -> None:
+    server = Server("s")
+
+    def tool(a: int) -> str:
+        return str(a)
+
+    server.add_tool(tool)
+    with pytest.raises(LocalError, match="already"):
+        server.add_tool(tool)
+    for options in (
+        {"input_schema": {"type": "no such type"}},
+        {"input_schema": {"type": "object", "properties": 5}},
+        {"output_schema": {"type": "object", "required": "x"}},
+        {"run": "somewhere"},
+    ):
+        with pytest.raises((TypeError, ValueError)):
+            server.add_tool(tool, name="other", **options)
+    assert "other" not in server.tools
+    with pytest.raises(TypeError, match="positional-only"):
+
+        @server.tool
+        def positional(a: int, /) -> int:
+            return a
+
+    with pytest.raises(KeyError):
+        server.remove_tool("nothing")
+
+
+async def test_any_callable_will_do() -> None:
+    class Adder:
+        def __init__(self, base: int) -> None:
+            self.base = base
+
+        async def add(self, a: int) -> int:
+            return self.base + a
+
+        def __call__(self, a: int) -> int:
+            return self.base + a
+
+    async def both(a: int, b: int) -> int:
+        return a + b
+
+    assert text_of(await call(Adder(5).add, a=1)) == "6"
+    assert text_of(await call(Adder(5), a=1)) == "6"
+    assert text_of(await call(functools.partial(both, b=3), a=1)) == "4"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"count": 0}, "$.count"),
+        ({"count": "1"}, "$.count"),
+        ({}, "count"),
+        ({"count": 1, "x": 1}, "x"),
+        ({"count": None}, "$.count"),
+    ],
+)
+async def test_wrong_arguments_never_reach_the_function(arguments: dict[str, Any], place: str) -> None:
+    reached: list[int] = []
+
+    async def tool(count: Annotated[int, Arg("How many", ge=1)]) -> str:
+        reached.append(count)
+        return "ok"
+
+    result = await call(tool, **arguments)
+    assert result.is_error is True
+    assert place in text_of(result)
+    assert reached == []
+
+
+async def test_whole_floats_are_integers_and_defaults_apply() -> None:
+    async def tool(a: int, b: int = 7, c: str | None = None) -> str:
+        return f"{a!r} {b!r} {c!r}"
+
+    assert text_of(await call(tool, a=3.0)) == "3 7 None"
+
+
+@every_revision
+async def test_what_a_tool_raises(revision: Revision, caplog: Any) -> None:
+    server = Server("s")
+    raised: list[Exception] = []
+
+    @server.tool
+    async def fails() -> str:
+        raise raised[-1]
+
+    async with connected(server, revision=revision) as session:
+        for error in (ToolError("speak"), ExceptionGroup("g", [ToolError("speak")]), CannotAsk("speak")):
+            raised.append(error)
+            result = await session.call_tool("fails")
+            assert (result.is_error, text_of(result)) == (True, "speak")
+        for error in (ErrorReply(9, "own", [1]), ExceptionGroup("g", [ErrorReply(9, "own", [1])])):
+            raised.append(error)
+            with pytest.raises(RemoteError) as refused:
+                await session.call_tool("fails")
+            assert (refused.value.code, refused.value.message, refused.value.data) == (9, "own", [1])
+        assert caplog.records == []
+        for error in (ValueError("secret"), ExceptionGroup("g", [ToolError("secret"), ValueError("secret")])):
+            raised.append(error)
+            with pytest.raises(RemoteError) as crashed:
+                await session.call_tool("fails")
+            assert crashed.value.code == INTERNAL_ERROR
+            assert "secret" not in str(crashed.value)
+        assert len(caplog.records) == 2
+
+
+async def test_the_deadline_is_known_and_its_reason_can_be_read(autojump_clock: trio.testing.MockClock) -> None:
+    seen: list[Any] = []
+
+    async def slow(ctx: Context[Any]) -> str:
+        seen.append(ctx.deadline - trio.current_time())
+        try:
+            await trio.sleep_forever()
+        finally:
+            seen.append(ctx.cancel_reason)
+        return "never"
+
+    result = await call(slow, options={"timeout": 30})
+    assert text_of(result) == "it did not finish within 30 seconds"
+    assert seen == [30, CancelReason.DEADLINE]
+
+
+async def test_waiting_for_a_slot_counts_as_time_and_slots_come_back(autojump_clock: trio.testing.MockClock) -> None:
+    server = Server("s")
+    entered: list[int] = []
+
+    @server.tool(timeout=3, max_concurrent=1)
+    async def one(number: int) -> str:
+        entered.append(number)
+        await trio.sleep(2)
+        return "done"
+
+    results: dict[int, str] = {}
+    async with connected(server) as session:
+
+        async def ask(number: int) -> None:
+            results[number] = text_of(await session.call_tool("one", {"number": number}))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(ask, number)
+        assert sorted(results.values()) == ["done", *["one did not finish within 3 seconds"] * 2]
+        assert len(entered) == 2
+        await ask(9)
+        assert results[9] == "done"
+
+
+async def test_a_tool_that_calls_itself_is_not_in_its_own_way(autojump_clock: trio.testing.MockClock) -> None:
+    """Cancelled while it waits for a slot, a call leaves the slot to others."""
+    server = Server("s")
+
+    @server.tool(max_concurrent=1)
+    async def one() -> str:
+        await trio.sleep(5)
+        return "done"
+
+    async with connected(server) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(session.call_tool, "one")
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(1):
+            await session.call_tool("one")
+        with trio.fail_after(20):
+            assert text_of(await session.call_tool("one")) == "done"
+
+
+async def test_a_removed_tool_finishes_what_it_began(autojump_clock: trio.testing.MockClock) -> None:
+    server = Server("s")
+
+    @server.tool
+    async def going() -> str:
+        server.remove_tool("going")
+        await trio.sleep(1)
+        return "done"
+
+    async with connected(server) as session:
+        assert text_of(await session.call_tool("going")) == "done"
+        assert await session.list_tools() == []
+        with pytest.raises(RemoteError, match="unknown tool"):
+            await session.call_tool("going")
+
+
+async def test_an_unknown_tools_name_is_echoed_in_part() -> None:
+    async with connected(Server("s")) as session:
+        with pytest.raises(RemoteError) as refused:
+            await session.call_tool("x" * 100_000)
+        assert len(refused.value.message) < 200
