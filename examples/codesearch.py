@@ -93,8 +93,8 @@ class Tree:
 
     def places(self, path: str, roots: list[Path]) -> list[Path]:
         """Return where to look for a path a client named: there, or in those of its roots that lie below."""
-        found = (self.root / path).resolve()  # where a symbolic link leads is what counts
-        if not found.is_relative_to(self.root) or not found.exists():
+        found = self.real(path)
+        if found is None:
             raise trimcp.ToolError(f"there is no {path} here; paths are relative to the served directory")
         if any(found.is_relative_to(root) for root in roots):
             return [found]
@@ -103,11 +103,21 @@ class Tree:
             raise trimcp.ToolError(f"{path} is outside the roots of this client")
         return below
 
+    def real(self, path: str | Path) -> Path | None:
+        """Return where a path leads, links followed, or None if nothing is there or it is outside."""
+        try:
+            found = (self.root / path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError):  # missing, with a null byte, a loop of links
+            return None
+        return found if found.is_relative_to(self.root) else None
+
     def relative(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
     def watch(self, uri: str) -> None:
-        """Look at a resource from now on; the one that was looked at longest gives way."""
+        """Look at a file's resource from now on; the one that was looked at longest gives way."""
+        if not uri.startswith("code:///"):
+            return
         self.watched.pop(uri, None)
         if len(self.watched) >= MOST_WATCHED:
             del self.watched[next(iter(self.watched))]
@@ -115,9 +125,9 @@ class Tree:
 
     def stamp(self, uri: str) -> float | None:
         """Return when a resource was last changed, or None where there is none."""
-        place = (self.root / unquote(urlsplit(uri).path).lstrip("/")).resolve()
+        place = self.real(unquote(urlsplit(uri).path).lstrip("/"))
         try:
-            return place.stat().st_mtime if place.is_relative_to(self.root) else None
+            return None if place is None else place.stat().st_mtime
         except OSError:
             return None
 
@@ -304,7 +314,7 @@ def read_file(tree: Tree, path: str, roots: list[Path]) -> str | bytes:
     try:
         (place,) = tree.places(path, roots)
         data = place.read_bytes()
-    except (trimcp.ToolError, OSError, ValueError):
+    except (trimcp.ToolError, OSError, ValueError):  # ValueError: several roots lie below
         raise trimcp.ResourceNotFound(path) from None
     try:
         return data.decode()
@@ -351,14 +361,14 @@ def list_suggestions(tree: Tree, value: str) -> list[str]:
     try:
         (place,) = tree.places(folder or ".", [tree.root])
         entries = sorted(place.iterdir())
-    except (trimcp.ToolError, OSError, ValueError):
+    except (trimcp.ToolError, OSError):
         return []
     return [
         tree.relative(entry) + "/" * entry.is_dir()
         for entry in entries
         if entry.name.startswith(typed or entry.name.lstrip("."))  # hidden ones only for those who type the dot
         and entry.name not in SKIPPED
-        and entry.resolve().is_relative_to(tree.root)
+        and tree.real(entry) is not None
     ]
 
 

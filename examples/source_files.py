@@ -100,7 +100,7 @@ def list_files(places: list[Path], glob: str) -> list[Path]:
             for name in sorted(names):
                 file = Path(folder, name)
                 fits = fnmatch(name, glob) or fnmatch(file.relative_to(place).as_posix(), glob)
-                if fits and not name.startswith(".") and file.is_file() and not file.is_symlink():
+                if fits and not name.startswith(".") and os.path.isfile(file) and not os.path.islink(file):
                     files.append(file)
             if len(files) > MOST_FILES:
                 raise ValueError(f"more than {MOST_FILES} files; name a smaller directory")

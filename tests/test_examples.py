@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +125,7 @@ def tree(tmp_path: Path) -> Path:
     (served / ".hidden").write_text("TODO")
     (tmp_path / "secret.py").write_text("TODO = 'secret'")
     (served / "link.py").symlink_to(tmp_path / "secret.py")
+    (served / "loop").symlink_to(served / "loop")
     return served
 
 
@@ -200,6 +202,8 @@ async def test_what_is_no_text_is_counted_as_skipped(codesearch: ModuleType) -> 
         ({"pattern": "x", "path": "/etc"}, "there is no /etc here"),
         ({"pattern": "x", "path": "link.py"}, "there is no link.py here"),
         ({"pattern": "x", "path": "gone"}, "there is no gone here"),
+        ({"pattern": "x", "path": "loop"}, "there is no loop here"),
+        ({"pattern": "x", "path": "a\0b"}, "there is no a\0b here"),
     ],
 )
 async def test_what_cannot_be_searched_is_explained(
@@ -280,6 +284,19 @@ async def test_nothing_outside_can_be_read(codesearch: ModuleType, path: str) ->
             await session.read_resource(f"code:///{path}")
         with pytest.raises(trimcp.RemoteError, match="there is no file"):
             await session.get_prompt("review", {"path": path})
+
+
+@every_revision
+async def test_what_no_file_can_be_called_can_be_subscribed_to_or_is_refused(
+    codesearch: ModuleType, revision: trimcp.Revision
+) -> None:
+    async with connected(codesearch.server, revision=revision) as session:
+        # Whether a subscription leaves them out or is refused is the revision's business; a crash it is not.
+        refused = "" if revision.modern else "resource not found"
+        with pytest.raises(trimcp.RemoteError, match=refused) if refused else nullcontext():
+            async with session.listen(resources=["code:///loop", "code:///a%00b", "http://x.example/"]):
+                pass
+        assert lines(await session.call_tool("search", {"pattern": "Done"})) == [("main.py", 4, "print('Done')")]
 
 
 async def test_a_review_carries_its_file(codesearch: ModuleType) -> None:
