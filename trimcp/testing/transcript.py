@@ -18,7 +18,7 @@ from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.memory import memory_channels
-from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, Notification, Request, Response
+from trimcp.transports.trace import as_json
 
 __all__ = ["Transcript", "differences", "replay"]
 
@@ -89,30 +89,8 @@ async def replay(transcript: Transcript, server: Server[Any]) -> None:
 async def _next(channel: MessageChannel, inbox: list[Any]) -> Any:
     if not inbox:
         with trio.move_on_after(_PATIENCE):
-            inbox.extend(_plain(incoming.message) for incoming in await channel.receive())
+            inbox.extend(as_json(incoming.message) for incoming in await channel.receive())
     return inbox.pop(0) if inbox else None
-
-
-def _plain(message: Message) -> Any:
-    """Return a message as the JSON object it was."""
-    if isinstance(message, Malformed):
-        return {"malformed": message.message}
-    if isinstance(message, Batch):
-        return [_plain(member) for member in message.members]
-    plain: dict[str, Any] = {"jsonrpc": "2.0"}
-    if not isinstance(message, Notification):
-        plain["id"] = message.id
-    if isinstance(message, Request | Notification):
-        plain["method"] = message.method
-        if message.params is not None:
-            plain["params"] = message.params
-    elif isinstance(message, Response):
-        plain["result"] = message.result
-    elif isinstance(message, ErrorResponse):
-        plain["error"] = {"code": message.code, "message": message.message}
-        if message.data is not None:
-            plain["error"]["data"] = message.data
-    return plain
 
 
 def differences(expected: Any, actual: Any, path: str = "$") -> Iterator[str]:

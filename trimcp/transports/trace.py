@@ -17,7 +17,7 @@ import orjson
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, Notification, Request, Response
 
-__all__ = ["Write", "format_message", "mask", "trace_writer", "traced"]
+__all__ = ["Write", "as_json", "format_message", "mask", "trace_writer", "traced"]
 
 Write: TypeAlias = Callable[[str], object]
 """Takes one line of the trace, newline included, and returns at once: `sys.stderr.write`, a file's `write`."""
@@ -69,7 +69,7 @@ def format_message(direction: str, message: Message | bytes, at: float) -> str:
     elif isinstance(message, Malformed):
         return f"{clock} {direction} (malformed: {message.reason}, id {message.id!r}) {message.message}\n"
     else:
-        value = _as_json(message)
+        value = as_json(message)
     return f"{clock} {direction} {orjson.dumps(mask(value), default=repr).decode()}\n"
 
 
@@ -104,9 +104,10 @@ def _shorten(text: str, length: int | None = None) -> str:
     return text if length <= _LONGEST else f"{text[:_LONGEST]}... ({length} characters)"
 
 
-def _as_json(message: Message) -> Any:
+def as_json(message: Message) -> Any:
+    """Return a parsed message as the JSON value it was."""
     if isinstance(message, Batch):
-        return [_as_json(member) for member in message.members]
+        return [as_json(member) for member in message.members]
     members: dict[str, Any] = {"jsonrpc": "2.0"}
     if isinstance(message, Malformed):
         return {"malformed": message.reason, "id": message.id}
