@@ -113,7 +113,7 @@ def run_console(block: Block) -> None:
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_trio.plugin"}
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, wanted = part.partition("\n")
-        done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60)
         where = f"{block.page.name}:{block.line}: $ {command} (exit code {done.returncode})\n{done.stderr}"
         compare(wanted, done.stdout, where)
 
