@@ -6,9 +6,10 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import orjson
 import trio
 
 from trimcp.server.declared import Question, answer_all, is_context, is_injected, question_of
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from trimcp.server.running import Running
 
 __all__ = ["Calling", "prepare"]
+
+_LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
 
 
 @attrs.define(eq=False)
@@ -60,9 +63,26 @@ class Calling:
             keywords[self.context_parameter] = ThreadContext(ctx, desk)
         return await in_thread(ctx, functools.partial(self.function, **keywords), running.threads, desk)
 
+    def from_texts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments that came as text as the JSON values the schema wants; unchanged where they are none."""
+        properties = self.signature.input_schema["properties"]
+        return {name: _from_text(value, properties.get(name, {})) for name, value in values.items()}
+
     def result_shape(self) -> ResultShape | None:
         """Return how its results are structured, by its return type; None for plain content."""
         return describe_result(self.signature.return_type, is_content=is_content)
+
+
+def _from_text(value: Any, schema: Mapping[str, Any]) -> Any:
+    kinds = {branch.get("type") for branch in schema.get("anyOf", [schema])}
+    if type(value) is not str or "string" in kinds:
+        return value
+    wanted = tuple(python for kind, python in _LITERALS.items() if kind in kinds)
+    try:
+        parsed = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+    return parsed if isinstance(parsed, wanted) else value
 
 
 def prepare(function: Callable[..., Any], *, run: str = "thread", schema_given: bool = False) -> Calling:

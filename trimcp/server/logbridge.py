@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from trimcp.server.running import CURRENT
+from trimcp.session.context import Context
 from trimcp.wire.common import LoggingLevel
 
 if TYPE_CHECKING:
@@ -66,15 +67,19 @@ class LogBridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record; from another thread by way of Trio's."""
-        level, text, name = _level(record.levelno), self.format(record), record.name
+        try:
+            level, text, name = _level(record.levelno), self.format(record), record.name
+        except Exception:
+            self.handleError(record)
+            return
         ctx = CURRENT.get()
 
         def send() -> None:
-            if ctx is not None:
-                ctx.log_nowait(level, text, logger=name)
-            else:
-                for running in list(self._server.runs):
-                    running.log_to_all(level, text, name)
+            # In Trio's thread nothing may leave from here: it would end the program, or the handler that logs.
+            try:
+                self._send(ctx, level, text, name)
+            except Exception:
+                self.handleError(record)
 
         try:
             trio.lowlevel.current_task()
@@ -85,3 +90,10 @@ class LogBridge(logging.Handler):
                 return
         else:
             send()
+
+    def _send(self, ctx: Context[Any] | None, level: LoggingLevel, text: str, name: str) -> None:
+        if ctx is not None:
+            ctx.log_nowait(level, text, logger=name)
+            return
+        for running in list(self._server.runs):
+            running.log_to_all(level, text, name)

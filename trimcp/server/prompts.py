@@ -12,6 +12,7 @@ from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content
 from trimcp.session.context import Context
+from trimcp.validation import Validator
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.completion import CompleteParams, CompleteResult, Completion
@@ -51,6 +52,7 @@ class PromptEntry:
 
     prompt: Prompt
     calling: Calling
+    validator: Validator
     choices: Mapping[str, Sequence[str]]
 
     async def get(self, running: Running, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
@@ -60,11 +62,14 @@ class PromptEntry:
             ErrorReply: an argument is missing, unknown or none of its choices (-32602).
         """
         problems = self._problems(arguments)
+        values = self.calling.from_texts(arguments)
+        if not problems and not self.validator.is_valid(values):
+            problems = self.validator.problems(values)
         if problems:
             text = f"invalid arguments for {self.prompt.name}: {'; '.join(problems)}"
             raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
         try:
-            value = await self.calling.run(running, ctx, arguments)
+            value = await self.calling.run(running, ctx, values)
         except ConversionError as error:
             raise ErrorReply(INVALID_PARAMS, str(error)[:500], {"problems": error.problems}) from None
         if isinstance(value, GetPromptResult | InputRequiredResult):
@@ -117,7 +122,7 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         icons=options.get("icons") or ABSENT,
         meta=dict(meta) if meta else ABSENT,
     )
-    return PromptEntry(listed, calling, choices)
+    return PromptEntry(listed, calling, Validator(signature.input_schema), choices)
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
-import orjson
 import trio
 
 from trimcp.errors import ErrorReply, ResourceNotFound
@@ -37,7 +36,6 @@ __all__ = [
     "read_result",
 ]
 
-_LITERALS: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,)}
 _CONTENTS = (TextResourceContents, BlobResourceContents)
 
 
@@ -88,8 +86,7 @@ class TemplateEntry:
         found = self.template.match(uri, guard=self.guard)
         if found is None:
             return None
-        types = self.calling.signature.input_schema["properties"]
-        variables = {name: _from_text(value, types[name].get("type")) for name, value in found.items()}
+        variables = self.calling.from_texts(found)
         return variables if self.validator.is_valid(variables) else None
 
     async def read(self, running: Running, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
@@ -99,17 +96,6 @@ class TemplateEntry:
         except ConversionError as error:
             raise ResourceNotFound(uri) from error
         return read_result(value, uri, self.listed.mime_type or None, self.ttl_ms, self.cache_scope)
-
-
-def _from_text(value: Any, type_name: Any) -> Any:
-    """Return a variable, which is text in a URI, as its parameter's type wants it; unchanged where it does not fit."""
-    if type(value) is not str or type_name not in _LITERALS:
-        return value
-    try:
-        parsed = orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return value
-    return parsed if isinstance(parsed, _LITERALS[type_name]) else value
 
 
 class ResourceOptions(TypedDict, total=False):
