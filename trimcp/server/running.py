@@ -152,7 +152,7 @@ class Running:
 
     async def _call_notification_handlers(self, notice: Notice, params: Any) -> None:
         for handler in self.server.notification_handlers.get(notice.method, ()):
-            await handler(params)
+            await guarded(handler, (params,))  # one that crashes does not keep it from the next
 
     def _attach(self, session: Session) -> None:
         listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
