@@ -143,8 +143,10 @@ def round_of_stdio(peer: Peer, revision: str, calls: int, results: Results) -> N
     """Start the peer's server, warm it, and measure calls and progress."""
     count = max(calls // peer.weight, 4 * UNDER_WAY)
     with Under([*peer.command, "stdio"], revision, environment=peer.environment) as server:
-        server.calls(count // 4, UNDER_WAY)
-        server.progress(count // 4)
+        # A compiler that works while the program runs needs a few thousand calls to get there.
+        warm = max(count // 4, 4096 // peer.weight)
+        server.calls(warm, UNDER_WAY)
+        server.progress(warm)
         spent = server.calls(count, UNDER_WAY)
         results.add(STDIO_CALLS.format(revision), peer.name, spent.cpu_us)
         spent = server.progress(count)
