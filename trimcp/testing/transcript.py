@@ -7,12 +7,14 @@ that begin with `#` and blank lines are for people. A string `"..."` in an expec
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 import orjson
 import trio
+import trio.testing
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.server.server import Server
@@ -26,6 +28,8 @@ _CLIENT, _SERVER = "-->", "<--"
 _ANY = "..."
 # Longer than any handler in a replayed conversation should take; in virtual time it costs nothing.
 _PATIENCE = 10.0
+# Seconds of quiet after which a server has nothing more to say.
+_CUSHION = 0.01
 
 
 @attrs.frozen
@@ -81,6 +85,7 @@ async def replay(transcript: Transcript, server: Server[Any]) -> None:
                 problems.append(f"message {number}: the server sent nothing")
                 break
             problems += [f"message {number}: {difference}" for difference in differences(message, answer)]
+        await _rest(theirs, inbox)
         problems += [f"the server sent more: {message}" for message in inbox]
     if problems:
         raise AssertionError("the conversation differs from its transcript:\n" + "\n".join(problems))
@@ -91,6 +96,20 @@ async def _next(channel: MessageChannel, inbox: list[Any]) -> Any:
         with trio.move_on_after(_PATIENCE):
             inbox.extend(as_json(incoming.message) for incoming in await channel.receive())
     return inbox.pop(0) if inbox else None
+
+
+async def _rest(channel: MessageChannel, inbox: list[Any]) -> None:
+    """Take what else the server has to say."""
+
+    async def collect() -> None:
+        with suppress(trio.EndOfChannel):
+            while True:
+                inbox.extend(as_json(incoming.message) for incoming in await channel.receive())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(collect)
+        await trio.testing.wait_all_tasks_blocked(_CUSHION)
+        nursery.cancel_scope.cancel(reason="the server is done")
 
 
 def differences(expected: Any, actual: Any, path: str = "$") -> Iterator[str]:
