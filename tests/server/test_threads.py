@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 import trimcp
 from trimcp.testing import connected
@@ -201,3 +202,131 @@ async def test_the_facts_of_the_request_are_there() -> None:
         "cancelled": [None, None],
         "unlimited": True,
     }
+
+
+async def test_threads_have_a_limiter_of_their_own_and_others_go_on() -> None:
+    """Two threads at once, a third waits; async tools are not in their queue."""
+    server = trimcp.Server("s", max_threads=2)
+    go, lock = threading.Event(), threading.Lock()
+    inside: list[int] = []
+    most: list[int] = []
+
+    @server.tool
+    def block() -> str:
+        with lock:
+            inside.append(1)
+            most.append(len(inside))
+        go.wait()
+        with lock:
+            inside.pop()
+        return "done"
+
+    @server.tool
+    async def quick() -> str:
+        return "quick"
+
+    with trio.fail_after(5):
+        async with connected(server) as session, trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(session.call_tool, "block")
+            while len(inside) < 2:
+                await trio.lowlevel.checkpoint()
+            assert (await session.call_tool("quick")).content == [trimcp.Text("quick")]
+            # Trio's own threads are free, too.
+            await trio.to_thread.run_sync(lambda: None)
+            go.set()
+    assert max(most) == 2
+    assert len(most) == 5
+
+
+async def test_an_abandoned_thread_is_counted_and_keeps_its_place_until_it_ends() -> None:
+    server = trimcp.Server("s", max_threads=1)
+    started, go = threading.Event(), threading.Event()
+
+    @server.tool
+    def block() -> str:
+        started.set()
+        go.wait()
+        return "late"
+
+    with trio.fail_after(5):
+        async with connected(server) as session:
+            assert session.peer is not None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call_tool, "block")
+                await trio.to_thread.run_sync(started.wait)
+                nursery.cancel_scope.cancel()
+            while not session.peer.statistics().abandoned_threads or session.peer.statistics().running:
+                await trio.lowlevel.checkpoint()  # until the call itself is over
+            waiting: list[trimcp.CallToolResult] = []
+
+            async def second() -> None:
+                waiting.append(await session.call_tool("block"))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(second)
+                for _ in range(20):
+                    await session.ping()
+                assert waiting == []
+                go.set()
+            assert waiting[0].content == [trimcp.Text("late")]
+            await until_over(session)
+
+
+async def test_a_call_cancelled_before_its_thread_began_leaves_none() -> None:
+    server = trimcp.Server("s", max_threads=1)
+    go, ran = threading.Event(), []
+
+    @server.tool
+    def block(name: str) -> str:
+        ran.append(name)
+        go.wait()
+        return name
+
+    with trio.fail_after(5):
+        async with connected(server) as session, trio.open_nursery() as nursery:
+            nursery.start_soon(session.call_tool, "block", {"name": "first"})
+            while not ran:
+                await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as inner:
+                inner.start_soon(session.call_tool, "block", {"name": "second"})
+                await session.ping()
+                inner.cancel_scope.cancel()
+            await session.ping()
+            assert session.peer is not None
+            assert session.peer.statistics().abandoned_threads == 0
+            go.set()
+    assert ran == ["first"]
+
+
+async def test_in_virtual_time_sync_tools_take_none(autojump_clock: trio.testing.MockClock) -> None:
+    """A jumping clock would fire the timeout while the thread is out, so the function runs in the loop."""
+    server = trimcp.Server("s")
+
+    @server.tool(timeout=30)
+    def work(*, ctx: trimcp.ThreadContext) -> str:
+        ctx.report_progress(1)
+        ctx.info("said")
+        return threading.current_thread().name
+
+    async with connected(server) as session, session.calling("work") as call:
+        assert (await call.result()).content == [trimcp.Text(threading.current_thread().name)]
+        assert [step.progress async for step in call.progress] == [1]
+    assert trio.current_time() < 1
+
+
+async def test_inline_tools_run_in_the_loop_and_cannot_wait() -> None:
+    server, client = trimcp.Server("s"), trimcp.Client("c", roots=["file:///a"])
+
+    @server.tool(run="inline")
+    def where(*, ctx: trimcp.ThreadContext) -> str:
+        assert threading.current_thread() is threading.main_thread()
+        try:
+            ctx.list_roots()
+        except trimcp.LocalError as error:
+            return str(error)
+        return "asked"
+
+    async with connected(server, client) as session:
+        result = await session.call_tool("where")
+    assert result.content == [trimcp.Text("a sync handler that runs in the event loop cannot wait; make it async")]

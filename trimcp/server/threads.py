@@ -86,35 +86,41 @@ def _check_cancelled() -> None:
         pass  # not the handler's own thread but one that it started
 
 
+@attrs.define(eq=False)
+class _Place:
+    """A thread's place in the limiter, as `trio.to_thread.run_sync` takes it and gives it back when the thread ends."""
+
+    _ctx: Context[Any]
+    _limiter: trio.CapacityLimiter
+    _taken: bool = False
+    _abandoned: bool = False
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        await self._limiter.acquire_on_behalf_of(borrower)
+        self._taken = True
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        self._limiter.release_on_behalf_of(borrower)
+        self._taken = False
+        if self._abandoned:
+            self._ctx.count_abandoned_thread(-1)
+
+    def abandon(self) -> None:
+        """Count the thread until it ends, if there is one: the call may have been waiting for its place."""
+        if self._taken:
+            self._abandoned = True
+            self._ctx.count_abandoned_thread(+1)
+
+
 async def in_thread(ctx: Context[Any], function: Callable[[], _T], limiter: trio.CapacityLimiter, desk: Desk) -> _T:
     """Run a sync function in a thread. Cancelling it gives up the thread, which is counted until it ends."""
-    token = trio.lowlevel.current_trio_token()
-    running = True
-    abandoned = False
-
-    def ended() -> None:
-        nonlocal running
-        running = False
-        if abandoned:
-            ctx.count_abandoned_thread(-1)
-
-    def call() -> _T:
-        try:
-            return function()
-        finally:
-            try:
-                token.run_sync_soon(ended)
-            except trio.RunFinishedError:
-                pass
-
+    place: Any = _Place(ctx, limiter)
     async with open_service_nursery() as nursery:
         desk.nursery = nursery
         try:
-            return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
+            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=place)
         except trio.Cancelled:
-            if running:
-                abandoned = True
-                ctx.count_abandoned_thread(+1)
+            place.abandon()
             raise
         finally:
             desk.nursery = None
