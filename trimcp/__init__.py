@@ -45,8 +45,8 @@ if typing.TYPE_CHECKING:
     from trimcp.session.limits import Limits
     from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
     from trimcp.session.statistics import Statistics
+    from trimcp.transports.child import StdioServer
     from trimcp.transports.memory import memory_channels
-    from trimcp.transports.stdio import StdioServer
     from trimcp.wire.common import Annotations, Icon, Implementation
     from trimcp.wire.completion import Completion
     from trimcp.wire.content import (
@@ -101,7 +101,7 @@ else:
         "session.listening": "PromptsChanged ResourcesChanged ResourceUpdated Subscription ToolsChanged",
         "session.statistics": "Statistics",
         "transports.memory": "memory_channels",
-        "transports.stdio": "StdioServer",
+        "transports.child": "StdioServer",
         "wire.common": "Annotations Icon Implementation",
         "wire.completion": "Completion",
         "wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent "

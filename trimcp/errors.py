@@ -17,6 +17,7 @@ Anything else that leaves trimcp is either Trio's own (`trio.Cancelled`, `trio.T
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
@@ -48,8 +49,16 @@ class LocalError(McpError):
 class CannotAsk(LocalError):
     """A handler asked its client something the client never offered to answer, or from where it cannot be asked.
 
-    In a tool that lets it pass, the model is told; a handler may catch it and do without.
+    A handler may catch it and do without. Where it passes, the client gets the error its revision has for a missing
+    capability; where it has none, a tool's model is told and any other request gets -32600.
+
+    Attributes:
+        required: the capabilities the client would have to declare, in revisions with an error for that; else None.
     """
+
+    def __init__(self, message: str, required: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.required = required
 
 
 class RemoteError(McpError):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -19,8 +19,11 @@ from trimcp.session.drive import drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
-from trimcp.transports.stdio import StdioServer, claim_stdio
+from trimcp.transports.stdio import claim_stdio
 from trimcp.transports.trace import Write, trace_writer, traced
+
+if TYPE_CHECKING:
+    from trimcp.transports.child import StdioServer
 
 __all__ = ["InProcess", "in_process", "load_servers", "run_stdio", "serve_stdio", "stdio", "trace_from_environment"]
 
@@ -111,6 +114,8 @@ def stdio(
         cwd: where it runs; by default here.
         on_stderr: called with each line the child writes to its standard error; by default they are logged.
     """
+    from trimcp.transports.child import StdioServer  # a server's start should not pay for it
+
     return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace_from_environment())
 
 
@@ -127,7 +132,8 @@ def load_servers(
     Raises:
         LocalError: the file cannot be read or an entry is not one we can start; the text says which, and why.
     """
-    from trimcp.client.hosts import read_servers  # a server's start should not pay for it
+    from trimcp.client.hosts import read_servers
+    from trimcp.transports.child import StdioServer
 
     trace = trace_from_environment()
     return {

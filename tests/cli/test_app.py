@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -326,8 +327,9 @@ def test_the_demonstration_leaves_nothing_behind(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert "300 files with 12,000 lines" in result.stdout
     assert "left at file 150 of 300" in result.stdout
-    assert "1 cancelled at file 15" in result.stdout
-    assert "of 300: cancelled by peer" in result.stdout
+    stopped = re.search(r"1 cancelled at file (\d+) of 300: cancelled by peer", result.stdout)
+    assert stopped is not None, result.stdout
+    assert 150 <= int(stopped[1]) < 300, "how far it came before it heard depends on the machine, but not to the end"
     assert "searches running there now: 0; files it read in the last 0.5 s: 0" in result.stdout
     assert "tasks left: 0, the server exited with 0" in result.stdout
 

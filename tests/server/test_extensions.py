@@ -28,6 +28,7 @@ async def test_a_foreign_method_carries_json_objects_both_ways(revision: trimcp.
     async with connected(make_server(), revision=revision) as session:
         result = await session.request("com.example/search", {"query": "trio"})
     assert result["found"] == "TRIO"
+    assert ("resultType" in result) == revision.modern
     assert result["asked_in"] == revision.name
 
 

@@ -21,7 +21,7 @@ from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
-from trimcp.transports.stdio import StdioServer
+from trimcp.transports.child import StdioServer
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 from trimcp.wire.logs import LoggingLevel

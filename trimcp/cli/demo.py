@@ -23,7 +23,7 @@ from trimcp.cli.text import describe_content, describe_resource, one_line
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import McpError
-from trimcp.transports.stdio import StdioServer
+from trimcp.transports.child import StdioServer
 from trimcp.wire.tools import CallToolResult
 
 __all__ = ["run_demo"]

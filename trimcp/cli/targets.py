@@ -11,7 +11,7 @@ from pathlib import Path
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.client.hosts import read_servers
 from trimcp.errors import LocalError
-from trimcp.transports.stdio import StdioServer
+from trimcp.transports.child import StdioServer
 
 __all__ = ["TARGET_HELP", "find_target"]
 

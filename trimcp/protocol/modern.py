@@ -24,6 +24,7 @@ from trimcp.wire.common import (
     META_LOG_LEVEL,
     META_PROTOCOL_VERSION,
     META_SERVER_INFO,
+    RESULT_COMPLETE,
     Implementation,
     LoggingLevel,
 )
@@ -143,6 +144,7 @@ class Modern:
             raw: dict[str, JSON] = converter_for(revision).dump(result)
         else:
             raw = verb.dump_result(result)
+            raw.setdefault("resultType", RESULT_COMPLETE)  # an extension's result need not say it
         info = _named(self.profile, revision)
         meta = raw.get("_meta")
         raw["_meta"] = {META_SERVER_INFO: info} if not meta else {**meta, META_SERVER_INFO: info}

@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from trimcp.wire.common import RESULT_COMPLETE
 from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision
@@ -54,11 +53,7 @@ def foreign(name: str) -> Verb:
     Call it only with names of our own side's choosing: each is kept.
     """
     method = Method(name, dict, dict, Direction.BOTH)
-    return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, _complete)
-
-
-def _complete(result: Any) -> Any:
-    return {"resultType": RESULT_COMPLETE, **result}
+    return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, dict)
 
 
 @cache

@@ -19,7 +19,7 @@ from trimcp.session.context import Context
 from trimcp.validation import Validator
 from trimcp.wire.common import Annotations, CacheScope, Icon
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.input_required import InputRequiredResult
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
@@ -164,9 +164,8 @@ def from_function(
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
     """Build a resource from fixed text or bytes, or from a file that is read anew each time."""
-    if isinstance(content, Path):
-        size = content.stat().st_size
-    else:
+    size: int | Absent = ABSENT  # a file's would be stale when it is read
+    if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
     resource = Resource(uri=uri, size=size, **_listed(options, uri.rstrip("/").rsplit("/", 1)[-1]))
     return ResourceEntry(resource, content, options.get("ttl_ms", 0), options.get("cache_scope", "private"))

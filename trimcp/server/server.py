@@ -22,7 +22,6 @@ from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntr
 from trimcp.server.running import Handler, Running
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import StateT
-from trimcp.session.drive import drive
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
@@ -376,7 +375,7 @@ class Server(Generic[StateT]):
         Cancelling it stops every handler and closes the channel.
         """
         async with self.running() as running:
-            await drive(self.session(running), channel)
+            await running.serve(channel)
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

@@ -94,12 +94,10 @@ class ToolEntry:
             return self._result(value)
         except ConversionError as error:
             return self._refuse(ctx, error.problems)
-        except (ToolError, CannotAsk) as error:
-            return _error_result(str(error))
-        except ExceptionGroup as group:
-            error_inside = sole(group)
-            if isinstance(error_inside, ToolError | CannotAsk):
-                return _error_result(str(error_inside))
+        except (ToolError, CannotAsk, ExceptionGroup) as error:
+            cause = sole(error)
+            if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
+                return _error_result(str(cause))
             raise
 
     async def _bounded(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:

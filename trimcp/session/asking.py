@@ -20,7 +20,7 @@ from trimcp.errors import CannotAsk, ErrorReply, McpError
 from trimcp.protocol.request_state import InvalidState, Memory, Sealer, question_key, request_digest
 from trimcp.session.job import Job
 from trimcp.wire.capabilities import declares
-from trimcp.wire.codes import INVALID_PARAMS, MISSING_CAPABILITY
+from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.elicitation import ElicitRequest, ElicitURLParams
 from trimcp.wire.input_required import InputRequest, InputRequiredResult
@@ -120,9 +120,7 @@ def _check_capability(job: Job, name: str, params: Any) -> None:
     if declares(admission.capabilities, wanted):
         return
     message = f"the client did not declare the capability {wanted!r}"
-    if admission.revision.server_may_call:
-        raise CannotAsk(message)
-    raise ErrorReply(MISSING_CAPABILITY, message, {"requiredCapabilities": _nested(wanted)})
+    raise CannotAsk(message, None if admission.revision.server_may_call else _nested(wanted))
 
 
 def _nested(path: str) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Order of the end: stop reading, cancel the jobs, let handlers unwind, fail what is pending, give the writer
 `drain_timeout`, close the channel. The writer is shielded just until its users are gone, so that their last words go
-out even when everything around is being cancelled; then it has a deadline. That, and the close, are the only shielded
-waits here, and both are bounded.
+out even when everything around is being cancelled; then it has a deadline. That and the close are shielded and bounded;
+besides them only a cancelled request waits, shielded, for the clean-up of the work it started (`scopes.Work.end`).
 """
 
 from __future__ import annotations

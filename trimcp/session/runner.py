@@ -18,7 +18,7 @@ from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.session.asking import after_unwinding
 from trimcp.session.job import Job
 from trimcp.session.scopes import parted, sole
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST, MISSING_CAPABILITY
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
@@ -149,7 +149,7 @@ def _failed(session: Session, job: Job, error: Exception) -> bytes:
     """Return the reply for what a handler raised: the error it asked for, or one that says nothing of its crash."""
     cause = sole(error)
     if isinstance(cause, CannotAsk):
-        cause = ErrorReply(INVALID_REQUEST, str(cause))
+        cause = _refusal(cause)
     if isinstance(cause, ErrorReply):
         return session.engine.encode_error(job.request.id, cause)
     if _peer_left(session, cause):
@@ -158,6 +158,12 @@ def _failed(session: Session, job: Job, error: Exception) -> bytes:
     if session.handler_errors == "raise":
         job.crash = error
     return session.engine.encode_error(job.request.id, session.crashed(job, error))
+
+
+def _refusal(cause: CannotAsk) -> ErrorReply:
+    if cause.required is None:
+        return ErrorReply(INVALID_REQUEST, str(cause))
+    return ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})
 
 
 def _peer_left(session: Session, cause: BaseException) -> bool:

@@ -1,6 +1,6 @@
-"""Standard input and output as a message channel: the server's own, and those of a server started as a child.
+"""This process's own standard input and output as a message channel, for a server.
 
-The server side stands here; the client side is `child`, and its shutdown `process`.
+Those of a server started as a child are `child`'s, which a server need not load.
 """
 
 from __future__ import annotations
@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from trimcp.transports.child import INHERITED, ChildChannel, StdioServer, child_environment
 from trimcp.transports.claimed import claim
-from trimcp.transports.process import Patience
 from trimcp.transports.stream import SERVER_MAX_MESSAGE, StreamChannel
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 
-__all__ = ["INHERITED", "ChildChannel", "Patience", "StdioServer", "child_environment", "claim_stdio"]
+__all__ = ["claim_stdio"]
 
 
 @asynccontextmanager
