@@ -207,12 +207,6 @@ def _add_lasting_tools(server: Server[Journal], journal: Journal) -> None:
         return f"{name} done"
 
     @server.tool
-    async def doze(seconds: float) -> str:
-        journal.write("dozing")
-        await trio.sleep(seconds)
-        return "awake"
-
-    @server.tool
     async def note(line: str) -> str:
         journal.write(line)
         return line

@@ -71,8 +71,11 @@ async def test_cancelling_and_timing_out_stop_the_handler(links: Links, clock: A
                     await session.call_tool("wait_for", {"line": "third started"})
                     outside.cancel(reason="the user pressed stop")
             await session.call_tool("wait_for", {"line": "third stopped: PEER"})
-        with pytest.raises(trio.TooSlowError), trio.fail_after(0.3):
-            await session.call_tool("hang", {"name": "late"})
+        with pytest.raises(trio.TooSlowError), trio.fail_after(10) as patience:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call_tool, "hang", {"name": "late"})
+                await session.call_tool("wait_for", {"line": "late started"})
+                patience.deadline = trio.current_time() + 0.01
         with trio.fail_after(10):
             await session.call_tool("wait_for", {"line": "late stopped: PEER"})
             assert text_of(await session.call_tool("echo", {"text": "next"})) == "next"

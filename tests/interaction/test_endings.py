@@ -31,21 +31,23 @@ async def refused_from_now_on(session: ClientSession) -> RemoteError:
 
 
 async def test_draining_answers_what_is_under_way_and_refuses_the_rest(links: Links, clock: Any) -> None:
-    links.grace = 1.0
+    links.grace = 1.5
     held: list[Any] = []
     hung: list[Any] = []
+    until = "key stopped: PEER"
     with trio.fail_after(20):
         async with links() as session, trio.open_nursery() as nursery:
-            nursery.start_soon(outcome, lambda: session.call_tool("doze", {"seconds": 0.5}), held)
+            nursery.start_soon(outcome, lambda: session.call_tool("hold", {"name": "held", "until": until}), held)
             nursery.start_soon(outcome, lambda: session.call_tool("hang", {"name": "hung"}), hung)
-            await session.call_tool("wait_for", {"line": "dozing"})
-            await session.call_tool("wait_for", {"line": "hung started"})
-            links.shut_down()
-            refused = await refused_from_now_on(session)
-            assert (held, hung) == ([], [])
+            async with session.calling("hang", {"name": "key"}):
+                for name in ("held", "hung", "key"):
+                    await session.call_tool("wait_for", {"line": f"{name} started"})
+                links.shut_down()
+                refused = await refused_from_now_on(session)
+                assert (held, hung) == ([], [])
             await session.wait_lost()
     assert refused.code == CANCELLED_BY_DRAIN
-    assert held == ["awake"], "it was done within the grace"
+    assert held == ["held done"], "it was done within the grace"
     [cut] = hung
     assert isinstance(cut, RemoteError)
     assert cut.code == CANCELLED_BY_DRAIN
