@@ -164,8 +164,9 @@ class Server(Generic[StateT]):
     ) -> Callable[[FunctionT], FunctionT]:
         """Offer what a function returns as a resource, or as a family of them: `@server.resource("notes://{name}")`.
 
-        A URI with braces is an RFC 6570 template, whose variables are the function's parameters. The function may
-        return text, bytes, contents, a list of them, or anything JSON can carry; None means that there is none.
+        A URI with braces is an RFC 6570 template, whose variables are the function's parameters; a URI whose text does
+        not fit their types is none of the family. The function may return text, bytes, contents, a list of them, or
+        anything JSON can carry; None means that there is none.
 
         Args:
             uri: the address or the template.
@@ -212,7 +213,9 @@ class Server(Generic[StateT]):
     @overload
     def prompt(self, /, **options: Unpack[PromptOptions]) -> Callable[[FunctionT], FunctionT]: ...
     def prompt(self, function: Any = None, /, **options: Unpack[PromptOptions]) -> Any:
-        """Offer a function as a prompt: its parameters are the arguments, always text; `Literal`s become choices.
+        """Offer a function as a prompt: its parameters are the arguments; `Literal`s become choices.
+
+        Arguments are text on the wire; a parameter that is a number or a boolean gets one, or the call is refused.
 
         It may return text (one user message), content, `PromptMessage`s, or a list of those.
         """
