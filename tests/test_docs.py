@@ -13,6 +13,7 @@ How a page is read, top to bottom, in an empty directory:
 from __future__ import annotations
 
 import ast
+import builtins
 import doctest
 import os
 import re
@@ -98,6 +99,7 @@ def execute(block: Block, program: types.ModuleType) -> None:
     source = "\n" * (block.line - 1) + block.text
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     code = compile(source, str(block.page), "exec", flags=flags, dont_inherit=True)
+    program.__dict__.setdefault("__builtins__", builtins)  # as `exec` would; C code that imports looks for it
     run = types.FunctionType(code, program.__dict__)
     if code.co_flags & 0x80:  # CO_COROUTINE: it awaits something
         trio.run(run, clock=MockClock(autojump_threshold=0))
