@@ -15,7 +15,8 @@ import trio
 
 from trimcp.channel import MessageChannel
 from trimcp.server.server import Server
-from trimcp.session.drive import drive
+from trimcp.session.direct import direct_ends
+from trimcp.session.drive import Road, drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
@@ -104,6 +105,7 @@ def stdio(
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     on_stderr: Callable[[str], object] | None = None,
+    trace: Write | None = None,
 ) -> StdioServer:
     """Name a server to be started as a child process, for `client.connect(trimcp.stdio("python", "weather.py"))`.
 
@@ -113,10 +115,11 @@ def stdio(
         env: variables beside the few a child inherits anyway (PATH, HOME, ...).
         cwd: where it runs; by default here.
         on_stderr: called with each line the child writes to its standard error; by default they are logged.
+        trace: called with a line for every message, secrets masked; by default the environment decides.
     """
     from trimcp.transports.child import StdioServer  # a server's start should not pay for it
 
-    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace_from_environment())
+    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace or trace_from_environment())
 
 
 def load_servers(
@@ -148,21 +151,31 @@ class InProcess:
 
     server: Server[Any]
     framed: bool = False
+    trace: Write | None = None
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[MessageChannel]:
+    async def connect(self) -> AsyncIterator[Road]:
         """Serve one connection for as long as the block runs, and yield the client's end of it."""
-        ours, theirs = memory_channels(framed=self.framed)
+        ours: Road
+        theirs: Road
+        if self.trace is not None:
+            ours, channel = memory_channels(framed=self.framed)
+            theirs = traced(channel, self.trace)
+        elif self.framed:
+            ours, theirs = memory_channels(framed=True)
+        else:
+            ours, theirs = direct_ends()
         async with open_service_nursery() as nursery:
             nursery.start_soon(self.server.serve, ours)
-            async with _perhaps_traced(theirs) as channel:
-                yield channel
+            yield theirs
 
 
-def in_process(server: Server[Any], *, framed: bool = False) -> InProcess:
+def in_process(server: Server[Any], *, framed: bool = False, trace: Write | None = None) -> InProcess:
     """Name a server in this process, for `client.connect(trimcp.in_process(server))`.
 
     Args:
-        framed: pass every message through line framing and a small pipe, as over stdio.
+        framed: pass every message through line framing and a small pipe, as over stdio; otherwise each is delivered
+            straight into the other side's session.
+        trace: called with a line for every message, secrets masked; by default the environment decides.
     """
-    return InProcess(server, framed)
+    return InProcess(server, framed, trace or trace_from_environment())

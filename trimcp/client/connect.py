@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -22,7 +22,8 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.negotiation import Decision, Met, Next, Outcome, decide, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
-from trimcp.session.drive import driving
+from trimcp.session.direct import DirectEnd
+from trimcp.session.drive import Road, driving
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session
@@ -43,12 +44,12 @@ log: logging.Logger = logging.getLogger("trimcp.client")
 class Connectable(Protocol):
     """A target that can be opened any number of times, such as a command that starts a server."""
 
-    def connect(self) -> AbstractAsyncContextManager[MessageChannel]:
+    def connect(self) -> AbstractAsyncContextManager[Road]:
         """Return a context manager that opens the connection anew and yields its channel."""
         ...
 
 
-Target: TypeAlias = MessageChannel | AbstractAsyncContextManager[MessageChannel] | Connectable
+Target: TypeAlias = Road | AbstractAsyncContextManager[Road] | Connectable
 """What a client can connect to. A plain channel or context manager is good for one connection."""
 
 
@@ -113,7 +114,9 @@ def _key(target: Target) -> object:
     return key
 
 
-def _opened(target: Target) -> AbstractAsyncContextManager[MessageChannel]:
+def _opened(target: Target) -> AbstractAsyncContextManager[Road]:
+    if isinstance(target, DirectEnd):
+        return nullcontext(target)
     if isinstance(target, MessageChannel):
         return target
     if isinstance(target, Connectable):
@@ -141,7 +144,7 @@ class _Negotiation:
     facade: ClientSession
     offered: tuple[Revision, ...]
     patience: float
-    channel: MessageChannel
+    channel: Road
     probed: int = attrs.field(init=False, default=0)
 
     @property

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.protocol.events import Notified
 from trimcp.protocol.requests import Encoded
@@ -22,7 +22,7 @@ from trimcp.server.registry import Registry
 from trimcp.server.resources import missing
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context, severity
-from trimcp.session.drive import drive
+from trimcp.session.drive import Road, drive
 from trimcp.session.job import Job
 from trimcp.session.scopes import Scope, guarded
 from trimcp.session.session import Session
@@ -170,7 +170,7 @@ class Running:
         if listener is not None:
             self.server.changes.detach(listener)
 
-    async def serve(self, channel: MessageChannel) -> None:
+    async def serve(self, channel: Road) -> None:
         """Serve one connection in this run until the peer leaves; then close the channel. Many may be served at once.
 
         Cancelling it stops the connection's handlers and closes the channel.

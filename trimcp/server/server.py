@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 
 import trio
 
-from trimcp.channel import MessageChannel
 from trimcp.errors import LocalError
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.profile import Profile, Role
@@ -22,6 +21,7 @@ from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntr
 from trimcp.server.running import Handler, Running
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import StateT
+from trimcp.session.drive import Road
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
@@ -372,7 +372,7 @@ class Server(Generic[StateT]):
         running.opened(session)
         return session
 
-    async def serve(self, channel: MessageChannel) -> None:
+    async def serve(self, channel: Road) -> None:
         """Serve one connection in a run of its own until the peer leaves; then close the channel.
 
         Cancelling it stops every handler and closes the channel.

@@ -11,21 +11,27 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
 import trio
 
 from trimcp.channel import MessageChannel
+from trimcp.session.direct import DirectEnd, wind_down
 from trimcp.session.job import CancelReason
 from trimcp.session.outbox import Outbox
-from trimcp.session.scopes import parted, reconciled
+from trimcp.session.scopes import open_service_nursery, parted, reconciled
 from trimcp.session.session import Session
 
-__all__ = ["drive", "driving"]
+__all__ = ["Road", "drive", "driving"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 
-async def drive(session: Session, channel: MessageChannel) -> None:
+Road: TypeAlias = MessageChannel | DirectEnd
+"""What a session can be driven over: a channel that is pulled, or a direct end that needs no reader and writer."""
+
+
+async def drive(session: Session, channel: Road) -> None:
     """Run a session over a channel until the peer leaves or `session.close()` is called, then close the channel.
 
     Cancelling it stops every handler, tells the peer nothing more than what is queued, and closes the channel.
@@ -35,11 +41,15 @@ async def drive(session: Session, channel: MessageChannel) -> None:
 
 
 @asynccontextmanager
-async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
+async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
     """Run a session over a channel for as long as the body runs.
 
     What the body raises leaves as itself. The peer's leaving ends no body: it fails calls with `ConnectionLost`.
     """
+    if isinstance(channel, DirectEnd):
+        async with _driving_directly(session, channel):
+            yield
+        return
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as wire:
@@ -87,6 +97,25 @@ async def driving(session: Session, channel: MessageChannel) -> AsyncIterator[No
         failure = None  # a frame and what was raised from it would keep each other alive
 
 
+@asynccontextmanager
+async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[None]:
+    """Run a session over a direct end. The order of the end is the same; there is no writer to wait for."""
+    session.sink = end
+    try:
+        async with open_service_nursery() as jobs:
+            session.start(jobs)
+            end.attach(session)
+            try:
+                yield
+            finally:
+                session.close()
+                session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
+    finally:
+        end.close()
+        session.lose("the session has ended")
+        session.endpoint.closed(session)
+
+
 async def _read(session: Session, channel: MessageChannel, scope: trio.CancelScope) -> None:
     """Deliver what arrives, until the peer leaves; then give handlers their grace and end the session."""
     with scope:
@@ -99,11 +128,7 @@ async def _read(session: Session, channel: MessageChannel, scope: trio.CancelSco
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
         log.debug("the peer is gone: %s", session.lost)
-        with trio.move_on_after(session.limits.eof_grace):
-            await session.wait_idle()
-        session.cancel_jobs(CancelReason.DISCONNECTED)
-        await session.wait_idle()
-        session.close()
+        await wind_down(session)
 
 
 async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scope: trio.CancelScope) -> None:

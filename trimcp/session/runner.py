@@ -6,6 +6,7 @@ mailbox, and the job that ends starts the next.
 
 from __future__ import annotations
 
+import contextvars
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ class Runner:
     nursery: trio.Nursery
     slots: int
     running: int = attrs.field(init=False, default=0)
+    _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
     @property
     def free(self) -> bool:
@@ -50,6 +52,10 @@ class Runner:
         """Start a job in a task of its own."""
         self.running += 1
         job.started = True
+        # Whoever delivers may be a task of the peer's, in the same process; its context is none of the handler's.
+        self._context.run(self._spawn, session, job)
+
+    def _spawn(self, session: Session, job: Job) -> None:
         self.nursery.start_soon(self._run, session, job, name=job.request.verb.name)
 
     async def _run(self, session: Session, job: Job) -> None:

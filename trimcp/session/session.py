@@ -217,12 +217,14 @@ class Session:
         Pausing while something waits for the peer's answer would wait for ever: the answer stands behind the
         requests that are not being read.
         """
-        while self.congested and not self.pending and not self.closed.is_set():
+        while self.paused:
             await self._reading.park()
 
     @property
-    def congested(self) -> bool:
-        """Whether there is no room for more requests: they would wait, or their answers would."""
+    def paused(self) -> bool:
+        """Whether reading on would be wrong now, see `readable`."""
+        if self.pending or self.closed.is_set():
+            return False
         sink = self.sink
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
         return self.mailbox.full(self.parked) or (isinstance(sink, Outbox) and sink.full_of_replies)

@@ -12,7 +12,8 @@ from trimcp.channel import MessageChannel
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.server.server import Server
-from trimcp.session.drive import drive
+from trimcp.session.direct import direct_ends
+from trimcp.session.drive import Road, drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
@@ -48,9 +49,13 @@ async def connected(
         wrap: put around the client's channel, such as a `SlowChannel`.
     """
     client = client or Client("test")
-    ours, theirs = memory_channels(framed=framed)
-    if wrap is not None:
-        theirs = wrap(theirs)
+    ours: Road
+    theirs: Road
+    if framed or wrap is not None:
+        ours, channel = memory_channels(framed=framed)
+        theirs = channel if wrap is None else wrap(channel)
+    else:
+        ours, theirs = direct_ends()
     async with server.running() as running, open_service_nursery() as nursery:
         peer = server.session(running, force_rerun=force_rerun)
         nursery.start_soon(drive, peer, ours)

@@ -1,0 +1,113 @@
+"""Two sessions in one process, joined without a wire: what one posts is delivered straight into the other.
+
+There is no reader and no writer, so a message wakes nobody but whoever waits for it. It is encoded and parsed all the
+same: neither side can see the other's objects, and what a wire would refuse is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, Outgoing
+from trimcp.session.job import CancelReason
+from trimcp.wire.jsonrpc import RequestId, parse
+
+if TYPE_CHECKING:
+    from trimcp.session.session import Session
+
+__all__ = ["DirectEnd", "direct_ends", "wind_down"]
+
+
+def direct_ends() -> tuple[DirectEnd, DirectEnd]:
+    """Return the two ends of a direct connection, each to be given to a driver. What one posts the other receives."""
+    left, right = DirectEnd(), DirectEnd()
+    left.other, right.other = right, left
+    return left, right
+
+
+@attrs.define(eq=False)
+class DirectEnd:
+    """One end of a direct connection: the sink of the session that is driven over it.
+
+    Room is the other session's: a sender waits while the other one would not read.
+    """
+
+    other: DirectEnd = attrs.field(init=False)
+    session: Session | None = attrs.field(init=False, default=None)
+    closed: bool = attrs.field(init=False, default=False)
+    _early: list[Incoming] = attrs.field(init=False, factory=list)
+
+    def attach(self, session: Session) -> None:
+        """Deliver to this session from now on, beginning with what came before it was there."""
+        self.session = session
+        early, self._early = self._early, []
+        session.deliver(early)
+        if self.other.closed:
+            self._peer_left()
+
+    def obituary(self) -> str | None:
+        """Return how the other side ended, for an error message: there is nothing to say."""
+        return None
+
+    # The sink of our session
+
+    @property
+    def full(self) -> bool:
+        """Whether the other session would not read now."""
+        peer = self.other.session
+        return peer is not None and peer.paused
+
+    async def room(self) -> None:
+        """Wait until the other session would read, or has ended and room no longer matters."""
+        peer = self.other.session
+        if peer is not None:
+            await peer.readable()
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Deliver a message. After either side closed it is dropped: nobody is listening."""
+        other = self.other
+        if self.closed or other.closed:
+            return
+        incoming = Incoming(parse(outgoing.data), len(outgoing.data))
+        if other.session is None:
+            other._early.append(incoming)
+        else:
+            other.session.deliver((incoming,))
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        """Deliver a message: nothing waits here that a later one could replace."""
+        self.post(outgoing)
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Do nothing: nothing waits here."""
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Return False: what was posted has left."""
+        return False
+
+    def close(self) -> None:
+        """Deliver nothing more, and let the other session know that its peer is gone. Safe to call twice."""
+        if not self.closed:
+            self.closed = True
+            self.other._peer_left()
+
+    def _peer_left(self) -> None:
+        session = self.session
+        if session is None or session.closed.is_set():
+            return
+        session.lose("the peer closed the connection")
+        assert session.runner is not None
+        session.runner.nursery.start_soon(wind_down, session)
+
+
+async def wind_down(session: Session) -> None:
+    """End a session whose peer is gone: its handlers get their grace, then they are cancelled."""
+    with trio.move_on_after(session.limits.eof_grace):
+        await session.wait_idle()
+    session.cancel_jobs(CancelReason.DISCONNECTED)
+    await session.wait_idle()
+    session.close()
