@@ -28,8 +28,9 @@ _MAX_NUMBER: Final = 1000  # characters; what a double can say takes 25
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
-# Possessive throughout: what matched is never given back, so no text makes these slower than linear.
-_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+# Possessive throughout: what matched is never given back, so no text makes these slower than linear. Each repeated
+# group can also match nothing: before Python 3.11.5 one that fails within an iteration leaves the match there.
+_REST = rb'[^"\\]*+(?:\\.[^"\\]*+|)*+'
 _STRING = rb'"' + _REST + rb'"'
 _FLAT = rb'[^"\[\]{}]++|' + _STRING
 _STRING_REST: Final = re.compile(_REST, re.DOTALL)
@@ -37,7 +38,7 @@ _BLANK: Final = re.compile(rb"[ \t\r\n]*+")
 _SCALAR: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")
 _LONG_NUMBER: Final = re.compile(
-    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-]))*+(-?[0-9][0-9.eE+-]{18,}+)",
+    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-])|)*+(-?[0-9][0-9.eE+-]{18,}+)",
     re.DOTALL,
 )
 _QUOTE, _BACKSLASH = b'"\\'
@@ -53,8 +54,8 @@ def _nested_values() -> re.Pattern[bytes]:
     """Matches whole values up to three containers high; Python sees only the brackets of higher ones."""
     values = _FLAT
     for _ in range(3):
-        values = _FLAT + rb"|\[(?:" + values + rb")*+\]|\{(?:" + values + rb")*+\}"
-    return re.compile(rb"(?:" + values + rb")*+", re.DOTALL)
+        values = _FLAT + rb"|\[(?:" + values + rb"|)*+\]|\{(?:" + values + rb"|)*+\}"
+    return re.compile(rb"(?:" + values + rb"|)*+", re.DOTALL)
 
 
 class _Expect(Enum):
