@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
@@ -15,6 +16,7 @@ from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content, json_text
 from trimcp.server.schema import ResultShape
 from trimcp.session.context import Context
+from trimcp.session.job import CancelReason
 from trimcp.session.scopes import sole
 from trimcp.validation import Validator, check_author_schema
 from trimcp.wire.codes import INVALID_PARAMS
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from trimcp.server.running import Running
 
 __all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
+
+log: logging.Logger = logging.getLogger("trimcp.server")
 
 RunMode = Literal["inline", "thread"]
 """How a sync function runs: in the event loop (it must be quick), or in a thread of the server's own limiter."""
@@ -113,6 +117,7 @@ class ToolEntry:
                 return await self.calling.run(running, ctx, arguments)
             finally:
                 self.slots.release_on_behalf_of(borrower)
+        log.debug("%s %r is cancelled: %s", ctx.method, ctx.request_id, CancelReason.DEADLINE.value)
         raise ToolError(f"{self.tool.name} did not finish within {timeout:g} seconds")
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:

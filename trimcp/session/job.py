@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from trimcp.session.scopes import Work
 
 __all__ = ["CancelReason", "Job"]
+
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 class CancelReason(Enum):
@@ -65,7 +68,9 @@ class Job:
     questions: Questions | None = attrs.field(init=False, default=None)
 
     def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
-        """Stop the handler; the first reason given is the one it can read."""
+        """Stop the handler; the first reason given is the one it can read, and what the log says."""
         if self.reason is None:
             self.reason, self.detail = reason, detail
+            said = "" if detail is None else f" ({detail!r})"  # a stranger's text: escaped
+            log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
         self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
