@@ -97,6 +97,34 @@ def test_a_wrong_command_line_ends_with_two_and_advice(words: list[str], told: s
     assert told in result.stderr
 
 
+def test_words_too_many_say_how_a_command_line_is_given() -> None:
+    result = trimcp("inspect", "python", "server.py")
+    assert result.exit_code == 2
+    assert "in quotes, as one word, or last, after --" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("import not_there_either", "ModuleNotFoundError: No module named 'not_there_either'"), ("def (", "SyntaxError")],
+)
+def test_a_module_that_fails_shows_its_own_traceback_only(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(text)
+    result = trimcp("run", str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {file} cannot be loaded, it fails by itself:")
+    assert told in result.stderr
+    assert "trimcp/cli" not in result.stderr
+    assert "importlib" not in result.stderr
+
+
+def test_a_silent_server_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "_SILENCE", 0.2)
+    result = trimcp("inspect", "--timeout", "1", f"{sys.executable} -c 'input(); input(); input()'")
+    assert result.exit_code == 124
+    assert "still waiting for the server's first answer; Ctrl-C gives up" in result.stderr
+
+
 def test_without_click_it_says_what_to_install() -> None:
     program = "import sys; sys.modules['click'] = None; import trimcp.cli; trimcp.cli.main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
@@ -157,7 +185,7 @@ def test_call_takes_json_from_standard_input_and_gives_json() -> None:
     ("words", "code", "told"),
     [
         (["add", "a=two"], 2, "a must be a whole number, not 'two'"),
-        (["ad", "a=2"], 2, "no tool 'ad'; did you mean add"),
+        (["ad", "a=2"], 2, "no tool 'ad'; did you mean add?"),
         (["zzz"], 2, "no tool 'zzz'; it has add, slow, stubborn"),
         (["fail"], 1, "it did \\x1b[5mnot work"),
         (["add"], 1, "lacks the required property 'a'"),

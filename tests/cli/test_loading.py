@@ -65,7 +65,9 @@ def test_what_a_module_prints_goes_to_standard_error(tmp_path: Path, capsys: pyt
         ("", "", "has no trimcp.Server at its top level; name the object or function that gives one"),
         ("a = trimcp.Server('a'); b = trimcp.Server('b')", "", "several servers; say which: "),
         ("", ":nope", "has no nope"),
+        ("s = trimcp.Server('s')", ":nope", "some.py has no nope; it has "),
         ("x = 5", ":x", "is no trimcp.Server but a int"),
+        ("def f(city): pass", ":f", ":f needs arguments; name a trimcp.Server, or a function without arguments"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, suffix: str, told: str) -> None:

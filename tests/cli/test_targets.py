@@ -68,6 +68,14 @@ def test_the_entries_of_a_hosts_file_are_named(hosts: Path) -> None:
         assert f"{hosts}:git, {hosts}:web" in caught.value.message
 
 
+def test_an_entry_that_cannot_be_used_hides_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    file.write_text('{"mcpServers": {"web": {"url": "https://example.org"}, "git": {"command": "g"}}}')
+    assert find_target(f"{file}:git").command == ("g",)
+    with pytest.raises(Failure, match='has a "url"'):
+        find_target(f"{file}:web")
+
+
 def test_a_broken_hosts_file_is_a_usage_error(tmp_path: Path) -> None:
     file = tmp_path / "broken.json"
     file.write_text("{")

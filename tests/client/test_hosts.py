@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.client.hosts import ServerEntry, read_servers
+from trimcp.client.hosts import ServerEntry, name_servers, read_servers
 from trimcp.errors import LocalError
 
 
@@ -48,7 +48,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ({"url": "https://example.org/mcp"}, "'a' is reached by a URL.*not support yet"),
+        ({"url": "https://example.org/mcp"}, '\'a\' has a "url".*not support yet; give it a "command"'),
         ({}, 'no "command"'),
         ("x", "must be an object"),
         ({"command": ["x"]}, '"command" must be a string'),
@@ -61,6 +61,14 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 def test_a_wrong_entry_is_named(entry: Any, why: str) -> None:
     with pytest.raises(LocalError, match=why):
         read_servers({"mcpServers": {"a": entry}}, environment={})
+
+
+def test_nobody_looks_at_entries_that_are_not_wanted() -> None:
+    config = {"mcpServers": {"a": {"url": "https://example.org"}, "off": {"disabled": True}, "b": {"command": "x"}}}
+    assert name_servers(config) == ["a", "b"]
+    assert read_servers(config, only=["b"]) == {"b": ServerEntry("b", ("x",), {})}
+    with pytest.raises(LocalError, match="'a' has a \"url\""):
+        read_servers(config)
 
 
 def test_a_wrong_file_is_named(tmp_path: Path) -> None:

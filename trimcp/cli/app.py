@@ -15,7 +15,7 @@ import click
 from trimcp.cli.conversation import Body, Options, converse, own_version
 from trimcp.cli.exits import EXIT_CODES, TOOL_ERROR, USAGE, Failure
 from trimcp.cli.inspecting import describe, offer_json, take_stock
-from trimcp.cli.loading import load_server
+from trimcp.cli.loading import load_server, trace_of
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP
 from trimcp.cli.text import as_json, describe_content, describe_resource, one_line
@@ -43,9 +43,17 @@ class _Command(click.Command):
         at = args.index("--") if "--" in args else len(args)
         ours = ["--trace=-" if arg == "--trace" else arg for arg in args[:at]]
         rest = args[at:]
-        if rest and ctx.command.name != "run":
-            ours, rest = [shlex.join(rest[1:]), *ours], []
-        return super().parse_args(ctx, ours + rest)
+        if ctx.command.name == "run":
+            return super().parse_args(ctx, ours + rest)
+        if rest:
+            ours = [shlex.join(rest[1:]), *ours]
+        try:
+            return super().parse_args(ctx, ours)
+        except click.UsageError as error:
+            if type(error) is not click.UsageError:  # its kin are about options and values; this is a word too many
+                raise
+            hint = "A server's command line goes in quotes, as one word, or last, after --"
+            raise click.UsageError(f"{error.message}\n{hint}", error.ctx) from None
 
 
 def _connects(function: CommandT) -> CommandT:
@@ -100,7 +108,13 @@ def run(server: str, arguments: tuple[str, ...], grace: float, trace: str | None
     if trace is not None:
         os.environ["TRIMCP_TRACE"] = "stderr" if trace == "-" else trace
     sys.argv = [server, *arguments]
-    run_stdio(load_server(server), grace=grace)
+    try:
+        found = load_server(server)
+    except Failure:
+        raise
+    except Exception as error:  # whatever the user's module raises
+        raise Failure(f"{server} cannot be loaded, it fails by itself:\n{trace_of(error)}", USAGE) from None
+    run_stdio(found, grace=grace)
 
 
 @app.command("inspect", cls=_Command, epilog=TARGET_HELP + "\n" + EXIT_CODES)
@@ -132,9 +146,9 @@ def inspect_(target: str, wants_json: bool, **options: Any) -> None:
 @_connects
 @click.argument("tool")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--json", "given", metavar="JSON", help="The arguments as one JSON object; - reads standard input.")
+@click.option("--json", "text", metavar="JSON", help="The arguments as one JSON object; - reads standard input.")
 @click.option("--raw", is_flag=True, help="The result as the server sent it, as JSON.")
-def call(target: str, tool: str, arguments: tuple[str, ...], given: str | None, raw: bool, **options: Any) -> None:
+def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, raw: bool, **options: Any) -> None:
     """Call TOOL of TARGET, with progress and logs as they come, and print the result.
 
     Values are read as the tool's schema says: numbers, true and false, lists and objects as JSON, text as it is.
@@ -147,11 +161,12 @@ def call(target: str, tool: str, arguments: tuple[str, ...], given: str | None, 
       trimcp call servers.json:git git_log --json '{"repo_path": "."}' --raw
       trimcp call get_alerts state=NY -- python weather.py
     """
-    whole = None if given is None else _read_json(given, arguments)
+    whole = None if text is None else _read_json(text, arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
         listed = _find_tool(await session.list_tools(), tool)
-        async with session.calling(tool, _read_words(listed, arguments) if whole is None else whole) as call:
+        given = whole if whole is not None else _read_words(listed, arguments, target)
+        async with session.calling(tool, given) as call:
             async for step in call.progress:
                 screen.progress(step)
             result = await call.result()
@@ -180,22 +195,25 @@ def _find_tool(tools: list[Tool], name: str) -> Tool:
         return tools[names.index(name)]
     near = get_close_matches(name, names, n=3)
     known = near or names[:_NAMES_SHOWN]
-    listed = ", ".join(map(one_line, known)) + (", ..." if not near and len(names) > _NAMES_SHOWN else "")
-    raise Failure(f"the server has no tool {name!r}; {'did you mean' if near else 'it has'} {listed or 'none'}", USAGE)
+    listed = ", ".join(map(one_line, known)) or "none"
+    if near:
+        raise Failure(f"the server has no tool {name!r}; did you mean {listed}?", USAGE)
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    raise Failure(f"the server has no tool {name!r}; it has {listed}{more}", USAGE)
 
 
-def _read_words(tool: Tool, words: tuple[str, ...]) -> dict[str, Any]:
+def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, Any]:
     try:
         return parse_arguments(words, tool.input_schema)
     except ValueProblem as problem:
-        raise Failure(f"{problem}\nTry: trimcp inspect TARGET", USAGE) from None
+        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}", USAGE) from None
 
 
-def _read_json(given: str, words: tuple[str, ...]) -> dict[str, Any]:
+def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
     if words:
         raise Failure("give the arguments either as KEY=VALUE or with --json", USAGE)
     try:
-        value = json.loads(sys.stdin.read() if given == "-" else given)
+        value = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
         raise Failure(f"--json is not valid JSON: {error}", USAGE) from None
     if not isinstance(value, dict):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import trio
@@ -21,12 +21,15 @@ from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
+from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.child import StdioServer
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 from trimcp.wire.logs import LoggingLevel
 
 __all__ = ["Body", "Options", "Stop", "converse", "own_version", "trace_to"]
+
+_SILENCE: Final = 5.0
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]
 """What is done with the session; returns the exit code."""
@@ -77,7 +80,13 @@ def converse(target: str, options: Options, body: Body) -> int:
         Failure: it did not work; the text says what to do.
     """
     screen = Screen(options.quiet)
-    return trio.run(_converse, find_target(target, screen.server_says), options, body, screen)
+    return trio.run(_attended, find_target(target, screen.server_says), options, body, screen)
+
+
+async def _attended(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
+    async with open_service_nursery() as nursery:
+        nursery.start_soon(_explain_silence, screen)
+        return await _converse(server, options, body, screen)
 
 
 async def _converse(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
@@ -113,6 +122,13 @@ async def _converse(server: StdioServer, options: Options, body: Body, screen: S
         what = "was told to stop" if screen.listening else "was not ready in time"
         raise Failure(f"not done after {options.timeout:g} seconds; the server {what}", TIMED_OUT)
     return code
+
+
+async def _explain_silence(screen: Screen) -> None:
+    """Tell a person who waits for a silent server what is waited for."""
+    await trio.sleep(_SILENCE)
+    if not screen.listening:
+        screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
 
 
 def _client(options: Options, screen: Screen, asker: Asker) -> Client:

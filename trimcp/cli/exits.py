@@ -33,7 +33,7 @@ EXIT_CODES: Final = """\
 Exit codes:
   0    it worked
   1    the tool itself reported an error
-  2    the command line is wrong
+  2    the command line is wrong, or the file it names
   3    no connection to the server
   4    the server answered with an error, or went away
   124  the time given by --timeout is over

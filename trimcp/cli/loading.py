@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +16,7 @@ from typing import Any
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.server.server import Server
 
-__all__ = ["load_server"]
+__all__ = ["load_server", "trace_of"]
 
 _USUAL = ("server", "mcp", "app")
 
@@ -35,6 +38,19 @@ def load_server(name: str) -> Server[Any]:
     with redirect_stdout(sys.stderr):
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
         return _pick(module, attribute, place)
+
+
+def trace_of(error: Exception) -> str:
+    """Return the traceback of what a user's module raised, from its own first line on."""
+    ours = Path(__file__).parents[1]
+    step = error.__traceback__
+    while step is not None and _is_loader(step.tb_frame.f_code.co_filename, ours):
+        step = step.tb_next
+    return "".join(traceback.format_exception(type(error), error, step)).rstrip()
+
+
+def _is_loader(file: str, ours: Path) -> bool:
+    return file.startswith("<frozen importlib") or file == importlib.__file__ or Path(file).is_relative_to(ours)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -101,9 +117,31 @@ def _follow(module: ModuleType, attribute: str, place: str) -> Server[Any]:
         try:
             value = getattr(value, step)
         except AttributeError:
-            raise Failure(f"{place} has no {attribute}", USAGE) from None
+            raise Failure(f"{place} has no {attribute}{_others(module, place)}", USAGE) from None
     if not isinstance(value, Server) and callable(value):
+        if _needs_arguments(value):
+            raise Failure(
+                f"{place}:{attribute} needs arguments; name a trimcp.Server, or a function without arguments that "
+                f"makes one{_others(module, place)}",
+                USAGE,
+            )
         value = value()
     if not isinstance(value, Server):
-        raise Failure(f"{place}:{attribute} is no trimcp.Server but a {type(value).__name__}", USAGE)
+        kind = type(value).__name__
+        raise Failure(f"{place}:{attribute} is no trimcp.Server but a {kind}{_others(module, place)}", USAGE)
     return value
+
+
+def _needs_arguments(function: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return True
+    except ValueError:  # builtins may hide what they take
+        return False
+    return False
+
+
+def _others(module: ModuleType, place: str) -> str:
+    names = [f"{place}:{name}" for name, value in vars(module).items() if isinstance(value, Server)]
+    return f"; it has {', '.join(names)}" if names else ""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.client.hosts import read_servers
+from trimcp.client.hosts import name_servers, read_servers
 from trimcp.errors import LocalError
 from trimcp.transports.child import StdioServer
 
@@ -63,14 +63,14 @@ def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> 
 
 def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | None) -> StdioServer:
     try:
-        servers = read_servers(file)
+        known = name_servers(file)
+        if name is None and len(known) == 1:
+            name = known[0]
+        if name is None or name not in known:
+            names = ", ".join(f"{file}:{each}" for each in known) or "none"
+            problem = f"say which server of {file}" if name is None else f"there is no server {name!r} in {file}"
+            raise Failure(f"{problem}; it has {names}", USAGE)
+        server = read_servers(file, only=[name])[name]
     except LocalError as error:
         raise Failure(str(error), USAGE) from None
-    if name is None and len(servers) == 1:
-        name = next(iter(servers))
-    if name is None or name not in servers:
-        names = ", ".join(f"{file}:{each}" for each in servers) or "none"
-        problem = "say which server" if name is None else f"there is no server {name!r} in {file}"
-        raise Failure(f"{problem}; it has {names}", USAGE)
-    server = servers[name]
     return StdioServer(server.command, env=server.env, cwd=server.cwd, on_stderr=on_stderr)

@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 
 from trimcp.errors import LocalError
 
-__all__ = ["ServerEntry", "read_servers"]
+__all__ = ["ServerEntry", "name_servers", "read_servers"]
+
+Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -38,8 +40,17 @@ class ServerEntry:
     cwd: str | None = None
 
 
+def name_servers(source: Source) -> list[str]:
+    """Return the names of the servers a configuration holds, in its order, without looking into them.
+
+    Raises:
+        LocalError: the file cannot be read or holds no servers.
+    """
+    return list(_entries(source))
+
+
 def read_servers(
-    source: str | os.PathLike[str] | Mapping[str, Any], *, environment: Mapping[str, str] | None = None
+    source: Source, *, only: Collection[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> dict[str, ServerEntry]:
     """Return the servers a configuration names, in its order, without those marked `"disabled": true`.
 
@@ -47,6 +58,7 @@ def read_servers(
 
     Args:
         source: a JSON file, or what one holds; `mcpServers` or `servers` on top may be left out.
+        only: the names that are wanted; nobody looks at what is wrong with others. None for all.
         environment: where variables come from; by default this process's environment.
 
     Raises:
@@ -54,12 +66,18 @@ def read_servers(
             names the place.
     """
     variables = os.environ if environment is None else environment
+    return {
+        name: _entry(name, entry, variables) for name, entry in _entries(source).items() if only is None or name in only
+    }
+
+
+def _entries(source: Source) -> dict[str, Any]:
     config = source if isinstance(source, Mapping) else _load(Path(source))
     named = next((config[key] for key in ("mcpServers", "servers") if key in config), config)
     if not isinstance(named, Mapping):
         raise LocalError('"mcpServers" must be an object of servers by name')
     return {
-        name: _entry(name, entry, variables)
+        name: entry
         for name, entry in named.items()
         if not (isinstance(entry, Mapping) and entry.get("disabled") is True)
     }
@@ -83,7 +101,7 @@ def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
         raise LocalError(f"{where} must be an object with a command")
     if "command" not in entry:
         if "url" in entry:
-            raise LocalError(f"{where} is reached by a URL, which this version does not support yet; use a command")
+            raise LocalError(f'{where} has a "url", which this version does not support yet; give it a "command"')
         raise LocalError(f'{where} has no "command"')
     command, args = entry["command"], entry.get("args", [])
     env, cwd = entry.get("env") or {}, entry.get("cwd")
