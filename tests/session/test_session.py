@@ -501,7 +501,7 @@ async def test_cancelled_members_leave_a_batch() -> None:
         wire.feed(cancel(4))
         await wait_all_tasks_blocked()
         assert wire.take() == []
-        gather = session._gather
+        gather = session._replies._gather
         assert gather is not None
         assert not any(id in gather for id in (1, 2, 3, 4))
 

@@ -23,7 +23,11 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 class CancelReason(Enum):
-    """Why a handler is being stopped; its value is the text of `trio.CancelScope.cancel(reason=)`."""
+    """Why a handler is being stopped; its value is the text of `trio.CancelScope.cancel(reason=)`.
+
+    The bounds of `Limits` refuse a request before its handler runs, so nothing here stops one with LIMIT: it is for
+    drivers that take something away from a running request, and answers it as `Overloaded`.
+    """
 
     PEER = "cancelled by peer"
     DISCONNECTED = "disconnected"

@@ -16,7 +16,6 @@ import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, ErrorReply
-from trimcp.framing.batch import Gather
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
@@ -37,6 +36,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox
 from trimcp.session.outbox import Outbox, Sink
 from trimcp.session.pending import Pending, cancellation_text
+from trimcp.session.replies import Replies
 from trimcp.session.runner import Runner
 from trimcp.session.statistics import Statistics
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
@@ -96,7 +96,7 @@ class Session:
     dropped: int = attrs.field(init=False, default=0)
     abandoned_threads: int = attrs.field(init=False, default=0)
     humans: int = attrs.field(init=False, default=0)
-    _gather: Gather | None = attrs.field(init=False, default=None)
+    _replies: Replies = attrs.field(init=False, factory=Replies)
     _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
@@ -178,9 +178,9 @@ class Session:
         id = job.request.id
         job.over = True
         if self.engine.answered(id):
-            self._post_reply(id, encode_error(id, code, message), job)
-        elif self._gather is not None:
-            self._post_gathered(self._gather.drop(id), job.origin)
+            self._replies.post(self.sink, id, encode_error(id, code, message), job.origin)
+        else:
+            self._replies.none(self.sink, id, job.origin)
 
     def _take_reply(self, event: Replied) -> None:
         pending = self.pending.pop(event.id, None)
@@ -196,15 +196,7 @@ class Session:
             self.finish(job, None)
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
-        if self._gather is None:
-            self._gather = Gather()
-        under_way = [member for member in event.events if isinstance(member, RequestReceived)]
-        known = [
-            member.reply
-            for member in event.events
-            if isinstance(member, Settled | Rejected) and member.reply is not None
-        ]
-        self._post_gathered(self._gather.open([member.id for member in under_way], known), incoming.origin)
+        self._replies.expect(self.sink, event, incoming.origin)
         # Its members share the weight of the text they came in.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
         for member in event.events:
@@ -257,9 +249,9 @@ class Session:
         if token is not None:
             self.sink.settle_latest(("progress", id), keep=wanted)
         if wanted and reply is not None:
-            self._post_reply(id, reply, job)
-        elif self._gather is not None:
-            self._post_gathered(self._gather.drop(id), job.origin)
+            self._replies.post(self.sink, id, reply, job.origin)
+        else:
+            self._replies.none(self.sink, id, job.origin)
         if self.mailbox or self._reading:
             self.next_jobs()
         if not self.jobs and self._idle:
@@ -267,16 +259,6 @@ class Session:
 
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming) -> None:
         self.sink.post(Outgoing(data, Kind.REPLY, id, incoming.origin))
-
-    def _post_reply(self, id: RequestId, data: bytes, job: Job) -> None:
-        if self._gather is not None and id in self._gather:
-            self._post_gathered(self._gather.add(id, data), job.origin)
-        else:
-            self.sink.post(Outgoing(data, Kind.REPLY, id, job.origin))
-
-    def _post_gathered(self, data: bytes | None, origin: Any) -> None:
-        if data is not None:
-            self.sink.post(Outgoing(data, Kind.REPLY, None, origin))
 
     def crashed(self, job: Job, error: BaseException) -> ErrorReply:
         """Log a handler's crash whole and return an answer that says nothing of it."""
