@@ -446,6 +446,26 @@ def test_a_client_is_asked_nothing_that_is_for_servers(method: str) -> None:
         assert code_of(ask(engine, 1, method, {**CALL, "_meta": meta})) == METHOD_NOT_FOUND
 
 
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_a_method_of_the_other_direction_is_unknown_even_with_a_handler(revision: Revision) -> None:
+    engine = _server(revision, served=("sampling/createMessage", "roots/list"))
+    params = {"_meta": envelope()} if revision.modern else {}
+    assert code_of(ask(engine, 1, "roots/list", params)) == METHOD_NOT_FOUND
+    asked = ConnectionPair(client=client(served=("tools/list",))).open(LATEST_LEGACY).client
+    assert code_of(ask(asked, 1, "tools/list", {})) == METHOD_NOT_FOUND
+
+
+def test_a_server_asks_nothing_but_ping_before_its_client_is_initialized() -> None:
+    engine = server()
+    params = {"protocolVersion": LATEST_LEGACY.name, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    assert isinstance(ask(engine, 0, "initialize", params), Settled)
+    engine.may_call(engine.verb("ping"))
+    with pytest.raises(LocalError, match="before the connection is initialized"):
+        engine.may_call(engine.verb("roots/list"))
+    tell(engine, "notifications/initialized")
+    engine.may_call(engine.verb("roots/list"))
+
+
 @pytest.mark.parametrize("name", ["no/such", "notifications/tools/list_changed", "subscriptions/listen"])
 def test_what_the_revision_lacks_is_not_sent(name: str) -> None:
     with pytest.raises(LocalError, match=LATEST_LEGACY.name):

@@ -223,9 +223,14 @@ def test_questions_are_an_answer_where_they_may_be() -> None:
     engine = ConnectionPair().open(V2026_07_28).client
     raw = {"resultType": "input_required", "requestState": "s", "inputRequests": {}}
     assert isinstance(engine.load_result(engine.verb("tools/call"), dict(raw)), InputRequiredResult)
-    for name, bad in (("tools/list", raw), ("tools/call", {"resultType": "later"}), ("tools/call", {"resultType": 5})):
-        with pytest.raises(InvalidReply):
-            engine.load_result(engine.verb(name), dict(bad))
+    listed = {"tools": [], "ttlMs": 0, "cacheScope": "private", **raw}
+    for name, bad in (
+        ("tools/list", listed),
+        ("tools/call", {"resultType": "later", "content": []}),
+        ("tools/call", {"resultType": 5, "content": []}),
+    ):
+        with pytest.raises(InvalidReply, match="result type"):
+            engine.load_result(engine.verb(name), bad)
 
 
 @pytest.mark.parametrize("offered", [LEGACY, (V2026_07_28,), REVISIONS])

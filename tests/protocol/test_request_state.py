@@ -130,6 +130,11 @@ def test_a_cipher_that_cannot_read_it_is_a_refusal_no_crash() -> None:
         _open(Sealer([KEY], cipher=_Shift(4)), _seal(Sealer([KEY], cipher=_Shift(3))))
 
 
+def test_a_huge_state_is_refused_before_any_cryptography() -> None:
+    with pytest.raises(InvalidState, match="too large"):
+        _open(Sealer([KEY]), "A" * 300_000)
+
+
 @pytest.mark.parametrize("kept", [{"big": "x" * 300_000}, {"odd": object()}, {"nan": float("nan")}])
 def test_what_could_not_be_taken_back_is_not_sealed(kept: Any) -> None:
     with pytest.raises(LocalError):

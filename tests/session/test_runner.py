@@ -308,6 +308,26 @@ async def _all(pair: Pair, count: int, name: str = "run") -> list[str]:
     return done
 
 
+async def test_the_slot_of_a_job_that_asks_goes_to_the_one_that_waits() -> None:
+    may_ask = trio.Event()
+
+    async def asks(ctx: Any) -> str:
+        await may_ask.wait()
+        return str((await ctx.elicit("?", FORM)).action)
+
+    async with served({"asks": asks, "fine": _fine}, limits=Limits(max_running=1)) as (wire, session):
+        wire.feed(call(1, "asks"), call(2, "fine"))
+        await wait_all_tasks_blocked()
+        assert session.statistics().waiting == 1
+        may_ask.set()
+        await wait_all_tasks_blocked()
+        question, answer = wire.take()
+        assert (question["method"], answer["id"]) == ("elicitation/create", 2)
+        wire.feed(b'{"jsonrpc":"2.0","id":%d,"result":{"action":"cancel"}}' % question["id"])
+        await wait_all_tasks_blocked()
+        assert [message["id"] for message in wire.take()] == [1]
+
+
 async def test_four_slots_and_fourteen_calls_that_ask_do_not_deadlock() -> None:
     with trio.fail_after(5):
         async with linked({"run": _asks}, limits=Limits(max_running=4, backlog_requests=8)) as pair:

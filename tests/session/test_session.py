@@ -22,12 +22,14 @@ from tests.session.support import (
     served,
     server_engine,
 )
-from trimcp.errors import InvalidReply, LocalError, Overloaded, RemoteError
+from trimcp.channel import Incoming
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, Overloaded, RemoteError
 from trimcp.session.drive import driving
 from trimcp.session.limits import Limits
+from trimcp.session.outbox import Outbox
 from trimcp.session.session import Session
-from trimcp.wire.codes import INVALID_REQUEST
-from trimcp.wire.jsonrpc import encode_error, encode_notification, encode_request, encode_result
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INVALID_REQUEST
+from trimcp.wire.jsonrpc import encode_error, encode_notification, encode_request, encode_result, parse
 from trimcp.wire.revisions import LATEST_LEGACY, REVISIONS, V2025_03_26, Revision
 from trimcp.wire.tools import CallToolParams
 
@@ -210,6 +212,44 @@ async def test_cancelling_never_waits_though_the_outbox_is_full() -> None:
         assert sorted(params["requestId"] for params in cancels) == sorted(calls)
         assert {params["reason"] for params in cancels} <= {"all of them"}
         assert session.statistics().pending == 0
+
+
+async def test_a_call_that_waits_for_room_when_the_peer_leaves_sends_nothing() -> None:
+    wire, session = Wire(), _client(limits=Limits(outbox_messages=1, drain_timeout=0.01))
+    lost: list[int] = []
+
+    async def one(n: int) -> None:
+        with pytest.raises(ConnectionLost, match="gone"):
+            await session.call("tools/call", _run(n=n))
+        lost.append(n)
+
+    async with driving(session, wire):
+        wire.hold()
+        with trio.fail_after(1):
+            async with trio.open_nursery() as nursery:
+                for n in range(5):
+                    nursery.start_soon(one, n)
+                await wait_all_tasks_blocked()
+                session.lose("gone")
+                assert isinstance(session.sink, Outbox)
+                session.sink.abandon()
+        assert sorted(lost) == [0, 1, 2, 3, 4]
+        assert session.statistics().pending == 0
+        assert not session.engine.outbound
+
+
+async def test_what_arrives_after_closing_is_turned_away() -> None:
+    started: list[Any] = []
+
+    async def run(ctx: Any) -> None:
+        started.append(ctx.request_id)
+
+    async with served({"run": run}) as (wire, session):
+        await wait_all_tasks_blocked()
+        session.close()
+        session.deliver([Incoming(parse(call(1)), 1)])
+    assert started == []
+    assert [message["error"]["code"] for message in wire.take()] == [CANCELLED_BY_DRAIN]
 
 
 async def test_the_peer_is_told_only_reasons_given_on_purpose() -> None:
