@@ -96,6 +96,14 @@ async def _converse(server: StdioServer, options: Options, body: Body, screen: S
     if write is not None:
         server = attrs.evolve(server, trace=write)
     code: int | None = None
+
+    async def work(session: ClientSession, working: trio.CancelScope) -> None:
+        nonlocal code
+        asker.standstill = lambda: _standing_still(working)
+        if options.log_level is not None and declares(session.server_capabilities, "logging"):
+            await session.set_log_level(options.log_level)
+        code = await body(session, screen)
+
     with _signals(screen) as stop:
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
         try:
@@ -105,10 +113,7 @@ async def _converse(server: StdioServer, options: Options, body: Body, screen: S
                     connecting.deadline = float("inf")
                     # Inside the connection, so that the server hears of a cancellation before it is left.
                     with stop.guarding(deadline) as working:
-                        asker.standstill = lambda: _standing_still(working)
-                        if options.log_level is not None and declares(session.server_capabilities, "logging"):
-                            await session.set_log_level(options.log_level)
-                        code = await body(session, screen)
+                        await work(session, working)
                     screen.end_progress()
         except McpError as error:
             if stop.signal is None:

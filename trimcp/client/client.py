@@ -80,6 +80,12 @@ class Client:
         max_pages: how many pages a list may have.
         log_level: the lowest level of log message asked for where each request says so, if there is a handler.
         limits: every other bound.
+
+    Attributes:
+        sessions: the connections there are now.
+
+    Timeouts and bounds can be read under their names. What else has a public name, such as `on_sampling`, is there for
+    what connects and answers, and may change; handlers are registered with the methods.
     """
 
     def __init__(

@@ -74,6 +74,7 @@ class ClientSession:
         server_capabilities: what the server declared.
         instructions: its advice to a model on how to use it, or None. Untrusted text.
         peer: the server's own session where both sides live in one process (tests), or None.
+        cache, clocks, subscriptions, logs, outputs: what it keeps for its calls and its reader; they may change.
     """
 
     client: Client

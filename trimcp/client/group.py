@@ -131,7 +131,7 @@ class Group:
                     async with trio.open_nursery() as waiting:
                         waiting.start_soon(_first, member.closing.wait, waiting.cancel_scope)
                         waiting.start_soon(_first, session.wait_lost, waiting.cancel_scope)
-        except Exception as error:
+        except Exception as error:  # one member's failure, whatever it is, takes no other with it
             if member.session is not None:
                 log.exception("a connection of the group failed")
             member.error = error

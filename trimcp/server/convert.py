@@ -63,7 +63,7 @@ def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Conv
     def convert(value: Any) -> Any:
         try:
             return structure(value, hint)
-        except Exception as error:
+        except Exception as error:  # a class of the author's may refuse with any
             raise ConversionError(_problems(error)) from error
 
     return convert
@@ -148,7 +148,7 @@ def _union(
             if validator.is_valid(value):
                 try:
                     return value if hook is None else hook(value, member)
-                except Exception as error:
+                except Exception as error:  # any, as above; another member may still take it
                     failure = failure or error
         raise failure or ValueError("matches no alternative")
 

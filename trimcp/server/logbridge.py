@@ -69,7 +69,7 @@ class LogBridge(logging.Handler):
         """Send one record; from another thread by way of Trio's."""
         try:
             level, text, name = _level(record.levelno), self.format(record), record.name
-        except Exception:
+        except Exception:  # a record's own formatting may raise any; `logging.Handler` asks for this
             self.handleError(record)
             return
         ctx = CURRENT.get()

@@ -67,6 +67,15 @@ class Server(Generic[StateT]):
         limits: every bound and grace period of a session.
         revisions: the revisions to speak.
         handler_errors: "log" answers and logs a crash; "raise" (for tests) lets it end the session as well.
+
+    Attributes:
+        info: its name, version and so on, as clients are told.
+        tools, resources, templates, prompts: what is offered, by name or address. Read them; methods change them.
+        runs: the runs under way, each with its `sessions`.
+        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions, max_threads, limits, handler_errors:
+            as given.
+
+    What else has a public name is there for what serves it (`Running`, the logging bridge), and may change.
     """
 
     def __init__(

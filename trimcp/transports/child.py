@@ -226,7 +226,7 @@ class ChildChannel(MessageChannel):
                     _log.debug("%s: %s", self._command[0], text)
                 else:
                     self._on_stderr(text)
-            except Exception:
+            except Exception:  # the hook is anybody's function, and a line of text is not worth the connection
                 _log.exception("the hook for standard error failed")
 
     def _take_remaining_stderr(self) -> None:

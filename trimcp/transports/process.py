@@ -57,7 +57,7 @@ async def end_process(
         patience: how long each step may take, None for the defaults.
     """
     patience = patience if patience is not None else Patience()
-    with trio.CancelScope(shield=True):
+    with trio.CancelScope(shield=True):  # it reads a table of processes, which takes milliseconds
         await _look(family)  # while parents still tell whose children they are
     close_input()
     hurried = min(_HURRIED, patience.close)
@@ -66,6 +66,7 @@ async def end_process(
             await process.wait()
         hurried = 0
     finally:
+        # No process outlives its connection, also when that is cancelled. `patience` bounds what it takes.
         with trio.CancelScope(shield=True):
             with trio.move_on_after(hurried):
                 await process.wait()

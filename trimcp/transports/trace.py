@@ -171,6 +171,6 @@ class _Traced(MessageChannel):
         try:
             for message in messages:
                 self._write(format_message(direction, message, now))
-        except Exception as exc:
+        except Exception as exc:  # the writer is anybody's function, and no trace is worth a connection
             self._write = None
             _log.warning("the trace ends here, writing it failed: %s", exc)

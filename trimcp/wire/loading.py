@@ -148,7 +148,7 @@ class Loading:
                 return [hook(item, member) for item in value]
             except TooNew:
                 pass
-            except Exception:
+            except Exception:  # a hook may raise any; member by member below, to say where
                 if not self._explain:
                     raise
             kept = [item for _, item in self._each(enumerate(value), hook, list, drop=True)]
