@@ -270,6 +270,10 @@ async def test_a_server_may_ask_only_so_often(autojump_clock: Any) -> None:
         await trio.sleep(31)
         await session.call_tool("pester")
         assert outcomes[-1] == "answered"
+        await trio.sleep(3600)  # what was not used is not saved up
+        for _ in range(3):
+            await session.call_tool("pester")
+        assert outcomes[-3:] == ["answered", "answered", 1001]
     async with connected(server, client, LATEST) as session:
         await session.call_tool("ask")
         await session.call_tool("ask")

@@ -24,7 +24,7 @@ def named(name: str) -> HandMade:
 
     @server.method("tools/list")
     async def tools(params: Any, ctx: Any) -> Any:
-        return ListToolsResult([Tool("who", {"type": "object"})])
+        return ListToolsResult([Tool("who", {"type": "object"})], ttl_ms=60_000)
 
     @server.tool
     async def who(params: Any, ctx: Any) -> Any:
@@ -79,6 +79,7 @@ async def test_one_death_ends_no_other_and_the_dead_can_be_opened_again() -> Non
     async with Group(Client("c")) as group:
         await group.open("a", HandMadeThatCloses(a))
         await group.open("b", b)
+        assert [tool.name for tool in await group.list_tools()] == ["a__who", "b__who"]
         await group.call_tool("a__leave")
         await group["a"].wait_lost()
         with pytest.raises(ConnectionLost):

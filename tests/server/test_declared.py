@@ -130,6 +130,16 @@ async def test_a_refusal_is_told_to_the_model(revision: Revision, action: Any) -
 
 
 @can_ask
+@pytest.mark.parametrize("action", ["decline", "cancel"])
+async def test_what_comes_with_a_refusal_is_no_answer(revision: Revision, action: Any) -> None:
+    client, _ = answering(("How large?", ElicitResult(action=action, content={"size": "l"})))
+    async with connected(make_server([]), client, revision=revision) as session:
+        result = await session.call_tool("in_a_thread")
+    assert result.is_error is True
+    assert action in result.content[0].text
+
+
+@can_ask
 @pytest.mark.parametrize("wrong", [{"size": "huge"}, {}, {"size": 5}], ids=repr)
 async def test_an_answer_that_does_not_fit_is_no_answer(revision: Revision, wrong: Any) -> None:
     client, _ = answering(("How large?", wrong), *ALL[1:])

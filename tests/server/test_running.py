@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
+import trio.testing
 
 from trimcp.client.client import Client
 from trimcp.server.server import Server
+from trimcp.testing.connect import connected
 from trimcp.transports.memory import memory_channels
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
+
+
+@pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
+async def test_whoever_left_is_told_no_more(revision: Revision) -> None:
+    server: Server[None] = Server("s")
+    async with connected(server, revision=revision) as session:
+        async with session.listen(tools=True):
+            assert len(server.changes._listeners) == 1
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(server.changes._listeners) == (0 if revision.modern else 1)
+    assert not server.changes._listeners
 
 
 async def test_many_connections_share_one_run() -> None:

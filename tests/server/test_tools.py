@@ -23,11 +23,11 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
 from trimcp.testing.connect import connected, every_revision
-from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.revisions import LATEST, V2025_06_18, Revision
+from trimcp.wire.revisions import LATEST, V2025_06_18, V2025_11_25, Revision
 from trimcp.wire.tools import CallToolResult, ToolAnnotations
 
 
@@ -273,6 +273,22 @@ async def test_wrong_arguments_never_reach_the_function(arguments: dict[str, Any
     assert result.is_error is True
     assert place in text_of(result)
     assert reached == []
+
+
+@every_revision
+async def test_wrong_arguments_are_told_to_whom_the_revision_says(revision: Revision) -> None:
+    async def tool(count: int) -> str:
+        return "ok"
+
+    if revision >= V2025_11_25:
+        result = await call(tool, revision, count="one")
+        assert result.is_error is True
+        assert "$.count" in text_of(result)
+    else:
+        with pytest.raises(RemoteError) as refused:
+            await call(tool, revision, count="one")
+        assert refused.value.code == INVALID_PARAMS
+        assert "$.count" in refused.value.data["problems"][0]
 
 
 async def test_whole_floats_are_integers_and_defaults_apply() -> None:

@@ -15,9 +15,13 @@ from trimcp.errors import CannotAsk, ConnectionLost, LocalError, RemoteError
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
+from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, SamplingCapability
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, MISSING_CAPABILITY
+from trimcp.wire.content import TextContent
 from trimcp.wire.jsonrpc import encode_request
 from trimcp.wire.revisions import REVISIONS, V2024_11_05, V2025_03_26, V2026_07_28
+from trimcp.wire.sampling import CreateMessageParams, SamplingMessage
+from trimcp.wire.tools import Tool
 
 LEGACY_THAT_ASK = [r for r in REVISIONS if not r.modern and r not in (V2024_11_05, V2025_03_26)]
 
@@ -111,6 +115,26 @@ async def test_a_client_without_the_capability_is_not_asked(revision: Any) -> No
         assert raised.value.data == {"requiredCapabilities": {"elicitation": {}}}
     else:
         assert raised.value.code == INVALID_REQUEST
+
+
+async def test_what_a_question_needs_beyond_its_capability_is_checked_too() -> None:
+    prompt = CreateMessageParams([SamplingMessage("user", TextContent("?"))], 10, tools=[Tool("t", {"type": "object"})])
+
+    async def visit(ctx: Any) -> str:
+        return str((await ctx.elicit_url("pay", "https://example.org/pay")).action)
+
+    async def sample(ctx: Any) -> str:
+        return str((await ctx.sample(prompt)).model)
+
+    async with linked({"visit": visit, "sample": sample}, V2026_07_28) as pair:
+        pair.client.engine.profile.capabilities = ClientCapabilities(
+            elicitation=ElicitationCapability(form={}), sampling=SamplingCapability()
+        )
+        for name, needed in (("visit", {"elicitation": {"url": {}}}), ("sample", {"sampling": {"tools": {}}})):
+            with pytest.raises(RemoteError) as raised:
+                await pair.call(name)
+            assert raised.value.code == MISSING_CAPABILITY
+            assert raised.value.data == {"requiredCapabilities": needed}
 
 
 async def test_cancelling_a_request_cancels_the_question_it_waits_for() -> None:

@@ -103,6 +103,28 @@ async def test_work_takes_no_more_once_it_is_over() -> None:
     assert ran == [1]
 
 
+async def test_the_end_of_work_waits_for_its_clean_up_though_everything_is_cancelled() -> None:
+    cleaned: list[int] = []
+
+    async def task() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                for n in range(5):
+                    await trio.lowlevel.checkpoint()
+                    cleaned.append(n)
+
+    async with trio.open_nursery() as host:
+        work = Work(host, trio.CancelScope())
+        work.start_soon(task)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as around:
+            around.cancel()
+            await work.end()
+        assert cleaned == [0, 1, 2, 3, 4]
+
+
 async def test_work_that_fails_while_everything_is_cancelled_is_remembered_not_raised() -> None:
     async def crash_late() -> None:
         try:

@@ -125,6 +125,22 @@ async def test_standard_error_goes_to_the_hook_line_by_line() -> None:
     assert lines[-1] == "last"
 
 
+async def test_a_line_without_end_is_passed_on_in_pieces_while_it_grows() -> None:
+    lines: list[str] = []
+    come = trio.Event()
+
+    def hook(line: str) -> None:
+        lines.append(line)
+        come.set()
+
+    code = "import sys; sys.stderr.write('x' * 20000); sys.stderr.flush(); sys.stdin.read()"
+    async with python(code, on_stderr=hook).connect():
+        with trio.fail_after(20):
+            await come.wait()
+    assert max(len(line) for line in lines) <= 8 * 1024
+    assert "".join(lines) == "x" * 20000
+
+
 async def test_standard_error_goes_to_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "trimcp.stdio"):
         async with python("import sys; sys.stderr.write('hello\\n'); sys.stdin.read()").connect():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import socket
 import subprocess
@@ -116,6 +117,17 @@ def test_pipes_carry_messages_and_nothing_else() -> None:
         b"printed by a child: ''",
         b"written to 1",
     ]
+
+
+def test_what_a_handler_starts_cannot_read_our_messages() -> None:
+    with server(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(request(1, "print"))
+        process.stdin.flush()
+        # The handler's child reads to the end of its input, while ours stays open.
+        assert select.select([process.stdout], [], [], 20)[0], "the child waits for our input"
+        assert line_from(process.stdout)["id"] == 1
 
 
 @pytest.mark.parametrize("kill", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -166,6 +167,25 @@ async def test_a_socket_s_flags_are_left_alone() -> None:
             assert await receiver.receive_some(1) == b"y"
             assert await receiver.receive_some() == b"z"
             assert os.get_blocking(left.fileno())
+
+
+async def test_a_terminal_that_hung_up_is_the_end() -> None:
+    controller, terminal = pty.openpty()
+    os.close(terminal)
+    async with FdReceiver(controller) as receiver:
+        assert await receiver.receive_some() == b""
+
+
+async def test_a_writer_thread_that_was_left_writing_takes_no_more() -> None:
+    read_end, write_end = os.pipe()
+    async with ThreadSender(write_end) as sender:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send_all, bytes(10_000_000))
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(1), pytest.raises(trio.BrokenResourceError, match="cut short"):
+            await sender.send_all(b"x")
+        os.close(read_end)
 
 
 async def test_a_reader_thread_hands_over_in_the_size_asked_for() -> None:
