@@ -7,9 +7,11 @@ import trio
 import trio.testing
 
 from trimcp.client.client import Client
+from trimcp.errors import RemoteError
 from trimcp.server.server import Server
 from trimcp.testing.connect import connected
 from trimcp.transports.memory import memory_channels
+from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 
@@ -22,6 +24,34 @@ async def test_whoever_left_is_told_no_more(revision: Revision) -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert len(server.changes._listeners) == (0 if revision.modern else 1)
     assert not server.changes._listeners
+
+
+@pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
+async def test_one_client_watches_only_so_many_resources(revision: Revision, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimcp.server.running._MOST_SUBSCRIPTIONS", 2)
+    server: Server[None] = Server("s")
+
+    @server.resource("x://{n}")
+    async def numbered(n: int) -> str:
+        return str(n)
+
+    async with connected(server, revision=revision) as session:
+        async with session.listen(resources=["x://1", "x://2"]):
+            pass
+        with pytest.raises(RemoteError, match="more than 2") as refused:
+            async with session.listen(resources=["x://1", "x://2", "x://3"]):
+                pass
+        assert refused.value.code == INVALID_PARAMS
+
+
+async def test_a_legacy_client_cannot_watch_what_does_not_exist() -> None:
+    server: Server[None] = Server("s")
+    server.add_resource("x:1", "one")
+    async with connected(server, revision=LATEST_LEGACY) as session:
+        with pytest.raises(RemoteError, match="not found") as refused:
+            async with session.listen(resources=["x:2"]):
+                pass
+        assert refused.value.code == LATEST_LEGACY.resource_missing_code
 
 
 async def test_many_connections_share_one_run() -> None:

@@ -156,6 +156,31 @@ async def test_reports_without_waiting_keep_the_latest_and_the_last_precedes_the
         assert sent[-1]["id"] == 1
 
 
+async def test_reports_after_the_answer_or_a_cancellation_say_nothing() -> None:
+    contexts: list[Any] = []
+
+    async def run(ctx: Any) -> str:
+        contexts.append(ctx)
+        if len(contexts) == 2:
+            try:
+                await trio.sleep_forever()
+            finally:
+                ctx.report_progress_nowait(1)
+        return "x"
+
+    async with served({"run": run}) as (wire, session):
+        wire.feed(call(1, token="t"))
+        await wait_all_tasks_blocked()
+        assert [message["id"] for message in wire.take()] == [1]
+        contexts[0].report_progress_nowait(1)
+        wire.feed(call(2, token="t"))
+        await wait_all_tasks_blocked()
+        wire.feed(cancel(2))
+        await wait_all_tasks_blocked()
+        assert wire.take() == []
+        assert session.statistics().outbox == 0
+
+
 # Log messages
 
 

@@ -86,7 +86,7 @@ async def test_every_kind_of_change(modern: bool) -> None:
 
 
 @both_eras
-async def test_changes_are_conflated_and_unasked_ones_do_not_come(modern: bool) -> None:
+async def test_changes_are_conflated_and_unasked_ones_do_not_come(modern: bool, autojump_clock: Any) -> None:
     changing = Changing(modern=modern)
     async with changing.connect() as session, session.listen(tools=True, resources=["file:///a"]) as changes:
         for _ in range(50):
@@ -97,7 +97,7 @@ async def test_changes_are_conflated_and_unasked_ones_do_not_come(modern: bool) 
             await changing.announce("notifications/resources/updated", "file:///ab")
         seen = [await changes.receive() for _ in range(3)]
         assert seen == [ToolsChanged(), ResourceUpdated("file:///a/below"), ResourceUpdated("file:///a")]
-        with trio.move_on_after(0) as scope:
+        with trio.move_on_after(1) as scope:
             await changes.receive()
         assert scope.cancelled_caught
         await changing.announce("notifications/tools/list_changed")
@@ -105,7 +105,7 @@ async def test_changes_are_conflated_and_unasked_ones_do_not_come(modern: bool) 
             assert await changes.receive() == ToolsChanged()
 
 
-async def test_two_modern_subscriptions_are_told_apart_by_their_ids() -> None:
+async def test_two_modern_subscriptions_are_told_apart_by_their_ids(autojump_clock: Any) -> None:
     changing = Changing(modern=True)
     async with (
         changing.connect() as session,
@@ -114,9 +114,34 @@ async def test_two_modern_subscriptions_are_told_apart_by_their_ids() -> None:
     ):
         await changing.announce("notifications/tools/list_changed", which=1)
         assert await second.receive() == ToolsChanged()
-        with trio.move_on_after(0) as scope:
+        with trio.move_on_after(1) as scope:
             await first.receive()
         assert scope.cancelled_caught
+
+
+@both_eras
+async def test_nothing_is_kept_of_a_subscription_that_was_left(modern: bool) -> None:
+    changing = Changing(modern=modern)
+    async with changing.connect() as session:
+        async with session.listen(tools=True, resources=["x:1"]):
+            pass
+        subscriptions = session.subscriptions
+        assert (subscriptions._by_id, subscriptions._unasked, subscriptions._watched) == ({}, set(), {})
+        assert not session.session.watchers
+
+
+@both_eras
+async def test_updates_nobody_reads_are_bounded_and_counted(modern: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trimcp.session.listening._MOST_UPDATES", 2)
+    changing = Changing(modern=modern)
+    async with changing.connect() as session, session.listen(resources=["file:///"]) as changes:
+        for name in ("a", "b", "c", "a"):
+            await changing.announce("notifications/resources/updated", f"file:///{name}")
+        assert [await changes.receive() for _ in range(2)] == [
+            ResourceUpdated("file:///a"),
+            ResourceUpdated("file:///b"),
+        ]
+        assert session.statistics().dropped == 1
 
 
 async def test_leaving_a_modern_subscription_cancels_its_request() -> None:
