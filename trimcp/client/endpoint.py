@@ -94,14 +94,14 @@ class Logs:
 
     def put(self, params: LoggingMessageParams) -> None:
         """Keep a message for the handler."""
-        try:
-            self._send.send_nowait(params)
-        except trio.WouldBlock:
-            self._session.dropped += 1
+        limits = self._session.limits
+        allowed = limits.kept_of(limits.logs_kept, self._session.arriving)
+        while self._send.statistics().current_buffer_used >= allowed:
             self._receive.receive_nowait()
-            self._send.send_nowait(params)
-        else:
-            self._unread += 1
+            self._session.dropped += 1
+            self._unread -= 1
+        self._send.send_nowait(params)
+        self._unread += 1
 
     async def run(self, session: ClientSession) -> None:
         """Hand messages to the handler, one after the other, until the session ends."""
@@ -110,7 +110,7 @@ class Logs:
                 handler = self._client.on_logging
                 if handler is not None:
                     await call_handler(handler, params, session=session)
-            except Exception:
+            except Exception:  # the user's own; the next message may fare better
                 log.exception("the logging handler crashed")
             self._unread -= 1
             if not self._unread:

@@ -21,6 +21,10 @@ class _Open:
     waiting: set[RequestId]
     replies: list[bytes]
 
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.replies))
+
 
 class Gather:
     """The batches of one connection that still wait for replies.
@@ -29,10 +33,11 @@ class Gather:
     a reply belongs here or goes out by itself.
     """
 
-    __slots__ = ("_by_id",)
+    __slots__ = ("_by_id", "_held")
 
     def __init__(self) -> None:
         self._by_id: dict[RequestId, _Open] = {}
+        self._held = 0
 
     def __contains__(self, id: RequestId) -> bool:
         return id in self._by_id
@@ -40,8 +45,7 @@ class Gather:
     @property
     def held(self) -> int:
         """Bytes of replies that wait for others of their batch."""
-        batches = {id(batch): batch for batch in self._by_id.values()}
-        return sum(len(reply) for batch in batches.values() for reply in batch.replies)
+        return self._held
 
     def open(self, ids: Iterable[RequestId], replies: Iterable[bytes] = ()) -> bytes | None:
         """Begin a batch once each of its members was looked at.
@@ -64,6 +68,7 @@ class Gather:
             raise ValueError(f"{len(taken)} of these requests wait in another batch")
         for id in batch.waiting:
             self._by_id[id] = batch
+        self._held += batch.size
         return self._array(batch)
 
     def add(self, id: RequestId, reply: bytes) -> bytes | None:
@@ -75,6 +80,7 @@ class Gather:
         batch = self._by_id.pop(id)
         batch.waiting.discard(id)
         batch.replies.append(reply)
+        self._held += len(reply)
         return self._array(batch)
 
     def drop(self, id: RequestId) -> bytes | None:
@@ -91,4 +97,5 @@ class Gather:
     def _array(self, batch: _Open) -> bytes | None:
         if batch.waiting or not batch.replies:
             return None
+        self._held -= batch.size
         return b"[" + b",".join(batch.replies) + b"]"

@@ -148,8 +148,18 @@ class Running:
         if name == "notifications/initialized":
             self._attach(session)
         if session.runner is not None and (self.server.has_middleware or name in self.server.notification_handlers):
+            if session.notices >= session.limits.backlog_requests:
+                session.dropped += 1
+                return
+            session.notices += 1
             notice = Notice(name, event.admission, self.state)
-            session.runner.nursery.start_soon(guarded, self._noticed, (notice, event.params), name=name)
+            session.runner.nursery.start_soon(self._notice, session, notice, event.params, name=name)
+
+    async def _notice(self, session: Session, notice: Notice, params: Any) -> None:
+        try:
+            await guarded(self._noticed, (notice, params))
+        finally:
+            session.notices -= 1
 
     async def _call_notification_handlers(self, notice: Notice, params: Any) -> None:
         for handler in self.server.notification_handlers.get(notice.method, ()):

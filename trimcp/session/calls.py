@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -195,14 +195,15 @@ class Call(Generic[ResultT]):
         """Keep progress for the reader; the oldest gives way when there is no room."""
         if self._clock is not None:
             self._clock.restart()
+        session = self._rounds.session
+        limits = session.limits
+        allowed = limits.kept_of(limits.progress_kept, session.arriving)
         try:
-            self._keep.send_nowait(params)
-        except trio.WouldBlock:
-            self._rounds.session.dropped += 1
-            with suppress(trio.ClosedResourceError):
+            while self._keep.statistics().current_buffer_used >= allowed:
                 self.progress.receive_nowait()
-                self._keep.send_nowait(params)
-        except trio.BrokenResourceError:
+                session.dropped += 1
+            self._keep.send_nowait(params)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the reader closed it: nobody wants it
 
     def replied(self, reply: Replied) -> None:

@@ -139,6 +139,7 @@ async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scop
                 batch = await outbox.receive()
                 session.nudge()
                 await channel.send(batch)
+                del batch  # a large result must not stay until there is something else to say
         except trio.EndOfChannel:
             pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):

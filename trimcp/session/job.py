@@ -44,7 +44,7 @@ class Job:
         request: the engine's record of it.
         params: its payload, in the words of its revision.
         raw: its params as they came.
-        size: bytes it took on the wire.
+        size: roughly the bytes it occupies.
         origin, headers: where it came in and with which transport headers; both may be None.
         scope: cancelling it stops the handler.
         reason: why it was cancelled, or None; `detail` is what the canceller said.

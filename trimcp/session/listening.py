@@ -136,7 +136,8 @@ class Subscription:
     def _add(self, change: Change) -> None:
         if self._end is not None:
             return
-        if len(self._changes) >= _MOST_UPDATES and change not in self._changes:
+        allowed = self._session.limits.kept_of(_MOST_UPDATES, self._session.arriving)
+        if len(self._changes) >= allowed and change not in self._changes:
             self._session.dropped += 1
             return
         self._changes[change] = None

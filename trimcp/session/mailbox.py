@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from trimcp.session.job import Job
 
-__all__ = ["Mailbox"]
+__all__ = ["Mailbox", "weight"]
+
+_SMALL = 1024
+_CONTAINER = 64
+
+
+def weight(raw: Mapping[str, Any], size: int) -> int:
+    """Return roughly what a request's params occupy, which took `size` bytes on the wire.
+
+    An empty array is three bytes there and some seventy here, so those of larger requests are counted.
+    """
+    if size < _SMALL:
+        return size
+    containers = 0
+    rest: list[Any] = [raw]
+    while rest:
+        item = rest.pop()
+        containers += 1
+        children = item.values() if isinstance(item, Mapping) else item
+        rest += [child for child in children if type(child) is dict or type(child) is list]
+    return size + _CONTAINER * containers
 
 
 @attrs.define(eq=False)
@@ -34,6 +56,10 @@ class Mailbox:
         """Add a job at the end."""
         self._queue[job] = None
         self.bytes_queued += job.size
+
+    def first(self) -> Job:
+        """Return the oldest job, which stays."""
+        return next(iter(self._queue))
 
     def take(self) -> Job:
         """Remove and return the oldest job."""

@@ -18,6 +18,8 @@ from trimcp.wire.jsonrpc import RequestId
 
 __all__ = ["Outbox", "Sink"]
 
+_FLOOD = 16
+
 
 class Sink(Protocol):
     """Where a session's outgoing messages go."""
@@ -84,6 +86,11 @@ class Outbox:
         say could wait for each other.
         """
         return self._replies >= self.max_messages or self._reply_bytes >= self.max_bytes
+
+    @property
+    def flooded(self) -> bool:
+        """Whether the answers are so many that not even an answer to us is worth reading on for."""
+        return self._replies >= _FLOOD * self.max_messages or self._reply_bytes >= _FLOOD * self.max_bytes
 
     async def room(self) -> None:
         """Wait until there is room, or until the outbox is closed and room no longer matters."""

@@ -11,15 +11,21 @@ from trimcp.channel import Kind, Origin, Outgoing
 from trimcp.framing.batch import Gather
 from trimcp.protocol.events import BatchReceived, Rejected, RequestReceived, Settled
 from trimcp.session.outbox import Sink
-from trimcp.wire.jsonrpc import RequestId
+from trimcp.wire.codes import OVERLOADED
+from trimcp.wire.jsonrpc import RequestId, encode_error
 
 __all__ = ["Replies"]
 
 
 @attrs.define(eq=False)
 class Replies:
-    """The replies of one session to requests that were admitted."""
+    """The replies of one session to requests that were admitted.
 
+    Args:
+        max_held: bytes of replies that may wait for others of their arrays. One that would pass it becomes an error.
+    """
+
+    max_held: int = 16 * 1024 * 1024
     _gather: Gather | None = attrs.field(init=False, default=None)
 
     def expect(self, sink: Sink, event: BatchReceived, origin: Origin | None) -> None:
@@ -37,6 +43,10 @@ class Replies:
     def post(self, sink: Sink, id: RequestId, data: bytes, origin: Origin | None) -> None:
         """Send the reply to a request, or keep it for its array; the last one sends the array."""
         if self._gather is not None and id in self._gather:
+            held = self._gather.held
+            if held and held + len(data) > self.max_held:
+                # An array whose last reply never comes must not collect without bounds what nobody can read.
+                data = encode_error(id, OVERLOADED, "too many replies wait for others of their arrays")
             _post(sink, self._gather.add(id, data), origin)
         else:
             sink.post(Outgoing(data, Kind.REPLY, id, origin))

@@ -36,21 +36,25 @@ class Runner:
     Args:
         nursery: where the jobs live; they end before it does.
         slots: how many may run at once, those that wait for the peer not counted.
+        max_bytes: what those under way may weigh, all counted. One job alone may exceed it.
     """
 
     nursery: trio.Nursery
     slots: int
+    max_bytes: int = 32 * 1024 * 1024
     running: int = attrs.field(init=False, default=0)
+    bytes_running: int = attrs.field(init=False, default=0)
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
-    @property
-    def free(self) -> bool:
-        """Whether a job may start now."""
-        return self.running < self.slots
+    def has_room(self, job: Job) -> bool:
+        """Return whether this job may start now."""
+        held = self.bytes_running
+        return self.running < self.slots and (not held or held + job.size <= self.max_bytes)
 
     def start(self, session: Session, job: Job) -> None:
         """Start a job in a task of its own."""
         self.running += 1
+        self.bytes_running += job.size
         job.started = True
         # Whoever delivers may be a task of the peer's, in the same process; its context is none of the handler's.
         self._context.run(self._spawn, session, job)
@@ -65,6 +69,7 @@ class Runner:
         finally:
             if not job.parked:
                 self.running -= 1
+            self.bytes_running -= job.size
             session.finish(job, session.farewell(job) if reply is None else reply)
         if job.crash is not None:
             raise job.crash

@@ -33,7 +33,7 @@ from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
-from trimcp.session.mailbox import Mailbox
+from trimcp.session.mailbox import Mailbox, weight
 from trimcp.session.outbox import Outbox, Sink
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.replies import Replies
@@ -73,6 +73,10 @@ class Session:
         force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
         sealer: seals and opens `requestState`.
         state: what the server's or client's lifespan made, for handlers.
+
+    Attributes:
+        arriving: bytes of the message being taken right now.
+        notices: handlers of notifications at work.
     """
 
     engine: Connection
@@ -96,13 +100,16 @@ class Session:
     dropped: int = attrs.field(init=False, default=0)
     abandoned_threads: int = attrs.field(init=False, default=0)
     humans: int = attrs.field(init=False, default=0)
-    _replies: Replies = attrs.field(init=False, factory=Replies)
+    arriving: int = attrs.field(init=False, default=0)
+    notices: int = attrs.field(init=False, default=0)
+    _replies: Replies = attrs.field(init=False)
     _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         limits = self.limits
         self.mailbox = Mailbox(limits.backlog_requests, limits.backlog_bytes)
+        self._replies = Replies(limits.backlog_bytes)
 
     # Facts
 
@@ -136,6 +143,7 @@ class Session:
             self._apply(receive(incoming.message, incoming.principal), incoming)
 
     def _apply(self, event: Event, incoming: Incoming) -> None:
+        self.arriving = incoming.size
         if isinstance(event, RequestReceived):
             self._take_request(event, incoming)
         elif isinstance(event, Replied):
@@ -159,7 +167,8 @@ class Session:
 
     def _take_request(self, event: RequestReceived, incoming: Incoming) -> None:
         request = self.engine.inbound[event.id]
-        job = Job(request, event.params, event.raw, incoming.size, incoming.origin, incoming.headers)
+        size = weight(event.raw, incoming.size)
+        job = Job(request, event.params, event.raw, size, incoming.origin, incoming.headers)
         runner = self.runner
         if runner is None or self.draining.is_set():
             self._refuse(job, CANCELLED_BY_DRAIN, "shutting down; not started")
@@ -167,7 +176,7 @@ class Session:
             # Reading must go on, since something here waits for the peer; so this one is turned away instead. Also
             # where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
             self._refuse(job, OVERLOADED, "too much under way; try again later")
-        elif runner.free and not self.mailbox:
+        elif not self.mailbox and runner.has_room(job):
             self.jobs[event.id] = job
             runner.start(self, job)
         else:
@@ -215,9 +224,10 @@ class Session:
     @property
     def paused(self) -> bool:
         """Whether reading on would be wrong now, see `readable`."""
-        if self.pending or self.closed.is_set():
-            return False
         sink = self.sink
+        if self.pending or self.closed.is_set():
+            # A peer that floods us while it owes us an answer gets to read first: then its answer is read, too.
+            return isinstance(sink, Outbox) and sink.flooded and not self.closed.is_set()
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
         return self.mailbox.full(self.parked) or (isinstance(sink, Outbox) and sink.full_of_replies)
 
@@ -230,12 +240,12 @@ class Session:
 
     def start(self, nursery: trio.Nursery) -> None:
         """Begin to run jobs, as tasks of `nursery`."""
-        self.runner = Runner(nursery, self.limits.max_running)
+        self.runner = Runner(nursery, self.limits.max_running, self.limits.running_bytes)
 
     def next_jobs(self) -> None:
         """Start jobs that wait, as far as slots allow."""
         runner = self.runner
-        while runner is not None and runner.free and self.mailbox:
+        while runner is not None and self.mailbox and runner.has_room(self.mailbox.first()):
             runner.start(self, self.mailbox.take())
         self.nudge()
 
