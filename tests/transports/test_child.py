@@ -99,6 +99,7 @@ async def test_environment_and_directory_reach_the_child(tmp_path: Path, monkeyp
     ("server", "says"),
     [
         (StdioServer(("no-such-program-here", "x")), "no program of that name on its PATH"),
+        (StdioServer(("python server.py",)), "each of its arguments as a string of its own"),
         (StdioServer(("/no/such/program",)), "no such file"),
         (StdioServer((sys.executable,), cwd="/no/such/place"), "working directory '/no/such/place'"),
         (StdioServer((__file__,)), "not executable"),

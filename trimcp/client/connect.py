@@ -124,7 +124,8 @@ def _opened(target: Target) -> AbstractAsyncContextManager[Road]:
     if isinstance(target, AbstractAsyncContextManager):
         return target
     raise LocalError(
-        f"cannot connect to {type(target).__name__}; pass what trimcp.stdio(...) returns, or a MessageChannel"
+        f"cannot connect to {type(target).__name__}; pass what trimcp.stdio(...) or trimcp.in_process(server) "
+        "returns, or a MessageChannel"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import attrs
 import orjson
@@ -19,6 +20,12 @@ class Role(Enum):
 
     CLIENT = "client"
     SERVER = "server"
+
+
+def _all_revisions(profile: Profile, attribute: Any, revisions: tuple[Any, ...]) -> None:
+    for each in revisions:
+        if not isinstance(each, Revision):
+            raise TypeError(f"revisions are members of trimcp.REVISIONS, not {each!r}")
 
 
 @attrs.define(eq=False)
@@ -38,7 +45,7 @@ class Profile:
     info: Implementation
     capabilities: ClientCapabilities | ServerCapabilities
     instructions: str | None = None
-    revisions: tuple[Revision, ...] = REVISIONS
+    revisions: tuple[Revision, ...] = attrs.field(default=REVISIONS, validator=_all_revisions)
     discover_ttl_ms: int = 0
     legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)

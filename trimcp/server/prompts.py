@@ -11,6 +11,7 @@ from trimcp.errors import ErrorReply
 from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content
+from trimcp.server.options import check_options
 from trimcp.session.context import Context
 from trimcp.validation import Validator
 from trimcp.wire.codes import INVALID_PARAMS
@@ -96,7 +97,12 @@ def _messages(value: Any) -> list[PromptMessage]:
 
 
 def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
-    """Build a prompt from a function whose parameters are its arguments."""
+    """Build a prompt from a function whose parameters are its arguments.
+
+    Raises:
+        TypeError: a parameter cannot be filled, or there is no such option.
+    """
+    check_options(options, PromptOptions)
     calling = prepare(function)
     signature = calling.signature
     required = signature.input_schema.get("required", [])

@@ -14,6 +14,7 @@ from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError, to_json
 from trimcp.server.media import json_text
+from trimcp.server.options import check_options
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
 from trimcp.validation import Validator
@@ -143,8 +144,9 @@ def from_function(
     """Build a resource, or with braces in the URI a template, from a function.
 
     Raises:
-        TypeError: the template's variables and the function's parameters differ.
+        TypeError: the template's variables and the function's parameters differ, or there is no such option.
     """
+    check_options(options, ResourceOptions)
     calling = prepare(function, run=run)
     signature = calling.signature
     listed = _listed(options, signature.name, signature.description)
@@ -164,6 +166,7 @@ def from_function(
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
     """Build a resource from fixed text or bytes, or from a file that is read anew each time."""
+    check_options(options, ResourceOptions)
     size: int | Absent = ABSENT  # a file's would be stale when it is read
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)

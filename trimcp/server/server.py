@@ -101,6 +101,8 @@ class Server(Generic[StateT]):
         revisions: Sequence[Revision] = REVISIONS,
         handler_errors: str = "log",
     ) -> None:
+        if handler_errors not in ("log", "raise"):
+            raise ValueError(f"handler_errors is 'log' or 'raise', not {handler_errors!r}")
         self.info: Implementation = Implementation(
             name=name,
             version=version,
@@ -150,7 +152,8 @@ class Server(Generic[StateT]):
             options: see `ToolOptions`.
 
         Raises:
-            TypeError: a type cannot be said in JSON Schema, or a schema given is not valid.
+            TypeError: a type cannot be said in JSON Schema, a schema given is not valid, or there is no such option.
+            ValueError: `timeout` or `max_concurrent` is not positive.
             LocalError: there is a tool of that name already.
         """
         return _decorate(self.add_tool, function, options)
@@ -185,8 +188,10 @@ class Server(Generic[StateT]):
 
         Raises:
             LocalError: there is a resource of that address already.
-            TypeError: the template's variables and the function's parameters differ.
+            TypeError: the template's variables and the function's parameters differ, or there is no such option.
         """
+        if not isinstance(uri, str):
+            raise TypeError('a resource needs its address: @server.resource("notes://today")')
 
         def decorate(function: FunctionT) -> FunctionT:
             self._add_resource(from_function(uri, function, options, run=run, guard=guard))
@@ -391,6 +396,8 @@ class Server(Generic[StateT]):
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:
+    if isinstance(function, str):
+        raise TypeError(f"pass a function or keywords; was name={function!r} meant?")
     if function is not None:
         add(function)
         return function

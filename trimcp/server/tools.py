@@ -14,6 +14,7 @@ from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content, json_text
+from trimcp.server.options import check_options
 from trimcp.server.schema import ResultShape
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
@@ -153,8 +154,16 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function.
 
     Raises:
-        TypeError: a parameter's or the result's type cannot be said in JSON Schema, or the schema is not valid.
+        TypeError: a parameter's or the result's type cannot be said in JSON Schema, the schema is not valid, or there
+            is no such option.
+        ValueError: the timeout is not positive, or less than one call may run.
     """
+    check_options(options, ToolOptions)
+    timeout, max_concurrent = options.get("timeout"), options.get("max_concurrent")
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout is a positive number of seconds or None, not {timeout!r}")
+    if max_concurrent is not None and max_concurrent < 1:
+        raise ValueError(f"max_concurrent is at least 1 or None, not {max_concurrent!r}")
     given, promised = options.get("input_schema"), options.get("output_schema")
     calling = prepare(function, run=options.get("run", "thread"), schema_given=given is not None)
     schema = calling.signature.input_schema
@@ -167,7 +176,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         shape = ResultShape.given(dict(promised))
     elif options.get("structured", True):
         shape = calling.result_shape()
-    meta, max_concurrent = options.get("meta"), options.get("max_concurrent")
+    meta = options.get("meta")
     listed = Tool(
         name=options.get("name") or calling.signature.name,
         input_schema=schema,
@@ -184,6 +193,6 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         validator=Validator(schema),
         shape=shape,
         output_validator=Validator(shape.schema) if shape is not None else None,
-        timeout=options.get("timeout"),
+        timeout=timeout,
         slots=trio.CapacityLimiter(max_concurrent) if max_concurrent is not None else None,
     )

@@ -271,7 +271,10 @@ def _why_not(server: StdioServer, environment: Mapping[str, str], error: Excepti
         return f"{text}there is no such file; check the path"
     if isinstance(error, FileNotFoundError):
         path = environment.get("PATH", os.defpath)
-        return f"{text}no program of that name on its PATH ({path}); install it or give its full path"
+        hint = "install it or give its full path"
+        if any(map(str.isspace, program)):
+            hint = "give the program and each of its arguments as a string of its own"
+        return f"{text}no program of that name on its PATH ({path}); {hint}"
     if isinstance(error, PermissionError):
         return f"{text}the file is not executable; make it so, or name the interpreter that runs it first"
     return f"{text}{error}"
