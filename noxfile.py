@@ -56,6 +56,11 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
 
 
+# `nox -s tests-3.13`, where there is such an interpreter; by default only the one that runs nox is tried.
+for version in ("3.11", "3.12", "3.13"):
+    nox.session(tests.func, name=f"tests-{version}", python=version, default=False)
+
+
 @nox.session
 def types(session: nox.Session) -> None:
     """Check our own code strictly, and what a user's type checker sees of it."""
