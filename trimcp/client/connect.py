@@ -209,6 +209,7 @@ class _Negotiation:
         except ConnectionLost:
             raise ConnectionLost(self.epitaph("initialize")) from None
         except RemoteError as error:
+            legacy.refused()
             error.add_note(f"The server refused initialize in revision {revision.name}.")
             raise
         self.facade.server_info = result.server_info
