@@ -83,7 +83,11 @@ async def test_fixed_text_bytes_and_files_are_read_each_time(revision: Revision,
     server.add_resource("notes://empty", "", name="nothing", size=99)
     async with connected(server, revision=revision) as session:
         listed = await session.list_resources()
-        assert [(resource.name, resource.size) for resource in listed] == [("page.txt", ABSENT), ("raw", ABSENT), ("nothing", 0)]
+        assert [(resource.name, resource.size) for resource in listed] == [
+            ("page.txt", ABSENT),
+            ("raw", ABSENT),
+            ("nothing", 0),
+        ]
         assert await text(session, "file:///page.txt") == "first"
         page.write_text("second")
         assert await text(session, "file:///page.txt") == "second"
