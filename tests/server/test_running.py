@@ -13,6 +13,7 @@ from trimcp.testing.connect import connected
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
+from trimcp.wire.subscriptions import SubscriptionFilter
 
 
 @pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
@@ -38,10 +39,20 @@ async def test_one_client_watches_only_so_many_resources(revision: Revision, mon
     async with connected(server, revision=revision) as session:
         async with session.listen(resources=["x://1", "x://2"]):
             pass
+        await trio.testing.wait_all_tasks_blocked()  # until they are unsubscribed, where nobody waits for it
         with pytest.raises(RemoteError, match="more than 2") as refused:
             async with session.listen(resources=["x://1", "x://2", "x://3"]):
                 pass
         assert refused.value.code == INVALID_PARAMS
+
+
+async def test_only_what_was_asked_for_is_acknowledged() -> None:
+    server: Server[None] = Server("s")
+    async with connected(server) as session:
+        server.add_resource("x:1", "one")
+        server.add_tool(test_many_connections_share_one_run)
+    async with connected(server) as session, session.listen(tools=True) as changes:
+        assert changes.acknowledged == SubscriptionFilter(tools_list_changed=True)
 
 
 async def test_a_legacy_client_cannot_watch_what_does_not_exist() -> None:
