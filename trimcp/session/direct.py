@@ -7,17 +7,14 @@ same: neither side can see the other's objects, and what a wire would refuse is 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from trimcp.channel import Incoming, Outgoing
 from trimcp.session.job import CancelReason
+from trimcp.session.session import Session
 from trimcp.wire.jsonrpc import RequestId, parse
-
-if TYPE_CHECKING:
-    from trimcp.session.session import Session
 
 __all__ = ["DirectEnd", "direct_ends", "wind_down"]
 

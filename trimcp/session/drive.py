@@ -19,7 +19,7 @@ from trimcp.channel import MessageChannel
 from trimcp.session.direct import DirectEnd, wind_down
 from trimcp.session.job import CancelReason
 from trimcp.session.outbox import Outbox
-from trimcp.session.scopes import open_service_nursery, parted, reconciled
+from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 
 __all__ = ["Road", "drive", "driving"]
@@ -50,51 +50,45 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
         async with _driving_directly(session, channel):
             yield
         return
-    failure: BaseException | None = None
+    async with _closing(channel), open_service_nursery() as wire:
+        outbox = session.sink
+        assert isinstance(outbox, Outbox)
+        # Shielded, so that the last words of whoever is cancelled still leave; below it gets its deadline.
+        writer = trio.CancelScope(shield=True)
+        wire.start_soon(_write, session, channel, outbox, writer)
+        try:
+            async with open_service_nursery() as jobs:
+                session.start(jobs)
+                jobs.start_soon(_read, session, channel)
+                try:
+                    yield
+                finally:
+                    _stop(session)
+        finally:
+            writer.deadline = trio.current_time() + session.limits.drain_timeout
+            outbox.close()
+            session.lose("the session has ended")
+            session.endpoint.closed(session)
+
+
+def _stop(session: Session) -> None:
+    """Stop reading and cancel the jobs, which still unwind."""
+    session.close()
+    session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
+
+
+@asynccontextmanager
+async def _closing(channel: MessageChannel) -> AsyncIterator[None]:
+    """Close the channel when the body ends. Its own exception tells more than a cancellation of the close."""
     try:
-        async with trio.open_nursery() as wire:
-            outbox = session.sink
-            assert isinstance(outbox, Outbox)
-            writer = trio.CancelScope(shield=True)
-            wire.start_soon(_write, session, channel, outbox, writer)
-            try:
-                async with trio.open_nursery() as jobs:
-                    reader = trio.CancelScope()
-                    session.start(jobs)
-                    jobs.start_soon(_read, session, channel, reader)
-                    try:
-                        yield
-                    except trio.Cancelled:
-                        raise
-                    except BaseException as error:
-                        failure, cancelled = parted(error)
-                        if cancelled is not None:
-                            raise cancelled from None
-                    finally:
-                        reader.cancel()
-                        session.close()
-                        session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
-                        jobs.cancel_scope.cancel(reason="the session has ended")
-            finally:
-                writer.deadline = trio.current_time() + session.limits.drain_timeout
-                outbox.close()
-                session.lose("the session has ended")
-                session.endpoint.closed(session)
-    except BaseException as error:
-        failure = reconciled("the body and the session both failed", failure, error)
-        if failure is None:
-            raise
-    finally:
+        yield
+    except BaseException:
         try:
             await channel.aclose()
         except trio.Cancelled:
-            if failure is None:
-                raise
-    try:
-        if failure is not None:
-            raise failure
-    finally:
-        failure = None  # a frame and what was raised from it would keep each other alive
+            pass
+        raise
+    await channel.aclose()
 
 
 @asynccontextmanager
@@ -108,27 +102,25 @@ async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[N
             try:
                 yield
             finally:
-                session.close()
-                session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
+                _stop(session)
     finally:
         end.close()
         session.lose("the session has ended")
         session.endpoint.closed(session)
 
 
-async def _read(session: Session, channel: MessageChannel, scope: trio.CancelScope) -> None:
+async def _read(session: Session, channel: MessageChannel) -> None:
     """Deliver what arrives, until the peer leaves; then give handlers their grace and end the session."""
-    with scope:
-        try:
-            while True:
-                session.deliver(await channel.receive())
-                await session.readable()
-        except trio.EndOfChannel:
-            session.lose(channel.obituary() or "the peer closed the connection")
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
-        log.debug("the peer is gone: %s", session.lost)
-        await wind_down(session)
+    try:
+        while True:
+            session.deliver(await channel.receive())
+            await session.readable()
+    except trio.EndOfChannel:
+        session.lose(channel.obituary() or "the peer closed the connection")
+    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
+    log.debug("the peer is gone: %s", session.lost)
+    await wind_down(session)
 
 
 async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scope: trio.CancelScope) -> None:
