@@ -330,7 +330,7 @@ def test_run_lets_calls_answer_before_it_ends(tmp_path: Path) -> None:
             "jsonrpc": "2.0",
             "id": 1,
             "method": "tools/call",
-            "params": {"name": "short", "arguments": {"file": str(file), "seconds": 0.5}},
+            "params": {"name": "short", "arguments": {"file": str(file), "seconds": 0.2}},
         },
     ]
     with started("run", f"{SERVER}:make", "--trace", "--", "argument") as process:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
 
 from trimcp.server.changes import Bus, Change, Watch
+from trimcp.server.server import Server
+from trimcp.session.listening import ResourceUpdated
+from trimcp.testing import connected, every_revision
+from trimcp.wire.revisions import LATEST_LEGACY, Revision
 
 
 @pytest.mark.parametrize("change", Change)
@@ -82,3 +88,32 @@ def test_a_listener_may_leave_while_it_is_told() -> None:
     bus.changed(Change.TOOLS)
     bus.changed(Change.TOOLS)
     assert told == ["a", "b"]
+
+
+@every_revision
+async def test_listening_again_at_once_hears_what_changes(revision: Revision) -> None:
+    # Which of two handlers runs first is random, so once would prove little.
+    for _ in range(20):
+        server: Server[None] = Server("again")
+        server.add_resource("note:1", "one")
+        async with connected(server, revision=revision) as session:
+            async with session.listen(resources=["note:1"]):
+                pass
+            async with session.listen(resources=["note:1"]) as changes:
+                await trio.testing.wait_all_tasks_blocked()
+                server.resource_updated("note:1")
+                with trio.fail_after(5):
+                    assert await changes.receive() == ResourceUpdated("note:1")
+
+
+async def test_a_legacy_client_that_left_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Server[None] = Server("left")
+    server.add_resource("note:1", "one")
+    async with connected(server, revision=LATEST_LEGACY) as session:
+        async with session.listen(resources=["note:1"]):
+            pass
+        await trio.testing.wait_all_tasks_blocked()
+        told: list[Any] = []
+        monkeypatch.setattr(type(session.peer), "notify_latest", lambda self, *args, **rest: told.append(args))
+        server.resource_updated("note:1")
+        assert told == []

@@ -69,7 +69,11 @@ async def test_both_sides_are_there_and_at_rest_in_the_end(revision: Revision, f
 
 
 def test_every_revision_means_every_one() -> None:
-    assert every_revision.mark.args[1] == REVISIONS
+    @every_revision
+    def test(revision: Revision) -> None: ...
+
+    [mark] = test.pytestmark  # type: ignore[attr-defined]
+    assert mark.args[1] == REVISIONS
 
 
 async def test_the_latest_revision_is_the_default() -> None:

@@ -169,6 +169,7 @@ class Subscriptions:
     _by_id: dict[RequestId, Subscription] = attrs.field(init=False, factory=dict)
     _unasked: set[Subscription] = attrs.field(init=False, factory=set)
     _watched: Counter[str] = attrs.field(init=False, factory=Counter)
+    _leaving: dict[str, Pending] = attrs.field(init=False, factory=dict)
 
     def notified(self, event: Notified) -> None:
         """Hand a notice to whoever asked for it."""
@@ -245,15 +246,21 @@ class Subscriptions:
         session = self.session
         self._watched[uri] += 1
         try:
+            if uri in self._leaving:
+                # Two requests under way are carried out in any order; the one that ends the watch has to be over.
+                with suppress(McpError):
+                    await self._leaving[uri].raw()
             await session.call("resources/subscribe", SubscribeParams(uri=uri))
             yield
         finally:
             self._watched[uri] -= 1
             if not self._watched[uri]:
                 del self._watched[uri]
+                self._leaving = {uri: pending for uri, pending in self._leaving.items() if pending.reply is None}
                 with suppress(McpError):
-                    # Nobody waits for the answer, which says nothing, so a cancelled block can send it too.
-                    await session.begin("resources/unsubscribe", UnsubscribeParams(uri=uri))
+                    # Nobody waits for the answer here, so a cancelled block can send it too.
+                    pending = await session.begin("resources/unsubscribe", UnsubscribeParams(uri=uri))
+                    self._leaving[uri] = pending
 
 
 def _lies_in(updated: str, uri: str) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
-
-import pytest
+from typing import Any, TypeVar, cast
 
 from trimcp.channel import MessageChannel
 from trimcp.client.client import Client
@@ -20,10 +18,15 @@ from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
 __all__ = ["connected", "every_revision"]
 
-every_revision: pytest.MarkDecorator = pytest.mark.parametrize(
-    "revision", REVISIONS, ids=[revision.name for revision in REVISIONS]
-)
-"""Runs a test once for each revision, which it takes as the argument `revision`."""
+_TestT = TypeVar("_TestT")
+
+
+def every_revision(test: _TestT) -> _TestT:
+    """Run a test, or every test of a class, once for each revision, which it takes as the argument `revision`."""
+    import pytest  # the one thing here that needs it
+
+    names = [revision.name for revision in REVISIONS]
+    return cast(_TestT, pytest.mark.parametrize("revision", REVISIONS, ids=names)(cast(Any, test)))
 
 
 @asynccontextmanager
