@@ -9,9 +9,9 @@ import trio.testing
 from trimcp.client.client import Client
 from trimcp.errors import RemoteError
 from trimcp.server.server import Server
-from trimcp.testing.connect import connected
+from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
-from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 from trimcp.wire.subscriptions import SubscriptionFilter
 
@@ -85,3 +85,22 @@ async def test_many_connections_share_one_run() -> None:
         assert with_us == [2, 2]
         while running.sessions:
             await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_completer_added_while_it_runs_is_served_on_open_connections() -> None:
+    server: Server[None] = Server("grows")
+
+    @server.prompt
+    async def review(path: str) -> str:
+        return path
+
+    async with connected(server) as session:
+        with pytest.raises(RemoteError) as refused:
+            await session.complete_prompt("review", "path", "a")
+        assert refused.value.code == METHOD_NOT_FOUND
+
+        @server.complete("review", "path")
+        async def paths(value: str) -> list[str]:
+            return [value + "bc"]
+
+        assert (await session.complete_prompt("review", "path", "a")).values == ["abc"]

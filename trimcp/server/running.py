@@ -125,11 +125,14 @@ class Running:
 
     @property
     def served(self) -> Container[str]:
-        """The methods that have a handler; completion only while something completes."""
-        names = {*self._handlers, "logging/setLevel"}
-        if not self.server.completes:
-            names.discard("completion/complete")
-        return names
+        """The methods that have a handler, as of the moment one is looked up."""
+        return self
+
+    def __contains__(self, name: object) -> bool:
+        # Completion only while something can be completed: prompts and completers may come and go.
+        return name == "logging/setLevel" or (
+            name in self._handlers and (name != "completion/complete" or self.server.completes)
+        )
 
     async def handle(self, session: Session, job: Job) -> Any:
         """Handle one request in the context of this run."""
