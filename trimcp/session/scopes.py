@@ -54,6 +54,7 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
     A plain nursery would wrap the body's exception in a group. A group appears only where the body and a task failed.
     """
     failure: BaseException | None = None
+    cancelled: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             try:
@@ -67,6 +68,7 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
             finally:
                 nursery.cancel_scope.cancel(reason="whoever these tasks served has ended")
     except BaseException as error:
+        cancelled = None  # for the reason given below
         failure = reconciled("the body and a task that served it both failed", failure, error)
         if failure is None:
             raise

@@ -1,0 +1,177 @@
+"""A real server process spoken to byte by byte, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+import trimcp
+from tests.hostile import server_for_attack
+
+__all__ = ["KIB", "MIB", "Target", "call", "enveloped", "memory_of", "notice", "request", "target"]
+
+KIB = 1024
+MIB = 1024 * KIB
+PROGRAM = Path(server_for_attack.__file__)
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(trimcp.__file__).parent.parent)}
+
+_MODERN = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientInfo": {"name": "attacker", "version": "0"},
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+
+
+def request(id: Any, method: str, **params: Any) -> bytes:
+    """A request as a line."""
+    return orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + b"\n"
+
+
+def enveloped(id: Any, method: str, **params: Any) -> bytes:
+    """A request of the newest revision as a line."""
+    params["_meta"] = {**_MODERN, **params.get("_meta", {})}
+    return request(id, method, **params)
+
+
+def notice(method: str, **params: Any) -> bytes:
+    """A notification as a line."""
+    return orjson.dumps({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n"
+
+
+def call(id: Any, tool: str, **arguments: Any) -> bytes:
+    """A tool call as a line, for a connection that was initialized."""
+    return request(id, "tools/call", name=tool, arguments=arguments)
+
+
+def memory_of(pid: int, *, peak: bool = False) -> int:
+    """Bytes of memory a process has resident now, or had at most since `forget_peak`."""
+    wanted = "VmHWM:" if peak else "VmRSS:"
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(wanted):
+            return int(line.split()[1]) * KIB
+    raise AssertionError("the process is gone")
+
+
+@attrs.define(eq=False)
+class Target:
+    """A server process under attack.
+
+    Attributes:
+        process: the process.
+        errors: what it wrote to its standard error, up to now.
+    """
+
+    process: trio.Process
+    errors: bytearray = attrs.field(factory=bytearray)
+    _data: bytearray = attrs.field(factory=bytearray)
+
+    async def pour(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        assert self.process.stdin is not None
+        await self.process.stdin.send_all(data)
+
+    async def line(self) -> bytes:
+        """Read one line, with its line ending."""
+        assert self.process.stdout is not None
+        start = 0
+        while (end := self._data.find(b"\n", start)) < 0:
+            start = len(self._data)
+            chunk = await self.process.stdout.receive_some(MIB)
+            assert chunk, f"the server ended: {self.errors.decode()[-2000:]}"
+            self._data += chunk
+        line = bytes(self._data[: end + 1])
+        del self._data[: end + 1]
+        return line
+
+    async def hear(self) -> Any:
+        """Read one message."""
+        return orjson.loads(await self.line())
+
+    async def answer(self, id: Any) -> Any:
+        """Read until the answer to this request, and return it."""
+        while True:
+            message = await self.hear()
+            if isinstance(message, dict) and message.get("id") == id and "method" not in message:
+                return message
+
+    async def meet(self, revision: str = "2025-11-25", **capabilities: Any) -> None:
+        """Initialize."""
+        info = {"name": "attacker", "version": "0"}
+        hello = request("hello", "initialize", protocolVersion=revision, capabilities=capabilities, clientInfo=info)
+        await self.pour(hello + notice("notifications/initialized"))
+        await self.answer("hello")
+
+    async def statistics(self) -> dict[str, int]:
+        """What the server counts of itself."""
+        await self.pour(call("statistics", "statistics"))
+        message = await self.answer("statistics")
+        counts: dict[str, int] = json.loads(message["result"]["content"][0]["text"])
+        return counts
+
+    async def warmed(self) -> None:
+        """Let the server do a little of everything, so that later growth is the attack's."""
+        for n in range(300):
+            await self.pour(call(n, "echo", text="x" * 1000))
+            await self.answer(n)
+            await self.pour(call(n, "stream", count=2))
+            await self.answer(n)
+
+    @property
+    def memory(self) -> int:
+        return memory_of(self.process.pid)
+
+    @property
+    def peak(self) -> int:
+        return memory_of(self.process.pid, peak=True)
+
+    def forget_peak(self) -> int:
+        """Let the peak begin at what is resident now, and return that."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.memory
+
+    async def watch_errors(self) -> None:
+        assert self.process.stderr is not None
+        async for chunk in self.process.stderr:
+            self.errors += chunk
+
+    async def end(self) -> int:
+        """Close its input and wait until it has exited."""
+        assert self.process.stdin is not None
+        await self.process.stdin.aclose()
+        return await self.process.wait()
+
+
+@asynccontextmanager
+async def target(environment: Mapping[str, str] | None = None, **options: Any) -> AsyncIterator[Target]:
+    """Yield a new server process; it is killed in the end unless it has exited."""
+    process = await trio.lowlevel.open_process(
+        [sys.executable, str(PROGRAM), json.dumps(options)],
+        stdin=-1,
+        stdout=-1,
+        stderr=-1,
+        env={**ENVIRONMENT, **(environment or {})},
+    )
+    self = Target(process)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(self.watch_errors)
+        try:
+            with trio.fail_after(60):
+                yield self
+        finally:
+            with trio.CancelScope(shield=True):
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with trio.CancelScope(shield=True):
+                    await stream.aclose()

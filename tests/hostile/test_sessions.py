@@ -1,0 +1,78 @@
+"""Sessions by the thousand in one process, and what stays when nothing is under way."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+import trimcp
+from tests.hostile.peers import KIB, call, memory_of, notice, request
+from tests.hostile.server_for_attack import make_server
+from trimcp.session.drive import drive
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+async def test_the_fourth_thousand_of_served_sessions_adds_nothing_even_without_the_garbage_collector() -> None:
+    server = make_server()
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    texts = [request(1, "initialize", **hello), notice("notifications/initialized"), call(2, "echo", text="x")]
+    grown = objects = 0
+    gc.collect()
+    gc.disable()
+    try:
+        async with server.running() as running:
+            for _ in range(4):
+                memory, before = memory_of(os.getpid()), len(gc.get_objects())
+                for _ in range(1_000):
+                    await _one(running, texts)
+                grown, objects = memory_of(os.getpid()) - memory, len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert grown <= 0.5 * KIB * 1_000
+    assert objects <= 100
+
+
+async def _one(running: trimcp.Running, texts: list[bytes]) -> None:
+    ours, theirs = trimcp.memory_channels()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.serve, ours)
+        async with theirs:
+            await theirs.send([trimcp.Outgoing(text[:-1], trimcp.Kind.REQUEST) for text in texts])
+            replies = 0
+            while replies < 2:
+                replies += len(await theirs.receive())
+
+
+@pytest.mark.slow
+async def test_connections_of_a_client_leave_no_objects() -> None:
+    server = make_server()
+    counts: list[int] = []
+    for _ in range(3):
+        for _ in range(200):
+            async with trimcp.Client("c").connect(trimcp.in_process(server, framed=True)) as session:
+                await session.ping()
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert counts[2] - counts[1] <= 100
+
+
+async def test_what_was_written_is_let_go_at_once() -> None:
+    server: trimcp.Server[None] = trimcp.Server("here")
+    ours, theirs = trimcp.memory_channels()
+    async with server.running() as running, trio.open_nursery() as nursery, theirs:
+        session = server.session(running)
+        nursery.start_soon(drive, session, ours)
+        await wait_all_tasks_blocked()
+        outgoing = trimcp.Outgoing(b"{}", trimcp.Kind.NOTIFICATION)
+        gone = weakref.ref(outgoing)
+        session.sink.post(outgoing)
+        del outgoing
+        await wait_all_tasks_blocked()
+        assert gone() is None
