@@ -225,11 +225,14 @@ class Session:
     def paused(self) -> bool:
         """Whether reading on would be wrong now, see `readable`."""
         sink = self.sink
-        if self.pending or self.closed.is_set():
+        outbox = sink if isinstance(sink, Outbox) else None
+        if self.closed.is_set():
+            return False
+        if self.pending:
             # A peer that floods us while it owes us an answer gets to read first: then its answer is read, too.
-            return isinstance(sink, Outbox) and sink.flooded and not self.closed.is_set()
+            return outbox is not None and outbox.flooded
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
-        return self.mailbox.full(self.parked) or (isinstance(sink, Outbox) and sink.full_of_replies)
+        return self.mailbox.full(self.parked) or (outbox is not None and outbox.full_of_replies)
 
     def nudge(self) -> None:
         """Let the reader look again whether it may go on."""
