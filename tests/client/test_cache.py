@@ -175,3 +175,12 @@ async def test_the_cache_is_bounded_by_text_too() -> None:
     for n in range(3):
         cache.put("resources/read", str(n), page(10_000_000), 1)
     assert cache.get("resources/read", "0") is not None
+
+
+async def test_long_lists_count_by_their_bytes() -> None:
+    cache = Cache()
+    page = ListToolsResult([Tool("t", {"type": "object", "description": "d" * 10_000_000})], ttl_ms=60_000)
+    for number in range(8):
+        cache.put("tools/list", str(number), page, cache.edition("tools/list"))
+    kept = [number for number in range(8) if cache.get("tools/list", str(number)) is not None]
+    assert kept == [5, 6, 7], "32 MiB hold three pages of 10 MB"

@@ -13,13 +13,14 @@ import trio
 
 from trimcp.protocol.events import Notified
 from trimcp.wire.common import Cacheable
-from trimcp.wire.content import TextResourceContents
-from trimcp.wire.resources import ReadResourceResult
+from trimcp.wire.converter import converter_for
+from trimcp.wire.jsonrpc import encode
+from trimcp.wire.revisions import LATEST
 
 __all__ = ["Cache"]
 
 _MOST: Final = 1_024
-_MOST_TEXT: Final = 32 * 1024 * 1024
+_MOST_BYTES: Final = 32 * 1024 * 1024
 
 _STALE: Final = {
     "notifications/tools/list_changed": ("tools/list",),
@@ -33,8 +34,8 @@ _STALE: Final = {
 class Cache:
     """Results by method and the one parameter that selects them (a cursor, a URI); the oldest give way."""
 
-    _kept: dict[tuple[str, str | None], tuple[float, Cacheable]] = attrs.field(init=False, factory=dict)
-    _text: int = attrs.field(init=False, default=0)
+    _kept: dict[tuple[str, str | None], tuple[float, Cacheable, int]] = attrs.field(init=False, factory=dict)
+    _bytes: int = attrs.field(init=False, default=0)
     _changes: dict[str, int] = attrs.field(init=False, factory=dict)
 
     def get(self, method: str, key: str | None) -> Cacheable | None:
@@ -42,7 +43,7 @@ class Cache:
         found = self._kept.get((method, key))
         if found is None:
             return None
-        until, result = found
+        until, result, _ = found
         if trio.current_time() < until:
             return result
         self._forget((method, key))
@@ -57,14 +58,14 @@ class Cache:
         if result.ttl_ms <= 0 or edition != self.edition(method):
             return
         weight = _weight(result)
-        if weight > _MOST_TEXT:
+        if weight > _MOST_BYTES:
             return
         if (method, key) in self._kept:
             self._forget((method, key))
-        while len(self._kept) >= _MOST or self._text + weight > _MOST_TEXT:
+        while len(self._kept) >= _MOST or self._bytes + weight > _MOST_BYTES:
             self._forget(next(iter(self._kept)))
-        self._kept[method, key] = (trio.current_time() + result.ttl_ms / 1000, result)
-        self._text += weight
+        self._kept[method, key] = (trio.current_time() + result.ttl_ms / 1000, result, weight)
+        self._bytes += weight
 
     def drop(self, method: str) -> None:
         """Forget what is kept of a method."""
@@ -73,7 +74,7 @@ class Cache:
             self._forget(key)
 
     def _forget(self, key: tuple[str, str | None]) -> None:
-        self._text -= _weight(self._kept.pop(key)[1])
+        self._bytes -= self._kept.pop(key)[2]
 
     def notified(self, event: Notified) -> None:
         """Forget what a notice says is stale."""
@@ -82,7 +83,5 @@ class Cache:
 
 
 def _weight(result: Cacheable) -> int:
-    """Return how much text a resource holds; lists are small beside it."""
-    if not isinstance(result, ReadResourceResult):
-        return 0
-    return sum(len(item.text if isinstance(item, TextResourceContents) else item.blob) for item in result.contents)
+    """Return how many bytes a result takes on the wire, which is about what it takes here."""
+    return len(encode(converter_for(LATEST).dump(result)))
