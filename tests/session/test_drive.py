@@ -441,9 +441,10 @@ async def test_an_ended_session_is_freed_without_the_garbage_collector(run: Any,
     gc.collect()
     gc.disable()
     try:
-        kept = await once()
-        await trio.lowlevel.checkpoint()
-        assert [reference() for reference in kept] == [None] * len(kept)
+        for _ in range(20):  # which of several cancelled tasks ends first is random
+            kept = await once()
+            await trio.lowlevel.checkpoint()
+            assert [reference() for reference in kept] == [None] * len(kept)
     finally:
         gc.enable()
 

@@ -126,12 +126,15 @@ async def _attempt(session: Session, job: Job) -> bytes | None:
     except BaseException as error:
         # What a cancelled handler's nursery held besides the cancellation.
         crash, cancelled = parted(error)
-        if crash is not None and not isinstance(crash, Exception):
-            raise
-        if crash is not None:
-            reply = _failed(session, job, crash)
-        if cancelled is not None:
-            raise cancelled from None
+        try:
+            if crash is not None and not isinstance(crash, Exception):
+                raise
+            if crash is not None:
+                reply = _failed(session, job, crash)
+            if cancelled is not None:
+                raise cancelled from None
+        finally:
+            del crash, cancelled  # a frame and what was raised from it would keep each other alive
     finally:
         if job.work is not None:
             await job.work.end()

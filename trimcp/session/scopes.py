@@ -87,12 +87,15 @@ async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, .
         raise  # not named: a frame and what was raised from it would keep each other alive
     except BaseException as error:
         crash, cancelled = parted(error)
-        if crash is not None and not isinstance(crash, Exception):
-            raise
-        if crash is not None:
-            log.error("background work %r crashed", getattr(function, "__qualname__", function), exc_info=crash)
-        if cancelled is not None:
-            raise cancelled from None
+        try:
+            if crash is not None and not isinstance(crash, Exception):
+                raise
+            if crash is not None:
+                log.error("background work %r crashed", getattr(function, "__qualname__", function), exc_info=crash)
+            if cancelled is not None:
+                raise cancelled from None
+        finally:
+            del crash, cancelled  # as above
 
 
 @attrs.define(eq=False)
@@ -158,12 +161,15 @@ class Work:
             raise
         except BaseException as error:
             crash, cancelled = parted(error)
-            if crash is not None and not isinstance(crash, Exception):
-                raise
-            self.failure = crash
-            self.owner.cancel(reason="work started for this request crashed")
-            if cancelled is not None:
-                raise cancelled from None
+            try:
+                if crash is not None and not isinstance(crash, Exception):
+                    raise
+                self.failure = crash
+                self.owner.cancel(reason="work started for this request crashed")
+                if cancelled is not None:
+                    raise cancelled from None
+            finally:
+                del crash, cancelled  # as above
         finally:
             self._nursery = None
             self._over.set()
