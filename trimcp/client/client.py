@@ -168,6 +168,9 @@ class Client:
         What the body raises leaves as itself. Leaving the block ends the connection (and a child process with it);
         so does cancelling it. The loss of the server ends no body: it fails calls with `ConnectionLost`.
 
+        Only the first probe has a time limit (`probe_timeout`); a server that then never answers `initialize` is waited
+        for, so put `trio.fail_after` around the opening where that matters.
+
         Args:
             target: what `trimcp.stdio` returns, a `MessageChannel`, or an async context manager that yields one.
             revision: speak exactly this one; by default the newest that both sides know.
