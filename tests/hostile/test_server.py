@@ -172,19 +172,27 @@ async def test_cancel_storms_and_ids_reused_under_way_leave_nothing() -> None:
                 pass
 
 
+async def _worst_echo(server: Target, name: str) -> float:
+    worst = 0.0
+    for n in range(50):
+        began = trio.current_time()
+        await server.pour(call(f"{name} {n}", "echo"))
+        await server.answer(f"{name} {n}")
+        worst = max(worst, trio.current_time() - began)
+    return worst
+
+
 async def test_two_hundred_blocked_threads_delay_no_echo() -> None:
     async with target() as server:
         await server.meet()
+        control = await _worst_echo(server, "control")
         await server.pour(b"".join(call(n, "block") for n in range(200)))
         while (await server.statistics())["running"] < 201:
             pass
-        worst = 0.0
-        for n in range(50):
-            began = trio.current_time()
-            await server.pour(call(f"echo {n}", "echo"))
-            await server.answer(f"echo {n}")
-            worst = max(worst, trio.current_time() - began)
-        assert worst <= 4 * 0.05
+        worst = await _worst_echo(server, "beside")
+        print(f"worst of 50 echoes: {worst * 1000:.1f} ms, without the threads {control * 1000:.1f} ms")
+        # Promised are 50 ms. On a machine that starves both, the run without the threads says what it can do.
+        assert worst <= 4 * max(0.05, control)
         await server.pour(call("release", "release"))
         ids = {(await server.hear())["id"] for _ in range(201)}
         assert ids == {*range(200), "release"}
