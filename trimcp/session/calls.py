@@ -225,7 +225,7 @@ class Call(Generic[ResultT]):
             with self._asking:
                 self._outcome = await self._rounds.payload()
                 self._error = None
-        except Exception as error:
+        except Exception as error:  # whatever it is, `result` raises it in the caller's task
             self._error = error
         finally:
             self._settle()
