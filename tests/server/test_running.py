@@ -9,9 +9,11 @@ import trio.testing
 from trimcp.client.client import Client
 from trimcp.errors import RemoteError
 from trimcp.server.server import Server
+from trimcp.session.limits import Limits
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND
+from trimcp.wire.logs import LoggingMessageParams
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 from trimcp.wire.subscriptions import SubscriptionFilter
 
@@ -104,3 +106,47 @@ async def test_a_completer_added_while_it_runs_is_served_on_open_connections() -
             return [value + "bc"]
 
         assert (await session.complete_prompt("review", "path", "a")).values == ["abc"]
+
+
+async def test_notifications_without_end_start_no_tasks_without_end() -> None:
+    server: Server[None] = Server("s", limits=Limits(backlog_requests=3))
+    release = trio.Event()
+    begun = 0
+
+    @server.notification("notifications/roots/list_changed")
+    async def changed(params: object) -> None:
+        nonlocal begun
+        begun += 1
+        await release.wait()
+
+    async with connected(server, Client("c", roots=["file:///a"]), revision=LATEST_LEGACY) as session:
+        for _ in range(10):
+            session.roots_changed()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (begun, session.peer.statistics().dropped) == (3, 7)
+        release.set()
+        await trio.testing.wait_all_tasks_blocked()
+        session.roots_changed()
+        await trio.testing.wait_all_tasks_blocked()
+        assert begun == 4, "what ended makes room"
+
+
+async def test_a_log_message_outside_a_request_is_dropped_and_counted_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server: Server[None] = Server("s")
+    client = Client("c")
+    heard: list[object] = []
+
+    @client.logging
+    async def log(params: LoggingMessageParams) -> None:
+        heard.append(params.data)
+
+    async with connected(server, client, revision=LATEST_LEGACY) as session:
+        [running] = server.runs
+        running.log_to_all("error", "there is room")
+        monkeypatch.setattr(type(session.peer.sink), "full", True)
+        running.log_to_all("error", "there is none")
+        await trio.testing.wait_all_tasks_blocked()
+        assert heard == ["there is room"]
+        assert session.peer.statistics().dropped == 1
