@@ -150,6 +150,19 @@ async def test_an_idle_server_is_gone_soon(how: str) -> None:
         assert "Traceback" not in server.errors
 
 
+async def test_a_client_that_closes_the_input_as_well_shortens_the_grace() -> None:
+    async with child(grace=600) as server:
+        await server.say(1, "tools/call", name="nap", arguments={"seconds": 600})
+        await server.watch("napping")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stdin is not None
+        began = trio.current_time()
+        await server.process.stdin.aclose()
+        assert await server.end() == 0
+        assert trio.current_time() - began < 4.0
+        assert "clean-up ran" in server.errors
+
+
 async def test_in_process_is_something_to_connect_to() -> None:
     server: trimcp.Server[None] = trimcp.Server("here")
 

@@ -56,7 +56,8 @@ def run_stdio(server: Server[Any], *, grace: float = 5.0) -> None:
     """Serve one client over standard input and output as the whole program, with an orderly end.
 
     On SIGTERM or SIGINT no more requests are taken, those under way get `grace` seconds to answer, then they are
-    cancelled with an error reply, and every clean-up runs. A second signal ends the process at once.
+    cancelled with an error reply, and every clean-up runs. A second signal ends the process at once. A client that
+    closes our input as well no longer waits: from then on `limits.eof_grace` counts.
     """
     trio.run(_serve_stdio_until_signal, server, grace)
 

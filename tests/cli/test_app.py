@@ -330,7 +330,7 @@ def test_run_lets_calls_answer_before_it_ends(tmp_path: Path) -> None:
             "jsonrpc": "2.0",
             "id": 1,
             "method": "tools/call",
-            "params": {"name": "short", "arguments": {"file": str(file), "seconds": 0.2}},
+            "params": {"name": "short", "arguments": {"file": str(file), "seconds": 1.0}},
         },
     ]
     with started("run", f"{SERVER}:make", "--trace", "--", "argument") as process:
@@ -339,7 +339,11 @@ def test_run_lets_calls_answer_before_it_ends(tmp_path: Path) -> None:
         process.stdin.flush()
         wait_for(file, "begun")
         os.kill(process.pid, signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        # The input stays open: a client that closes it too gives its calls only the shorter grace of that.
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, err = process.stdout.read(), process.stderr.read()
+        process.wait(timeout=20)
     replies = [json.loads(line) for line in out.splitlines()]
     assert [reply["id"] for reply in replies] == [0, 1]
     assert replies[1]["result"]["content"][0]["text"] == "finished in time"
