@@ -92,7 +92,7 @@ class Reply(Protocol):
         ...
 
     async def room(self) -> None:
-        """Wait until few enough bytes wait that more are welcome, or the client is gone. Cancelling it loses nothing."""
+        """Wait until so few bytes wait that more are welcome, or the client is gone. Cancelling it loses nothing."""
 
 
 class Handler(Protocol):
