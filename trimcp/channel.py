@@ -7,16 +7,16 @@ it knows whether it is a pipe, a socket or a list. Vocabulary and exceptions are
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import attrs
 
 from trimcp.wire.jsonrpc import Message, RequestId
 
-__all__ = ["Incoming", "Kind", "MessageChannel", "Origin", "Outgoing"]
+__all__ = ["Incoming", "Kind", "MessageChannel", "Origin", "Outgoing", "Sink"]
 
 
 class Kind(Enum):
@@ -32,10 +32,15 @@ class Kind(Enum):
 class Origin:
     """Where an incoming message came in, for transports with more than one road back (an HTTP exchange, a stream).
 
-    Opaque to the session, which hands it back on every `Outgoing` that belongs to that message.
+    The session sends whatever belongs to that message by this road, and hands the origin back on every `Outgoing`.
+
+    Attributes:
+        name: for logs.
+        sink: where messages that belong to it go; None for the session's own sink.
     """
 
     name: str
+    sink: Sink | None = None
 
 
 # These two are mutable only because making a frozen value takes attrs three times as long; nobody changes them.
@@ -68,6 +73,7 @@ class Outgoing:
         request_id: the request it is (REQUEST), answers (REPLY), belongs to (NOTIFICATION) or cancels (CANCEL).
         origin: the road of the incoming request it belongs to, or None.
         headers: transport headers to send with it; opaque to channels, None where there are none.
+        error: the code of the error that it is (REPLY), or None: some transports have statuses for them.
     """
 
     data: bytes
@@ -75,6 +81,45 @@ class Outgoing:
     request_id: RequestId | None = None
     origin: Origin | None = None
     headers: Mapping[str, str] | None = None
+    error: int | None = None
+
+
+class Sink(Protocol):
+    """Where outgoing messages go: a session's queue, or a transport's own road back."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a sender has to wait for room first."""
+        ...
+
+    async def room(self) -> None:
+        """Wait until there is room for one more message, of whatever size."""
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Enqueue now, whether there is room or not; never blocks. Senders that can wait call `room` first.
+
+        Raises:
+            LocalError: it is a request, and there is no road to send it by.
+        """
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        """Enqueue, in place of an earlier message of the same key that has not left yet."""
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Put the latest message of `key` in order before what is posted next, or drop it."""
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Take back a request that has not left yet; False if it has."""
+        ...
+
+    def unanswered(self, request_id: RequestId) -> None:
+        """Note that this request of the peer's gets no answer: it gave the request up."""
+
+    def release(self) -> None:
+        """Let the peer's connection go, where the transport lets it come back for the rest; else do nothing."""
+
+    def close(self) -> None:
+        """No more is posted; what is queued still leaves."""
 
 
 class MessageChannel(ABC):

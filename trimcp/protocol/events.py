@@ -23,6 +23,7 @@ __all__ = [
     "BatchReceived",
     "Cancelled",
     "Event",
+    "Forgotten",
     "Ignored",
     "Notified",
     "Progressed",
@@ -78,11 +79,12 @@ class Settled:
 
 @attrs.define(eq=False)
 class Rejected:
-    """A message was refused. `reply` is the error to send, or None where nobody may be answered."""
+    """A message was refused. `reply` is the error to send, or None where nobody may be answered; `error` its code."""
 
     why: str
     reply: bytes | None = None
     id: RequestId | None = None
+    error: int | None = None
 
 
 @attrs.define(eq=False)
@@ -127,6 +129,13 @@ class Ignored:
 
 
 @attrs.define(eq=False)
+class Forgotten:
+    """The peer no longer knows what we asked it to tell us; requests under way are not concerned."""
+
+    why: str
+
+
+@attrs.define(eq=False)
 class BatchReceived:
     """A 2025-03-26 array: its members' events in order; the replies to its requests leave together as one array."""
 
@@ -134,5 +143,14 @@ class BatchReceived:
 
 
 Event: TypeAlias = (
-    RequestReceived | Settled | Rejected | Cancelled | Replied | Progressed | Notified | Ignored | BatchReceived
+    RequestReceived
+    | Settled
+    | Rejected
+    | Cancelled
+    | Replied
+    | Progressed
+    | Notified
+    | Ignored
+    | Forgotten
+    | BatchReceived
 )

@@ -17,6 +17,7 @@ from trimcp.protocol.events import (
     BatchReceived,
     Cancelled,
     Event,
+    Forgotten,
     Ignored,
     Notified,
     Progressed,
@@ -65,6 +66,8 @@ class Receiver:
             return self._receive_error(message)
         if isinstance(message, jsonrpc.Batch):
             return self._receive_batch(message, principal)
+        if isinstance(message, jsonrpc.Lost):
+            return self._receive_loss(message)
         return self._receive_malformed(message)
 
     def _receive_request(self, request: jsonrpc.Request, principal: str | None) -> Event:
@@ -155,7 +158,7 @@ class Receiver:
         if self.role is Role.CLIENT and self.modern.revision is not None:
             return Rejected(f"the server sent a request ({request.method[:100]})")
         reply = jsonrpc.encode_error(request.id, error.code, error.message, error.data)
-        return Rejected(f"{request.method[:100]}: {error}", reply, request.id)
+        return Rejected(f"{request.method[:100]}: {error}", reply, request.id, error.code)
 
     def _receive_reply(
         self, id: RequestId, result: dict[str, Any] | None, error: Exception | None
@@ -173,6 +176,11 @@ class Receiver:
             return Ignored(f"an error that answers no request: {message.message[:200]} (code {message.code})")
         return self._receive_reply(message.id, None, kind(message.code, message.message, message.data))
 
+    def _receive_loss(self, message: jsonrpc.Lost) -> Event:
+        if message.id is None:
+            return Forgotten(message.message)
+        return self._receive_reply(message.id, None, ConnectionLost(message.message))
+
     def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
         if self.role is Role.CLIENT or not message.answerable:
             # Garbage is never answered here: a server that prints into its output would be answered into its input.
@@ -181,7 +189,7 @@ class Receiver:
             return Ignored(f"not a message: {message.message}")
         data = {"reason": message.reason}
         reply = jsonrpc.encode_error(message.id, message.code, message.message, data, null_id=self._null_id)
-        return Rejected(message.message, reply, message.id)
+        return Rejected(message.message, reply, message.id, message.code)
 
     @property
     def _null_id(self) -> bool:
@@ -248,5 +256,5 @@ class Receiver:
             reply = jsonrpc.encode_error(
                 None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
             )
-            return Rejected("an array of messages", reply)
+            return Rejected("an array of messages", reply, None, INVALID_REQUEST)
         return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.channel import Kind, Outgoing
+from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.protocol.events import Notified
 from trimcp.protocol.requests import Encoded
@@ -24,6 +24,7 @@ from trimcp.session.asking import open_questions
 from trimcp.session.context import Context, severity
 from trimcp.session.drive import Road, drive
 from trimcp.session.job import Job
+from trimcp.session.push import Pushed
 from trimcp.session.scopes import Scope, guarded
 from trimcp.session.session import Session
 from trimcp.wire.codes import INVALID_PARAMS
@@ -97,6 +98,7 @@ class Running:
     nursery: trio.Nursery
     threads: trio.CapacityLimiter
     sessions: set[Session] = attrs.field(init=False, factory=set)
+    _draining: bool = attrs.field(init=False, default=False)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
@@ -156,7 +158,7 @@ class Running:
                 return
             session.notices += 1
             notice = Notice(name, event.admission, self.state)
-            session.runner.nursery.start_soon(self._notice, session, notice, event.params, name=name)
+            session.background.start_soon(self._notice, session, notice, event.params)
 
     async def _notice(self, session: Session, notice: Notice, params: Any) -> None:
         try:
@@ -183,6 +185,13 @@ class Running:
         if listener is not None:
             self.server.changes.detach(listener)
 
+    def open(self, sink: Sink) -> Pushed:
+        """Return a new session into which messages are pushed; `sink` takes what belongs to no request."""
+        pushed = Pushed(self.server.session(self), self.nursery, sink)
+        if self._draining:
+            pushed.session.draining.set()
+        return pushed
+
     async def serve(self, channel: Road) -> None:
         """Serve one connection in this run until the peer leaves; then close the channel. Many may be served at once.
 
@@ -191,7 +200,8 @@ class Running:
         await drive(self.server.session(self), channel)
 
     async def drain(self, grace: float) -> None:
-        """Drain every session at once, as `Session.drain` does, and close them."""
+        """Drain every session at once, as `Session.drain` does, and close them. Later ones refuse every request."""
+        self._draining = True
         async with trio.open_nursery() as nursery:
             for session in list(self.sessions):
                 nursery.start_soon(self._drain_one, session, grace)
@@ -379,6 +389,6 @@ class Running:
 async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
     """Send a notification on a subscription: room first, and nothing once the subscription is over."""
     data = session.encode_related(job, name, params, subscription=job.request.id)
-    await session.sink.room()
+    await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:
-        session.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))
+        job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

@@ -106,7 +106,7 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
         runner = session.runner
         assert runner is not None
         with runner.parked(session, job):
-            return await session.call(name, params)
+            return await session.call(name, params, origin=job.origin)
     return await _ask_by_rerun(session, job, name, params, key)
 
 
@@ -215,7 +215,7 @@ async def after_unwinding(session: Session, job: Job) -> bytes | None:
     with runner.parked(session, job):
         for key, (method, params) in asked.items():
             try:
-                questions.answers[key] = await session.call(method.name, params)
+                questions.answers[key] = await session.call(method.name, params, origin=job.origin)
             except McpError as error:
                 questions.refusals[key] = error
     return None

@@ -203,9 +203,7 @@ class Context(Generic[StateT]):
     @property
     def session(self) -> Scope:
         """Where to start work that ends with this connection."""
-        runner = self._session.runner
-        assert runner is not None
-        return Scope(lambda: runner.nursery)
+        return Scope(lambda: self._session.background)
 
     @property
     def server(self) -> Scope:
@@ -231,7 +229,7 @@ class Context(Generic[StateT]):
             raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
         self._last_progress = progress
         self._reports += 1
-        sink = self._session.sink
+        sink = self._job.sink
         token = self.admission.progress_token
         if token is None:
             await self._breathe()
@@ -264,7 +262,7 @@ class Context(Generic[StateT]):
             return
         data = self._encode_progress(token, progress, total, message)
         id = self.request_id
-        self._session.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, self._job.origin))
+        self._job.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, self._job.origin))
 
     def _encode_progress(self, token: RequestId, progress: float, total: float | None, message: str | None) -> bytes:
         params = ProgressParams(
@@ -281,7 +279,7 @@ class Context(Generic[StateT]):
     def _post(self, data: bytes) -> None:
         # Nothing follows the answer, and nothing is said about a request the peer gave up.
         if self._job.request.state is Inbound.UNDER_WAY:
-            self._session.sink.post(Outgoing(data, Kind.NOTIFICATION, self.request_id, self._job.origin))
+            self._job.sink.post(Outgoing(data, Kind.NOTIFICATION, self.request_id, self._job.origin))
 
     async def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
         """Send a log message for this request, if the peer wants messages of this level. Waits for room.
@@ -295,7 +293,11 @@ class Context(Generic[StateT]):
             await trio.lowlevel.checkpoint()
             return
         message = self._encode_log(level, data, logger)
-        await self._session.room()
+        sink = self._job.sink
+        if sink.full:
+            await sink.room()
+        else:
+            await trio.lowlevel.checkpoint()
         self._post(message)
 
     def log_nowait(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> bool:
@@ -305,7 +307,7 @@ class Context(Generic[StateT]):
         """
         if not self._wants(level):
             return True
-        if self._session.sink.full:
+        if self._job.sink.full:
             self._session.dropped += 1
             return False
         self._post(self._encode_log(level, data, logger))
@@ -334,6 +336,14 @@ class Context(Generic[StateT]):
     async def error(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "error"."""
         await self.log("error", data, logger=logger)
+
+    def close_stream(self) -> None:
+        """Let the connection go on which this request's answer would come; the client fetches the rest later.
+
+        Saves a long call an open connection, where the transport can do that (Streamable HTTP from 2025-11-25 on,
+        "Sending Messages": the client polls). Elsewhere it does nothing.
+        """
+        self._job.sink.release()
 
     # Questions
 

@@ -86,6 +86,12 @@ class DirectEnd:
         """Return False: what was posted has left."""
         return False
 
+    def unanswered(self, request_id: RequestId) -> None:
+        """Do nothing: no road waits for the answer."""
+
+    def release(self) -> None:
+        """Do nothing: there is one road, and it stays."""
+
     def close(self) -> None:
         """Deliver nothing more, and let the other session know that its peer is gone. Safe to call twice."""
         if not self.closed:

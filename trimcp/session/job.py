@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.channel import Origin
+from trimcp.channel import Origin, Sink
 from trimcp.protocol.requests import InboundRequest
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED, TIMED_OUT
+from trimcp.wire.jsonrpc import encode_error
 
 if TYPE_CHECKING:
     from trimcp.session.asking import Questions
@@ -36,6 +38,13 @@ class CancelReason(Enum):
     LIMIT = "limit"
 
 
+_FAREWELLS = {
+    CancelReason.DEADLINE: TIMED_OUT,
+    CancelReason.DRAIN: CANCELLED_BY_DRAIN,
+    CancelReason.LIMIT: OVERLOADED,
+}
+
+
 @attrs.define(eq=False)
 class Job:
     """A request of the peer from the moment it was admitted until its answer is queued.
@@ -44,9 +53,11 @@ class Job:
         request: the engine's record of it.
         params: its payload, in the words of its revision.
         raw: its params as they came.
+        sink: where its answer goes, and whatever belongs to it.
         size: roughly the bytes it occupies.
         origin, headers: where it came in and with which transport headers; both may be None.
         scope: cancelling it stops the handler.
+        error: the code of the error that answers it, or None.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
         started: whether its handler has begun; `over`: whether its answer is queued.
         crash: what the handler raised, where its crash is to end the session.
@@ -58,10 +69,12 @@ class Job:
     request: InboundRequest
     params: Any
     raw: Mapping[str, Any]
+    sink: Sink
     size: int = 0
     origin: Origin | None = None
     headers: Mapping[str, str] | None = None
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    error: int | None = attrs.field(init=False, default=None)
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
     started: bool = attrs.field(init=False, default=False)
@@ -78,3 +91,10 @@ class Job:
             said = "" if detail is None else f" ({detail!r})"  # a stranger's text: escaped
             log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
         self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
+
+    def farewell(self) -> bytes | None:
+        """Return the answer to a request whose handler was cancelled here, or None if none is owed."""
+        # Without a reason it is a scope around the whole session that was cancelled.
+        reason = self.reason or CancelReason.DRAIN
+        self.error = _FAREWELLS.get(reason)
+        return None if self.error is None else encode_error(self.request.id, self.error, f"stopped: {reason.value}")

@@ -8,45 +8,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Protocol
 
 import attrs
 import trio
 
 from trimcp.channel import Kind, Outgoing
+from trimcp.session.limits import Limits
 from trimcp.wire.jsonrpc import RequestId
 
-__all__ = ["Outbox", "Sink"]
+__all__ = ["Outbox"]
 
 _FLOOD = 16
-
-
-class Sink(Protocol):
-    """Where a session's outgoing messages go."""
-
-    @property
-    def full(self) -> bool:
-        """Whether a sender has to wait for room first."""
-        ...
-
-    async def room(self) -> None:
-        """Wait until there is room for one more message, of whatever size."""
-
-    def post(self, outgoing: Outgoing) -> None:
-        """Enqueue now, whether there is room or not; never blocks. Senders that can wait call `room` first."""
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Enqueue, in place of an earlier message of the same key that has not left yet."""
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Put the latest message of `key` in order before what is posted next, or drop it."""
-
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Take back a request that has not left yet; False if it has."""
-        ...
-
-    def close(self) -> None:
-        """No more is posted; what is queued still leaves."""
 
 
 @attrs.define(eq=False)
@@ -69,6 +41,11 @@ class Outbox:
     _closed: bool = attrs.field(init=False, default=False)
     _replies: int = attrs.field(init=False, default=0)
     _reply_bytes: int = attrs.field(init=False, default=0)
+
+    @classmethod
+    def of(cls, limits: Limits) -> Outbox:
+        """Return an empty one with the bounds of a session."""
+        return cls(limits.outbox_messages, limits.outbox_bytes)
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._latest)
@@ -135,6 +112,12 @@ class Outbox:
                 self._free_room()
                 return True
         return False
+
+    def unanswered(self, request_id: RequestId) -> None:
+        """Do nothing: no road waits for the answer."""
+
+    def release(self) -> None:
+        """Do nothing: there is one road, and it stays."""
 
     async def receive(self) -> Sequence[Outgoing]:
         """Wait for messages and return all there are: what one write should carry.

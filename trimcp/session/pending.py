@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 import trio
 
+from trimcp.channel import Origin
 from trimcp.protocol.events import Replied
 from trimcp.protocol.vocabulary import Verb
 from trimcp.wire.lifecycle import ProgressParams
@@ -31,11 +32,15 @@ class Follower(Protocol):
 
 @attrs.define(eq=False)
 class Pending:
-    """One request of ours under way. Several tasks may wait for it."""
+    """One request of ours under way. Several tasks may wait for it.
+
+    `origin` is where the request of the peer came in that it belongs to, if it belongs to one.
+    """
 
     session: Session
     id: int
     verb: Verb
+    origin: Origin | None = None
     follower: Follower | None = None
     reply: Replied | None = None
     _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import attrs
 
-from trimcp.channel import Kind, Origin, Outgoing
+from trimcp.channel import Kind, Origin, Outgoing, Sink
 from trimcp.framing.batch import Gather
 from trimcp.protocol.events import BatchReceived, Rejected, RequestReceived, Settled
-from trimcp.session.outbox import Sink
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import RequestId, encode_error
 
@@ -40,7 +39,7 @@ class Replies:
         ]
         _post(sink, self._gather.open(under_way, known), origin)
 
-    def post(self, sink: Sink, id: RequestId, data: bytes, origin: Origin | None) -> None:
+    def post(self, sink: Sink, id: RequestId, data: bytes, origin: Origin | None, error: int | None = None) -> None:
         """Send the reply to a request, or keep it for its array; the last one sends the array."""
         if self._gather is not None and id in self._gather:
             held = self._gather.held
@@ -49,12 +48,14 @@ class Replies:
                 data = encode_error(id, OVERLOADED, "too many replies wait for others of their arrays")
             _post(sink, self._gather.add(id, data), origin)
         else:
-            sink.post(Outgoing(data, Kind.REPLY, id, origin))
+            sink.post(Outgoing(data, Kind.REPLY, id, origin, None, error))
 
     def none(self, sink: Sink, id: RequestId, origin: Origin | None) -> None:
         """Note that a request gets no reply: its array, if it came in one, waits for it no longer."""
-        if self._gather is not None:
+        if self._gather is not None and id in self._gather:
             _post(sink, self._gather.drop(id), origin)
+        else:
+            sink.unanswered(id)
 
 
 def _post(sink: Sink, array: bytes | None, origin: Origin | None) -> None:

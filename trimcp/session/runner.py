@@ -70,7 +70,7 @@ class Runner:
             if not job.parked:
                 self.running -= 1
             self.bytes_running -= job.size
-            session.finish(job, session.farewell(job) if reply is None else reply)
+            session.finish(job, job.farewell() if reply is None else reply)
         if job.crash is not None:
             raise job.crash
 
@@ -108,7 +108,7 @@ async def _until_settled(session: Session, job: Job) -> bytes | None:
                 reply = await after_unwinding(session, job)
             except Exception as error:
                 reply = _failed(session, job, error)
-            await _room(session)
+            await _room(job)
         if reply is not None or job.reason is not None:
             return reply
         job.scope = trio.CancelScope()
@@ -120,7 +120,7 @@ async def _attempt(session: Session, job: Job) -> bytes | None:
     try:
         with job.scope:
             reply = await _perform(session, job)
-            await _room(session)
+            await _room(job)
     except trio.Cancelled:
         raise
     except BaseException as error:
@@ -143,9 +143,9 @@ async def _attempt(session: Session, job: Job) -> bytes | None:
     return reply
 
 
-async def _room(session: Session) -> None:
-    if session.sink.full:
-        await session.sink.room()
+async def _room(job: Job) -> None:
+    if job.sink.full:
+        await job.sink.room()
 
 
 async def _perform(session: Session, job: Job) -> bytes:
@@ -165,13 +165,16 @@ def _failed(session: Session, job: Job, error: Exception) -> bytes:
     if isinstance(cause, CannotAsk):
         cause = _refusal(cause)
     if isinstance(cause, ErrorReply):
-        return session.engine.encode_error(job.request.id, cause)
-    if _peer_left(session, cause):
+        answer = cause
+    elif _peer_left(session, cause):
         log.debug("the handler of %s lost its peer", job.request.verb.name)
-        return session.engine.encode_error(job.request.id, ErrorReply(INTERNAL_ERROR, "the connection was lost"))
-    if session.handler_errors == "raise":
-        job.crash = error
-    return session.engine.encode_error(job.request.id, session.crashed(job, error))
+        answer = ErrorReply(INTERNAL_ERROR, "the connection was lost")
+    else:
+        if session.handler_errors == "raise":
+            job.crash = error
+        answer = session.crashed(job, error)
+    job.error = answer.code
+    return session.engine.encode_error(job.request.id, answer)
 
 
 def _refusal(cause: CannotAsk) -> ErrorReply:

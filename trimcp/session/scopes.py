@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from trimcp.errors import LocalError
 
-__all__ = ["Scope", "Work", "guarded", "open_service_nursery", "parted", "reconciled", "sole"]
+__all__ = ["Background", "Scope", "Work", "guarded", "open_service_nursery", "parted", "reconciled", "sole"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -98,18 +98,25 @@ async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, .
             del crash, cancelled  # as above
 
 
+class Background(Protocol):
+    """Where tasks can be started: a nursery, or what opens one on first use."""
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
+        """Run `await function(*args)` in a task."""
+
+
 @attrs.define(eq=False)
 class Scope:
     """A place to start work that outlives the request but not this owner (a session, or the server)."""
 
-    _nursery: Callable[[], trio.Nursery]
+    _nursery: Callable[[], Background]
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Run `await function(*args)` in a task that is cancelled when the owner ends.
 
         A crash is logged with its traceback and ends nothing else.
         """
-        self._nursery().start_soon(guarded, function, args, name=function)
+        self._nursery().start_soon(guarded, function, args)
 
 
 @attrs.define(eq=False)
@@ -131,7 +138,7 @@ class Work:
     _joined: trio.Event = attrs.field(init=False, factory=trio.Event)
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+    def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
         """Run `await function(*args)` in a task that ends before the request's answer leaves.
 
         Raises:

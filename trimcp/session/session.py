@@ -8,19 +8,20 @@ sink, room first, then the engine's state, then the queue, with no checkpoint be
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, Outgoing
-from trimcp.errors import ConnectionLost, ErrorReply
+from trimcp.channel import Incoming, Kind, Origin, Outgoing, Sink
+from trimcp.errors import ConnectionLost, ErrorReply, LocalError
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
     Cancelled,
     Event,
+    Forgotten,
     Notified,
     Progressed,
     Rejected,
@@ -34,12 +35,13 @@ from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox, weight
-from trimcp.session.outbox import Outbox, Sink
+from trimcp.session.outbox import Outbox
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.replies import Replies
 from trimcp.session.runner import Runner
-from trimcp.session.statistics import Statistics
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
+from trimcp.session.scopes import Background
+from trimcp.session.statistics import Statistics, snapshot
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 from trimcp.wire.lifecycle import CancelledParams
 from trimcp.wire.revisions import Revision
@@ -47,16 +49,6 @@ from trimcp.wire.revisions import Revision
 __all__ = ["Session"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
-
-_FAREWELLS = {
-    CancelReason.DEADLINE: TIMED_OUT,
-    CancelReason.DRAIN: CANCELLED_BY_DRAIN,
-    CancelReason.LIMIT: OVERLOADED,
-}
-
-
-def _outbox(session: Session) -> Outbox:
-    return Outbox(session.limits.outbox_messages, session.limits.outbox_bytes)
 
 
 @attrs.define(eq=False)
@@ -67,7 +59,7 @@ class Session:
         engine: the protocol's state.
         endpoint: what is served to the peer.
         limits: every bound and grace period.
-        sink: where messages go; by default an `Outbox` for a writer task.
+        sink: where messages go that belong to no request; by default an `Outbox` for a writer task, which takes all.
         handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then lets it end the
             session.
         force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
@@ -77,12 +69,15 @@ class Session:
     Attributes:
         arriving: bytes of the message being taken right now.
         notices: handlers of notifications at work.
+        background: where work that belongs to the session is started, once it is driven.
+        pushed: whether messages are pushed into it: then nobody can stop reading, and what is too much is refused.
+        when_closed: called by `close`, once, where no driver waits for it.
     """
 
     engine: Connection
     endpoint: Endpoint
     limits: Limits = attrs.field(factory=Limits)
-    sink: Sink = attrs.field(default=attrs.Factory(_outbox, takes_self=True))
+    sink: Sink = attrs.field(default=attrs.Factory(lambda session: Outbox.of(session.limits), takes_self=True))
     handler_errors: str = "log"
     force_rerun: bool = False
     sealer: Sealer = attrs.field(factory=Sealer)
@@ -102,6 +97,9 @@ class Session:
     humans: int = attrs.field(init=False, default=0)
     arriving: int = attrs.field(init=False, default=0)
     notices: int = attrs.field(init=False, default=0)
+    background: Background = attrs.field(init=False)
+    pushed: bool = attrs.field(init=False, default=False)
+    when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
     _replies: Replies = attrs.field(init=False)
     _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -120,19 +118,7 @@ class Session:
 
     def statistics(self) -> Statistics:
         """Return a snapshot of what is under way."""
-        outbox = self.sink if isinstance(self.sink, Outbox) else None
-        return Statistics(
-            running=self.runner.running if self.runner is not None else 0,
-            parked=self.parked,
-            waiting=len(self.mailbox),
-            waiting_bytes=self.mailbox.bytes_queued,
-            pending=len(self.pending),
-            outbox=len(outbox) if outbox is not None else 0,
-            outbox_bytes=outbox.bytes_queued if outbox is not None else 0,
-            merged=outbox.merged if outbox is not None else 0,
-            dropped=self.dropped,
-            abandoned_threads=self.abandoned_threads,
-        )
+        return snapshot(self)
 
     # What arrives
 
@@ -159,20 +145,24 @@ class Session:
         elif isinstance(event, Rejected):
             log.debug("refused: %s", event.why)
             if event.reply is not None:
-                self._reply(event.id, event.reply, incoming)
+                self._reply(event.id, event.reply, incoming, event.error)
         elif isinstance(event, BatchReceived):
             self._take_batch(event, incoming)
+        elif isinstance(event, Forgotten):
+            for watcher in list(self.watchers):
+                watcher.lost(ConnectionLost(event.why))
         else:
             log.debug("ignored: %s", event.why)
 
     def _take_request(self, event: RequestReceived, incoming: Incoming) -> None:
         request = self.engine.inbound[event.id]
         size = weight(event.raw, incoming.size)
-        job = Job(request, event.params, event.raw, size, incoming.origin, incoming.headers)
+        origin = incoming.origin
+        job = Job(request, event.params, event.raw, self.road(origin), size, origin, incoming.headers)
         runner = self.runner
         if runner is None or self.draining.is_set():
             self._refuse(job, CANCELLED_BY_DRAIN, "shutting down; not started")
-        elif self.pending and self.mailbox.full(self.parked):
+        elif (self.pending or self.pushed) and self.mailbox.full(self.parked):
             # Reading must go on, since something here waits for the peer; so this one is turned away instead. Also
             # where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
             self._refuse(job, OVERLOADED, "too much under way; try again later")
@@ -187,9 +177,9 @@ class Session:
         id = job.request.id
         job.over = True
         if self.engine.answered(id):
-            self._replies.post(self.sink, id, encode_error(id, code, message), job.origin)
+            self._replies.post(job.sink, id, encode_error(id, code, message), job.origin, code)
         else:
-            self._replies.none(self.sink, id, job.origin)
+            self._replies.none(job.sink, id, job.origin)
 
     def _take_reply(self, event: Replied) -> None:
         pending = self.pending.pop(event.id, None)
@@ -205,7 +195,7 @@ class Session:
             self.finish(job, None)
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
-        self._replies.expect(self.sink, event, incoming.origin)
+        self._replies.expect(self.road(incoming.origin), event, incoming.origin)
         # Its members share the weight of the text they came in.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
         for member in event.events:
@@ -241,9 +231,10 @@ class Session:
 
     # Jobs
 
-    def start(self, nursery: trio.Nursery) -> None:
-        """Begin to run jobs, as tasks of `nursery`."""
+    def start(self, nursery: trio.Nursery, background: Background | None = None) -> None:
+        """Begin to run jobs, as tasks of `nursery`, where work of the session lives too unless it has its own place."""
         self.runner = Runner(nursery, self.limits.max_running, self.limits.running_bytes)
+        self.background = nursery if background is None else background
 
     def next_jobs(self) -> None:
         """Start jobs that wait, as far as slots allow."""
@@ -260,18 +251,23 @@ class Session:
         wanted = self.engine.answered(id)
         token = job.request.admission.progress_token
         if token is not None:
-            self.sink.settle_latest(("progress", id), keep=wanted)
+            job.sink.settle_latest(("progress", id), keep=wanted)
         if wanted and reply is not None:
-            self._replies.post(self.sink, id, reply, job.origin)
+            self._replies.post(job.sink, id, reply, job.origin, job.error)
         else:
-            self._replies.none(self.sink, id, job.origin)
+            self._replies.none(job.sink, id, job.origin)
         if self.mailbox or self._reading:
             self.next_jobs()
         if not self.jobs and self._idle:
             self._idle.unpark_all()
 
-    def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming) -> None:
-        self.sink.post(Outgoing(data, Kind.REPLY, id, incoming.origin))
+    def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
+        origin = incoming.origin
+        self.road(origin).post(Outgoing(data, Kind.REPLY, id, origin, None, error))
+
+    def road(self, origin: Origin | None) -> Sink:
+        """Return where messages go that belong to what came from there."""
+        return self.sink if origin is None or origin.sink is None else origin.sink
 
     def crashed(self, job: Job, error: BaseException) -> ErrorReply:
         """Log a handler's crash whole and return an answer that says nothing of it."""
@@ -294,10 +290,12 @@ class Session:
         *,
         meta: Mapping[str, JSON] | None = None,
         headers: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
     ) -> Any:
         """Send a request and return the payload of its answer.
 
-        Cancelling it (a deadline included) tells the peer, which stops its handler.
+        Cancelling it (a deadline included) tells the peer, which stops its handler. What it belongs to, if anything,
+        is the request that came from `origin`.
 
         Raises:
             RemoteError: the peer answered with an error.
@@ -305,7 +303,7 @@ class Session:
             ConnectionLost: the connection ended meanwhile.
             LocalError: the request may not be sent now; nothing was.
         """
-        pending = await self.begin(name, params, meta=meta, headers=headers)
+        pending = await self.begin(name, params, meta=meta, headers=headers, origin=origin)
         try:
             return await pending.payload()
         except BaseException as error:
@@ -321,6 +319,7 @@ class Session:
         wants_progress: bool = False,
         meta: Mapping[str, JSON] | None = None,
         headers: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
     ) -> Pending:
         """Send a request and return it, to be waited for or abandoned. Cancelled, it has sent nothing."""
         if self.lost is not None:
@@ -330,7 +329,8 @@ class Session:
         engine.may_call(verb)
         id = engine.new_id()
         data = engine.encode_request(id, verb, params, wants_progress=wants_progress, meta=meta)
-        return await self.send_request(Pending(self, id, verb), data, wants_progress=wants_progress, headers=headers)
+        pending = Pending(self, id, verb, origin)
+        return await self.send_request(pending, data, wants_progress=wants_progress, headers=headers)
 
     async def send_request(
         self,
@@ -341,13 +341,20 @@ class Session:
         headers: Mapping[str, str] | None = None,
     ) -> Pending:
         """Send an encoded request: room, then state, then queue."""
-        if self.sink.full:
-            await self.sink.room()
+        origin = pending.origin
+        sink = self.road(origin)
+        if sink.full:
+            await sink.room()
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
         self.engine.sent(pending.id, pending.verb, wants_progress=wants_progress)
         self.pending[pending.id] = pending
-        self.sink.post(Outgoing(data, Kind.REQUEST, pending.id, None, headers))
+        try:
+            sink.post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
+        except LocalError:
+            del self.pending[pending.id]
+            self.engine.give_up(pending.id)
+            raise
         self.nudge()
         return pending
 
@@ -356,11 +363,12 @@ class Session:
         if self.pending.pop(pending.id, None) is None:
             return
         self.engine.give_up(pending.id)
-        if self.sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
+        sink = self.road(pending.origin)
+        if sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
             return
         verb = self.engine.verb("notifications/cancelled")
         data = self.engine.encode_notification(verb, CancelledParams(request_id=pending.id, reason=why))
-        self.sink.post(Outgoing(data, Kind.CANCEL, pending.id))
+        sink.post(Outgoing(data, Kind.CANCEL, pending.id, pending.origin))
 
     # Notifications
 
@@ -415,14 +423,7 @@ class Session:
         for job in list(self.jobs.values()):
             job.cancel(reason)
             if not job.started and self.mailbox.remove(job):
-                self.finish(job, self.farewell(job))
-
-    def farewell(self, job: Job) -> bytes | None:
-        """Return the answer to a request whose handler was cancelled here, or None if none is owed."""
-        # Without a reason it is a scope around the whole session that was cancelled.
-        reason = job.reason or CancelReason.DRAIN
-        code = _FAREWELLS.get(reason)
-        return None if code is None else encode_error(job.request.id, code, f"stopped: {reason.value}")
+                self.finish(job, job.farewell())
 
     async def drain(self, grace: float) -> None:
         """Stop taking requests, let those under way answer for `grace` seconds, then cancel them with an error reply.
@@ -442,3 +443,6 @@ class Session:
         self.draining.set()
         self.closed.set()
         self.nudge()
+        then, self.when_closed = self.when_closed, None
+        if then is not None:
+            then()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import attrs
 
-__all__ = ["Statistics"]
+from trimcp.session.outbox import Outbox
+
+if TYPE_CHECKING:
+    from trimcp.session.session import Session
+
+__all__ = ["Statistics", "snapshot"]
 
 
 @attrs.frozen
@@ -32,3 +39,20 @@ class Statistics:
     merged: int
     dropped: int
     abandoned_threads: int
+
+
+def snapshot(session: Session) -> Statistics:
+    """Return what is under way in a session now."""
+    outbox = session.sink if isinstance(session.sink, Outbox) else None
+    return Statistics(
+        running=session.runner.running if session.runner is not None else 0,
+        parked=session.parked,
+        waiting=len(session.mailbox),
+        waiting_bytes=session.mailbox.bytes_queued,
+        pending=len(session.pending),
+        outbox=len(outbox) if outbox is not None else 0,
+        outbox_bytes=outbox.bytes_queued if outbox is not None else 0,
+        merged=outbox.merged if outbox is not None else 0,
+        dropped=session.dropped,
+        abandoned_threads=session.abandoned_threads,
+    )

@@ -25,6 +25,7 @@ __all__ = [
     "ErrorResponse",
     "IdScanner",
     "Limits",
+    "Lost",
     "Malformed",
     "Message",
     "Notification",
@@ -100,6 +101,19 @@ class ErrorResponse:
 
 
 @attrs.frozen
+class Lost:
+    """No message of the peer's, but what a transport knows instead: an answer that will not come.
+
+    Attributes:
+        id: the request of ours that gets no answer; None where what the peer was asked to tell us was forgotten.
+        message: why, as one line for a person.
+    """
+
+    id: RequestId | None
+    message: str
+
+
+@attrs.frozen
 class Malformed:
     """Input that is no message, with the error that answers it.
 
@@ -136,7 +150,7 @@ class Batch:
     members: tuple[Request | Notification | Response | ErrorResponse | Malformed, ...]
 
 
-Message: TypeAlias = Request | Notification | Response | ErrorResponse | Malformed | Batch
+Message: TypeAlias = Request | Notification | Response | ErrorResponse | Lost | Malformed | Batch
 """Everything that may arrive."""
 
 _Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malformed

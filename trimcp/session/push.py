@@ -1,0 +1,104 @@
+"""Drives a session into which messages are pushed, as HTTP does: no reader, no writer, and no task while it is idle.
+
+Its jobs run in a nursery that it shares with others; it has ended when they have. What its handlers start for the
+session gets a nursery of its own, opened on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, Sink
+from trimcp.errors import LocalError
+from trimcp.session.job import CancelReason
+from trimcp.session.scopes import Work
+from trimcp.session.session import Session
+from trimcp.wire.revisions import Revision
+
+__all__ = ["Pushed"]
+
+
+class _Ended:
+    """Where nothing can be started any more."""
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
+        raise LocalError("the session has ended; nothing can be started for it")
+
+
+@attrs.define(eq=False)
+class Pushed:
+    """One pushed session.
+
+    Args:
+        session: what is driven; nothing was delivered to it yet.
+        nursery: where its jobs run, beside those of others.
+        sink: where messages go that belong to no request.
+    """
+
+    session: Session
+    _nursery: trio.Nursery
+    _sink: Sink
+    _work: Work | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        session = self.session
+        session.pushed = True
+        session.sink = self._sink
+        session.when_closed = self._end
+        session.start(self._nursery, self)
+
+    @property
+    def revision(self) -> Revision | None:
+        """What the handshake agreed on, or None before it."""
+        return self.session.revision
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are under way, in either direction, or work of the session."""
+        session = self.session
+        return bool(session.jobs or session.pending or self._work is not None)
+
+    def assume(self, revision: Revision) -> None:
+        """Skip the handshake, for clients of a server that keeps no sessions: they did it somewhere else."""
+        self.session.engine.legacy.assume(revision)
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Take what arrived. Never waits and never raises because of what a peer sent."""
+        self.session.deliver(batch)
+
+    def disconnect(self, why: str) -> None:
+        """End the session because its peer is gone: handlers are stopped, calls fail with `ConnectionLost`."""
+        session = self.session
+        session.lose(why)
+        session.cancel_jobs(CancelReason.DISCONNECTED)
+        session.close()
+
+    def close(self) -> None:
+        """End the session in which nothing is under way any more; what is, is stopped. Safe to call twice."""
+        session = self.session
+        if session.jobs or session.pending or session.watchers:
+            session.lose("the session has ended")
+            session.cancel_jobs(CancelReason.DISCONNECTED)
+        session.close()
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
+        """Run `await function(*args)` in a task that is cancelled when the session ends."""
+        work = self._work
+        if work is None:
+            work = self._work = Work(self._nursery, trio.CancelScope())
+        work.start_soon(function, *args)
+
+    def _end(self) -> None:
+        session = self.session
+        session.background = _ENDED
+        if self._work is not None:
+            self._work.scope.cancel(reason="the session has ended")
+        self._sink.close()
+        session.endpoint.closed(session)
+
+
+_ENDED = _Ended()
