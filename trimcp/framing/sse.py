@@ -1,0 +1,264 @@
+"""Server-sent events, as both HTTP transports stream their messages (WHATWG HTML, "Server-sent events").
+
+Events to bytes, and chunks of bytes to events; an event beyond the limit costs no more than the limit and ends
+nothing. What an event's data mean is not known here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
+
+__all__ = ["COMMENT", "DEFAULT_MAX_EVENT", "Decoder", "Event", "encode_event"]
+
+COMMENT: Final = b":\n\n"
+"""Keeps a silent stream open: a comment, which no reader takes for an event."""
+
+DEFAULT_MAX_EVENT: Final = 64 * 1024 * 1024
+"""Bytes of data one event may bring a client, unless it says otherwise."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+_MAX_FIELD: Final = 8192  # bytes of any line but data: what servers take for a header (nginx, Apache, h11: 8 to 64 KiB)
+_MAX_DIGITS: Final = 15  # of `retry`, in milliseconds; nobody means to wait 30,000 years
+
+
+@attrs.define
+class Event:
+    """One event of a stream.
+
+    Attributes:
+        data: its data lines joined by line feeds, as they came: whoever reads them checks that they are UTF-8.
+        event: its type, "message" where it named none.
+        id: the id it named itself, or None; "" tells the reader to forget the last one.
+        retry: milliseconds it asks to wait before reconnecting, or None.
+        oversize: its data were beyond the limit and are gone, `data` is empty; this stands for the message in
+            them, with the id that could be read on the way. Else None.
+    """
+
+    data: bytes
+    event: str = "message"
+    id: str | None = None
+    retry: int | None = None
+    oversize: Malformed | None = None
+
+
+def encode_event(data: bytes, *, id: str | None = None, event: str | None = None, retry: int | None = None) -> bytes:
+    """One event's bytes, with one line of data.
+
+    Args:
+        data: a JSON text, or any other line. A line break in it can only be white space between tokens, so it
+            becomes a space.
+        id: where a reader that reconnects goes on from; None for none.
+        event: its type; None is a "message" to every reader.
+        retry: milliseconds to wait before reconnecting; None leaves that alone.
+
+    Raises:
+        ValueError: `id` or `event` has a line break or another character that does not print.
+    """
+    if b"\n" in data or b"\r" in data:
+        data = data.replace(b"\n", b" ").replace(b"\r", b" ")
+    if id is None and event is None and retry is None:
+        return b"data: %b\n\n" % data
+    head = ""
+    if id is not None:
+        head = f"id: {_printable(id)}\n"
+    if event is not None:
+        head += f"event: {_printable(event)}\n"
+    if retry is not None:
+        head += f"retry: {retry}\n"
+    return b"%bdata: %b\n\n" % (head.encode(), data)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r:.100} cannot stand in an event")
+    return text
+
+
+class Decoder:
+    """Cuts the stream of one response into events.
+
+    Args:
+        max_event: bytes of data one event may have.
+        last_event_id: the id a stream that goes on where another was cut begins with.
+
+    Lines end with CR, LF or both. Comments, unknown fields, an id with a NUL, a retry that is no number and lines
+    other than data over 8 KiB are ignored. An event is complete with its blank line only, so one that the end of
+    the stream cuts is never returned.
+
+    Attributes:
+        last_event_id: the newest id of a complete event, with or without data; None before the first.
+        retry: the newest time to wait before reconnecting, in milliseconds, or None.
+    """
+
+    __slots__ = (
+        "_after_cr",
+        "_data",
+        "_id",
+        "_in_data",
+        "_max_event",
+        "_opening",
+        "_retry",
+        "_scanner",
+        "_skipping",
+        "_tail",
+        "_type",
+        "last_event_id",
+        "retry",
+    )
+
+    def __init__(self, max_event: int = DEFAULT_MAX_EVENT, *, last_event_id: str | None = None) -> None:
+        self.last_event_id = last_event_id
+        self.retry: int | None = None
+        self._max_event = max_event
+        self._opening: bytes | None = b""  # until it is known whether the stream begins with a byte order mark
+        self._after_cr = False  # a line feed would belong to the carriage return that ended the last chunk
+        # The line under way.
+        self._tail = bytearray()
+        self._skipping = False  # its rest is of no interest
+        self._in_data = False  # it is data of an event beyond the limit: its rest goes to the scanner
+        # The event under way.
+        self._data: bytes | bytearray | None = None
+        self._scanner: IdScanner | None = None  # set while the event is beyond the limit
+        self._type = ""
+        self._id: str | None = None
+        self._retry: int | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes kept of unfinished data and an unfinished line: at most `max_event` and 8 KiB."""
+        return len(self._tail) + len(self._data or b"")
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that these bytes complete, in order."""
+        if self._opening is not None:
+            chunk = self._opening + chunk
+            if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
+                self._opening = chunk
+                return []
+            self._opening = None
+            chunk = chunk.removeprefix(_BOM)
+        if self._after_cr and chunk:
+            self._after_cr = False
+            chunk = chunk.removeprefix(b"\n")
+        if not chunk:
+            return []
+        lines = chunk.splitlines()  # for bytes: at CR, LF and CRLF, nowhere else
+        rest = b""
+        if chunk.endswith(b"\r"):
+            self._after_cr = True
+        elif not chunk.endswith(b"\n"):
+            rest = lines.pop()
+        events: list[Event] = []
+        if lines and (self._tail or self._skipping or self._in_data):
+            self._finish(lines[0])
+            del lines[0]
+        for line in lines:
+            if line:
+                self._line(line)
+            else:
+                self._dispatch(events)
+        if rest:
+            self._begin(rest)
+        return events
+
+    # The line under way
+
+    def _begin(self, piece: bytes) -> None:
+        """Keep a piece of a line whose end has not come, or what is needed of it."""
+        if self._skipping:
+            return
+        if self._in_data:
+            self._count(piece)
+            return
+        self._tail += piece
+        if not self._tail.startswith(b"data:"):
+            if len(self._tail) > _MAX_FIELD:
+                self._skipping = True
+                self._tail = bytearray()
+        elif len(self._tail) > 5 and (self._scanner is not None or self._over(len(self._tail) - 6)):
+            line, self._tail = self._tail, bytearray()
+            self._in_data = True
+            self._count(_value(line))
+
+    def _finish(self, piece: bytes) -> None:
+        """The line under way ends with this piece."""
+        if self._skipping:
+            self._skipping = False
+        elif self._in_data:
+            self._count(piece + b"\n")
+            self._in_data = False
+        else:
+            line, self._tail = self._tail, bytearray()
+            line += piece
+            self._line(line)
+
+    def _line(self, line: bytes | bytearray) -> None:
+        """Take in a whole line that is not blank."""
+        if line.startswith(b"data:"):
+            self._add(_value(line))
+        elif line == b"data":
+            self._add(b"")
+        elif len(line) <= _MAX_FIELD and not line.startswith(b":"):
+            name, _, value = bytes(line).partition(b":")
+            self._field(name, value.removeprefix(b" "))
+
+    def _field(self, name: bytes, value: bytes) -> None:
+        if name == b"event":
+            self._type = value.decode(errors="replace")
+        elif name == b"id":
+            if b"\0" not in value:
+                self._id = value.decode(errors="replace")
+        elif name == b"retry" and value.isdigit() and len(value) <= _MAX_DIGITS:
+            self.retry = self._retry = int(value)
+
+    # The event under way
+
+    def _over(self, more: int) -> bool:
+        """Whether so many bytes, as one more line, take the event's data beyond the limit."""
+        return more + (0 if self._data is None else len(self._data) + 1) > self._max_event
+
+    def _add(self, value: bytes) -> None:
+        if self._scanner is not None or self._over(len(value)):
+            self._count(value)
+            self._count(b"\n")
+        elif self._data is None:
+            self._data = value
+        else:
+            # One buffer, not a list: of many tiny lines each would cost many times its size.
+            if type(self._data) is bytes:
+                self._data = bytearray(self._data)
+            self._data += b"\n"
+            self._data += value
+
+    def _count(self, piece: bytes) -> None:
+        """Show data beyond the limit to the scanner, which keeps no more than an id."""
+        if self._scanner is None:
+            self._scanner = IdScanner()
+            if self._data is not None:
+                self._scanner.feed(self._data)
+                self._scanner.feed(b"\n")
+                self._data = None
+        self._scanner.feed(piece)
+
+    def _dispatch(self, events: list[Event]) -> None:
+        """End the event under way; without data there was none, but its id counts."""
+        if self._id is not None:
+            self.last_event_id = self._id
+        data, scanner = self._data, self._scanner
+        if scanner is not None:
+            refused = oversize(scanner, self._max_event)
+            events.append(Event(b"", self._type or "message", self._id, self._retry, refused))
+        elif data is not None:
+            events.append(Event(bytes(data), self._type or "message", self._id, self._retry))
+        self._data = self._scanner = self._id = self._retry = None
+        self._type = ""
+
+
+def _value(line: bytes | bytearray) -> bytes:
+    """What a data line says."""
+    start = 6 if line.startswith(b"data: ") else 5
+    return line[start:] if type(line) is bytes else bytes(memoryview(line)[start:])
