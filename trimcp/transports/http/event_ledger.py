@@ -36,7 +36,7 @@ MAX_TOTAL_BYTES: Final = 256 * 1024 * 1024
 """Bytes of all sessions together."""
 
 OVERHEAD: Final = 500
-"""Bytes that keeping an event costs beside its data (measured: 340 to 560). Bounds count it, or small ones were free."""
+"""Bytes that keeping an event costs beside its data (measured: 340 to 560), for a flood of empty ones is no gift."""
 
 
 @attrs.frozen
