@@ -1,0 +1,102 @@
+"""What a request says about forms: which it takes in return (Accept), and which its body has (Content-Type).
+
+Both headers are a stranger's. They are read once from left to right, and a part that makes no sense counts for nothing.
+(RFC 9110, sections 8.3 and 12.5.1.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = ["accepts", "is_json"]
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+# Possessive everywhere: nothing is ever tried twice, however the quotes stand.
+_PART: Final = {
+    separator: re.compile(rf'(?:[^"{separator}]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL) for separator in (",", ";")
+}
+_RANGE: Final = re.compile(rf"({_TOKEN})/({_TOKEN})", re.ASCII)
+_PARAMETER: Final = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:({_TOKEN})|"([^"\\]*)")', re.ASCII)
+_WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
+
+
+def accepts(header: str | None) -> tuple[bool, bool]:
+    """Return whether a client takes JSON, and whether it takes a stream of events.
+
+    The most specific range decides, with `q=0` for no; of equal ones the kindest. A parameter other than `q` makes no
+    range another one. A missing header, an empty one, and one without a readable range mean any form.
+
+    Args:
+        header: the value of Accept, or None.
+    """
+    if header is None:
+        return True, True
+    found: dict[str, bool] = {}
+    for part in _split(header, ","):
+        kind, _, weight = _read_range(part)
+        if kind is not None:
+            found[kind] = weight or found.get(kind, False)
+    if not found:
+        return True, True
+    return _decide(found, JSON), _decide(found, EVENTS)
+
+
+def _decide(found: dict[str, bool], kind: str) -> bool:
+    for wanted in (kind, f"{kind.partition('/')[0]}/*", "*/*"):
+        if wanted in found:
+            return found[wanted]
+    return False
+
+
+def _read_range(part: str) -> tuple[str | None, str, bool]:
+    """Return a media range in lower case (None for what is none), its charset, and whether its weight is above 0."""
+    kind: str | None = None
+    charset, wanted = "", True
+    for number, piece in enumerate(_split(part, ";")):
+        text = piece.strip(" \t")
+        if number == 0:
+            kind = text.lower()
+            if not _RANGE.fullmatch(kind) or (kind.startswith("*/") and kind != "*/*"):
+                return None, "", False
+            continue
+        match = _PARAMETER.fullmatch(text)
+        if match is None:
+            continue
+        name, value = match[1].lower(), match[2] if match[3] is None else match[3]
+        if name == "q" and _WEIGHT.fullmatch(value):
+            wanted = float(value) > 0
+        elif name == "charset":
+            charset = value.lower()
+    return kind, charset, wanted
+
+
+def is_json(content_type: str | None) -> bool:
+    """Return whether a body may be a JSON-RPC message: `application/json`, in UTF-8 if it says so.
+
+    A body without a Content-Type is not: the specification's requests all have it, and without it a page could send one
+    with `fetch(..., {mode: "no-cors"})`, which asks nobody for permission. Nor is `application/...+json`: it is
+    something else in JSON's clothes.
+
+    Args:
+        content_type: the value of Content-Type, or None.
+    """
+    if content_type is None:
+        return False
+    if content_type == JSON:
+        return True
+    kind, charset, _ = _read_range(content_type)
+    return kind == JSON and charset in ("", "utf-8", "utf8")
+
+
+def _split(text: str, separator: str) -> Iterator[str]:
+    """Yield what stands between separators, leaving alone those inside quoted strings."""
+    if '"' not in text:
+        yield from text.split(separator)
+        return
+    for match in _PART[separator].finditer(text):
+        yield match[0]

@@ -1,0 +1,253 @@
+"""Who may reach a server from inside a browser: Origin, Host and CORS.
+
+A page anywhere on the web can make its reader's browser send requests to a server on the reader's own machine, and by
+rebinding its own host name it can even read the answers. Both show in the head of the request, as an Origin that is
+somebody else's and a Host that is not ours. (Specification, "Transports", "Security Warning"; RFC 6454; Fetch, "CORS
+protocol".) Everything is parsed and compared whole: nothing is matched by its beginning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final, TypeAlias
+
+import attrs
+
+from trimcp.transports.http.model import Head, Response
+
+__all__ = ["Origins"]
+
+_ANY: Final = "*"
+_SHOWN: Final = 100
+_MAX_AGE: Final = 7_200
+"""Seconds a browser may remember a preflight: what Chromium allows at most."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+_ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\\\s]+)", re.IGNORECASE | re.ASCII)
+_AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
+_NUMERIC: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?")
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+
+_METHODS: Final = "GET, POST, DELETE"
+_HEADERS: Final = (
+    *("Accept", "Authorization", "Content-Type", "Last-Event-ID"),
+    *("MCP-Protocol-Version", "Mcp-Session-Id", "Mcp-Method", "Mcp-Name"),
+)
+_PARAMETER: Final = "mcp-param-"
+_MAX_PARAMETERS: Final = 64
+_EXPOSED: Final = "Mcp-Session-Id, MCP-Protocol-Version, Retry-After, WWW-Authenticate"
+
+_Place: TypeAlias = tuple[str, int | None]
+"""A host in its one spelling, and the port that was named with it."""
+
+
+def _as_tuple(entries: str | Iterable[str]) -> tuple[str, ...]:
+    return (entries,) if isinstance(entries, str) else tuple(entries)
+
+
+@attrs.frozen
+class Origins:
+    """Which pages and which host names may reach a server.
+
+    A request without Origin is no cross-origin request of a browser and passes. With one, it passes if the page comes
+    from this very server, or from one of `allow_origins`.
+
+    The Host is checked where a stranger's page could have rebound its name to us: on a loopback address, where
+    "localhost" and loopback addresses pass with any port, and everywhere once `allowed_hosts` is set. Over a Unix
+    socket, which no browser reaches, any Host passes unless `allowed_hosts` is set.
+
+    **Behind a proxy**, name the public host in `allowed_hosts`. The Host is then known to be ours, and a page of the
+    same host that was loaded over https counts as this server's although the proxy speaks plain http to us.
+
+    Args:
+        allow_origins: pages of other origins that may call, as a browser writes them ("https://app.example",
+            "http://localhost:6274"), or "*" for all. Any of them turns CORS on.
+        allowed_hosts: "mcp.example" (with any port), "mcp.example:8443" (with this one), "*.example" (all names below
+            it, not itself), or "*" for all, which gives up the protection.
+
+    Raises:
+        ValueError: an entry is none of these; the text says what to write.
+    """
+
+    allow_origins: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
+    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
+    _origins: frozenset[tuple[str, str, int | None]] = attrs.field(init=False, repr=False, eq=False)
+    _hosts: frozenset[_Place] = attrs.field(init=False, repr=False, eq=False)
+    _suffixes: tuple[_Place, ...] = attrs.field(init=False, repr=False, eq=False)
+
+    @_origins.default
+    def _read_origins(self) -> frozenset[tuple[str, str, int | None]]:
+        found = set()
+        for entry in self.allow_origins:
+            if entry == _ANY:
+                continue
+            origin = _parse_origin(entry)
+            if origin is None:
+                raise ValueError(
+                    f"{entry!r} is no origin: write scheme, host and perhaps port, as in "
+                    "'https://app.example:8443', without a path and in ASCII (xn--), or '*'"
+                )
+            found.add(origin)
+        return frozenset(found)
+
+    @_hosts.default
+    def _read_hosts(self) -> frozenset[_Place]:
+        return frozenset(_named(entry) for entry in self.allowed_hosts if not entry.startswith(_ANY))
+
+    @_suffixes.default
+    def _read_suffixes(self) -> tuple[_Place, ...]:
+        found = []
+        for entry in self.allowed_hosts:
+            if entry.startswith(_ANY) and entry != _ANY:
+                if not entry.startswith("*."):
+                    raise ValueError(f"{entry!r} is no host: '*' stands alone or before a dot, as in '*.example'")
+                host, port = _named(entry[2:])
+                found.append((f".{host}", port))
+        return tuple(found)
+
+    def refuse(self, head: Head) -> str | None:
+        """Say why a request must not be served (403), or None. The text is fit for logs and for the peer."""
+        host = head.headers.get("host")
+        if (head.loopback or self.allowed_hosts) and not self._knows(host, head):
+            return f"the Host {_shown(host)} is not allowed here" if host else "there is no Host"
+        origin = head.headers.get("origin")
+        if origin is None or self._allows(origin) or self._is_ours(origin, head):
+            return None
+        return f"the Origin {_shown(origin)} is not allowed here"
+
+    def cors(self, head: Head) -> tuple[tuple[str, str], ...]:
+        """Return the headers that let a page of an allowed origin read the response to this request."""
+        if not self.allow_origins:
+            return ()
+        vary = () if _ANY in self.allow_origins else (("Vary", "Origin"),)
+        allowed = self._allowed(head)
+        if allowed is None:
+            return vary
+        return (("Access-Control-Allow-Origin", allowed), ("Access-Control-Expose-Headers", _EXPOSED), *vary)
+
+    def preflight(self, head: Head) -> Response | None:
+        """Return the answer to a browser that asks whether a page may send a request, or None if this is no such."""
+        if head.method != "OPTIONS" or "access-control-request-method" not in head.headers:
+            return None
+        allowed = self._allowed(head)
+        if allowed is None:
+            return None
+        requested = head.headers.get("access-control-request-headers", "")
+        headers = (
+            ("Access-Control-Allow-Origin", allowed),
+            ("Access-Control-Allow-Methods", _METHODS),
+            ("Access-Control-Allow-Headers", ", ".join((*_HEADERS, *_parameters(requested)))),
+            ("Access-Control-Max-Age", str(_MAX_AGE)),
+            ("Vary", "Origin, Access-Control-Request-Headers"),
+        )
+        return Response(204, headers)
+
+    def _allowed(self, head: Head) -> str | None:
+        origin = head.headers.get("origin")
+        if origin is None or not self._allows(origin):
+            return None
+        return _ANY if _ANY in self.allow_origins else origin
+
+    def _allows(self, origin: str) -> bool:
+        if not self.allow_origins:
+            return False
+        if origin == "null":  # a page in a sandbox or from a file: it has no name, so only "*" means it
+            return _ANY in self.allow_origins
+        parsed = _parse_origin(origin)
+        return parsed is not None and (_ANY in self.allow_origins or parsed in self._origins)
+
+    def _is_ours(self, origin: str, head: Head) -> bool:
+        """Whether the page was loaded from this very server."""
+        parsed = _parse_origin(origin)
+        place = _parse_authority(head.headers.get("host", ""))
+        if parsed is None or place is None or parsed[0] not in _PORTS:
+            return False
+        scheme, host, port = parsed
+        reached = "https" if head.secure else "http"
+        # A proxy may have taken TLS off on the way, but never put it on.
+        unwrapped = (scheme, reached) == ("https", "http") and bool(self.allowed_hosts)
+        if scheme != reached and not unwrapped:
+            return False
+        return (host, port) == (place[0], _PORTS[scheme] if place[1] is None else place[1])
+
+    def _knows(self, host: str | None, head: Head) -> bool:
+        if head.peer == "unix" and not self.allowed_hosts:
+            return True
+        place = _parse_authority(host) if host else None
+        if place is None:
+            return False
+        if head.loopback and _is_loopback(place[0]):  # no name server can make these names mean somebody else
+            return True
+        name, port = place
+        return (
+            _ANY in self.allowed_hosts
+            or (name, None) in self._hosts
+            or (port is not None and place in self._hosts)
+            or any(name.endswith(suffix) and wanted in (None, port) for suffix, wanted in self._suffixes)
+        )
+
+
+def _named(entry: str) -> _Place:
+    place = _parse_authority(entry)
+    if place is None:
+        raise ValueError(
+            f"{entry!r} is no host: write a name or an address and perhaps a port, as in 'mcp.example:8443', without a "
+            "scheme and in ASCII (xn--)"
+        )
+    return place
+
+
+def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
+    """Return scheme, host and port of an origin, or None for what is none. A port left out is the scheme's."""
+    match = _ORIGIN.fullmatch(text)
+    if match is None:
+        return None
+    place = _parse_authority(match[2])
+    if place is None:
+        return None
+    scheme = match[1].lower()
+    return scheme, place[0], _PORTS.get(scheme) if place[1] is None else place[1]
+
+
+def _parse_authority(text: str) -> _Place | None:
+    """Return a host in its one spelling, with its port if it names one, or None for what is no host."""
+    match = _AUTHORITY.fullmatch(text)
+    if match is None:
+        return None
+    host = _parse_host(match[1].lower())
+    port = int(match[2]) if match[2] else None
+    return None if host is None or (port is not None and port > 65_535) else (host, port)
+
+
+def _parse_host(host: str) -> str | None:
+    try:
+        if host.startswith("["):
+            return f"[{IPv6Address(host[1:-1])}]"
+        if _NUMERIC.fullmatch(host):  # "0x7f.1", "127.0.0.1.": a browser spells them out before it sends them
+            return str(IPv4Address(host))
+    except ValueError:
+        return None
+    return host
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return (IPv6Address(host[1:-1]) if host.startswith("[") else IPv4Address(host)).is_loopback
+    except ValueError:
+        return False
+
+
+def _parameters(requested: str) -> Iterator[str]:
+    """Yield the headers with tool arguments among those a page asks to send: each tool has its own."""
+    names = [name.strip(" \t") for name in requested.split(",")]
+    wanted = (name for name in names if name.lower().startswith(_PARAMETER) and _TOKEN.fullmatch(name))
+    for _, name in zip(range(_MAX_PARAMETERS), wanted, strict=False):
+        yield name
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
