@@ -79,7 +79,8 @@ def test_a_body_of_json(value: str) -> None:
     "value",
     [
         *(None, "", "text/plain", "application/jsonp", "application/json-patch+json", "application/vnd.x+json"),
-        *("application/json; charset=latin-1", "application/json; charset=utf-16", "application/json, application/json"),
+        *("application/json; charset=latin-1", "application/json; charset=utf-16"),
+        "application/json, application/json",
         *("text/plain; application/json", "application/json text/plain", "json", "*/*", "application/*"),
         *("text/plain;x=application/json", '"application/json"'),
     ],

@@ -1,0 +1,127 @@
+"""One line in the log for each request that was answered, with fields that programs can read.
+
+What a client wrote is escaped and cut, and what could let a reader of the log in is not there: the query's values
+(HTTP+SSE has its session there) are masked, and a session is told from others by a digest of its id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.transports.http.model import Head
+
+__all__ = ["AccessLog", "JsonFormatter"]
+
+_LONGEST: Final = 200
+_BLANK: Final = "\\x20"
+_QUERY_VALUE: Final = re.compile(r"=[^&]*")
+
+
+@attrs.define(eq=False)
+class AccessLog:
+    """Writes a record at INFO for each response, once it has ended.
+
+    The record's own attributes are what a formatter can name: `peer`, `http_method`, `path`, `query`, `status`, `sent`
+    (bytes of body), `duration` (seconds), and, where there is one, `principal`, `rpc_method`, `session`, `user_agent`
+    and `protocol_version`. All texts among them are ASCII without control characters.
+
+    Args:
+        logger: the logger's name.
+    """
+
+    logger: str = "trimcp.access"
+    _logger: logging.Logger = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._logger = logging.getLogger(self.logger)
+
+    def record(
+        self,
+        head: Head,
+        status: int,
+        sent: int,
+        started: float,
+        principal: str | None = None,
+        method: str | None = None,
+    ) -> None:
+        """Note that the response to a request has ended.
+
+        Args:
+            head: the request's.
+            status: of the response, 0 if there was none.
+            sent: bytes of its body.
+            started: when the head had arrived, on Trio's clock.
+            principal: the id of who asked, if anybody knows.
+            method: of the JSON-RPC message, if there was one.
+        """
+        if not self._logger.isEnabledFor(logging.INFO):
+            return
+        fields = _fields(head, principal, method)
+        fields |= {"status": status, "sent": sent, "duration": round(trio.current_time() - started, 6)}
+        query = f"?{fields['query']}" if "query" in fields else ""
+        text = f'{fields["peer"]} "{fields["http_method"]} {fields["path"]}{query}" {status} {sent}'
+        text += f" {1_000 * fields['duration']:.1f}ms"
+        for name in ("rpc_method", "principal"):
+            if name in fields:  # what has a blank could pretend to be the next field
+                text += f" {name}={fields[name].replace(' ', _BLANK)}"
+        self._logger.info("%s", text, extra=fields)
+
+
+def _fields(head: Head, principal: str | None, method: str | None) -> dict[str, Any]:
+    headers = head.headers
+    session = headers.get("mcp-session-id")
+    found = {
+        "peer": head.peer,
+        "http_method": head.method,
+        "path": head.root + head.path,
+        "query": _QUERY_VALUE.sub("=***", head.query[: 4 * _LONGEST]),
+        "rpc_method": method,
+        "principal": principal,
+        "session": session and hashlib.sha256(session.encode("utf-8", "replace")).hexdigest()[:12],
+        "protocol_version": headers.get("mcp-protocol-version"),
+        "user_agent": headers.get("user-agent"),
+    }
+    always = ("peer", "http_method", "path")
+    return {name: _harmless(text or "") for name, text in found.items() if text or name in always}
+
+
+def _harmless(text: str) -> str:
+    """Return text that stays where it is put: ASCII, without control characters and quotes, of bounded length."""
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "..."
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return text
+    return text.encode("unicode_escape").decode("ascii").replace('"', "\\x22")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats any record as one line of JSON in ASCII: time, level, logger, message, and the record's extra fields.
+
+    Attach it to a handler of your own; a traceback becomes the member `exception`.
+    """
+
+    _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        ours: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        extra = {name: value for name, value in vars(record).items() if name not in self._STANDARD}
+        if record.exc_info:
+            ours["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            ours["stack"] = self.formatStack(record.stack_info)
+        # Ours first, and ours where an application has given one of its fields the same name.
+        return json.dumps({**ours, **extra, **ours}, default=repr, skipkeys=True)

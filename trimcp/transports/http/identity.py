@@ -1,0 +1,140 @@
+"""Who asks: one hook that judges the head of a request, and static bearer tokens for tests and small deployments.
+
+The hook's answer is the principal that owns sessions, streams, events and sealed state. Nothing here writes a token
+anywhere. (RFC 6750; specification, "Authorization".)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import attrs
+
+from trimcp.transports.http.model import Head
+
+__all__ = ["Authenticate", "Identity", "Principal", "Refused", "bearer_tokens", "identify"]
+
+_log = logging.getLogger("trimcp.http")
+
+_CREDENTIALS: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?: +(.*))?", re.ASCII | re.DOTALL)
+_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
+_REALM: Final = re.compile(r"[ !#-\[\]-~]*", re.ASCII)
+
+
+@attrs.frozen
+class Principal:
+    """Who asks.
+
+    Attributes:
+        id: what tells this one from others, the same for each of its requests and not secret: it stands in logs.
+        claims: what else is known about it, for the application.
+    """
+
+    id: str = attrs.field(validator=attrs.validators.min_len(1))
+    claims: Mapping[str, Any] = attrs.field(factory=lambda: MappingProxyType({}), repr=False, eq=False)
+
+
+@attrs.frozen
+class Refused:
+    """Nobody we serve, or nobody who may do this.
+
+    Attributes:
+        status: 401 for somebody unknown, 403 for somebody known who may not, 400 for credentials that are malformed.
+        headers: of the response; a 401 needs `WWW-Authenticate`.
+        message: one line for the client.
+    """
+
+    status: int = 401
+    headers: tuple[tuple[str, str], ...] = (("WWW-Authenticate", "Bearer"),)
+    message: str = "authentication is required"
+
+
+Identity: TypeAlias = Principal | Refused
+
+Authenticate: TypeAlias = Callable[[Head], Identity | Awaitable[Identity]]
+"""The application's check, sync or async. It sees the head of each request before anything of the body is read."""
+
+
+async def identify(hook: Authenticate | None, head: Head) -> Principal | Refused | None:
+    """Return who asks, as the hook says, or None if there is no hook.
+
+    A hook that raises, or returns something else, lets nobody in: the client gets a 500 that says nothing, and the
+    log everything. Waits only where the hook does; cancelling it cancels the hook.
+
+    Args:
+        hook: the application's check.
+        head: the request's.
+    """
+    if hook is None:
+        return None
+    try:
+        found = hook(head)
+        if not isinstance(found, Principal | Refused):
+            if not isinstance(found, Awaitable):
+                raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
+            found = await found
+            if not isinstance(found, Principal | Refused):
+                raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
+    except Exception:
+        _log.exception("the identity check failed; the request was refused")
+        return Refused(500, (), "the identity check failed")
+    return found
+
+
+def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Authenticate:
+    """Return a hook that knows its callers by a fixed token each (`Authorization: Bearer ...`).
+
+    Made for tests and small deployments: each request is compared with every token, in a time that depends on their
+    number alone, and a token ends when the program is started without it. Only digests are kept in memory.
+
+    Args:
+        tokens: the id of a principal by token. Several tokens may mean the same one.
+        realm: what is protected, for the client to show.
+
+    Raises:
+        ValueError: a token or id is empty or cannot stand in a header; the text does not contain the token.
+    """
+    known = []
+    for token, id in tokens.items():
+        if not id:
+            raise ValueError("a bearer token belongs to nobody: give its principal an id")
+        if not _TOKEN.fullmatch(token):
+            raise ValueError(f"the bearer token of {id!r} must be letters, digits and any of -._~+/, then perhaps =")
+        known.append((_digest(token), Principal(id)))
+    if realm is not None and not _REALM.fullmatch(realm):
+        raise ValueError(f"{realm!r} cannot be a realm: write printable ASCII without quotes and backslashes")
+    return _BearerTokens(tuple(known), () if realm is None else (f'realm="{realm}"',))
+
+
+@attrs.frozen(repr=False, eq=False)
+class _BearerTokens:
+    _known: tuple[tuple[bytes, Principal], ...]
+    _realm: tuple[str, ...]
+
+    def __call__(self, head: Head) -> Identity:
+        match = _CREDENTIALS.fullmatch(head.headers.get("authorization", ""))
+        if match is None or match[1].lower() != "bearer":  # RFC 6750, 3: not tried, so no error code
+            return self._refused(401, "a bearer token is required")
+        token = match[2] or ""
+        if not _TOKEN.fullmatch(token):
+            return self._refused(400, "the bearer token is malformed", "invalid_request")
+        presented = _digest(token)
+        found: Principal | None = None
+        for digest, principal in self._known:  # to the end: when it stops must not tell which one it was
+            if hmac.compare_digest(digest, presented):
+                found = principal
+        return found or self._refused(401, "the bearer token is not valid", "invalid_token")
+
+    def _refused(self, status: int, message: str, error: str | None = None) -> Refused:
+        details = self._realm if error is None else (*self._realm, f'error="{error}"', f'error_description="{message}"')
+        return Refused(status, (("WWW-Authenticate", f"Bearer {', '.join(details)}".rstrip()),), message)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("ascii")).digest()
