@@ -36,6 +36,7 @@ JSON, SSE = "application/json", "text/event-stream"
         ("*/*;q=0", False, False),
         ("application/json;q=0, application/json;q=0.5", True, False),
         ("application/json;q=0, application/json", True, False),
+        ("application/json, application/json;q=0", True, False),
         # Weights.
         ("application/json; q=0.000, text/event-stream; Q=0.001", False, True),
         ("application/json ; q = 0 , text/event-stream", False, True),

@@ -118,7 +118,7 @@ async def test_no_field_can_pretend_to_be_another(records: list[logging.LogRecor
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(max_size=2_000))
+@given(text=st.one_of(st.text(max_size=500), st.sampled_from(["x" * 100_000, "\x00" * 100_000])))
 def test_a_line_is_bounded(text: str, records: list[logging.LogRecord]) -> None:
     async def record() -> None:
         AccessLog().record(Head(text, text, text, {"user-agent": text}, text), 1, 1, 0.0, text, text)
@@ -127,7 +127,7 @@ def test_a_line_is_bounded(text: str, records: list[logging.LogRecord]) -> None:
     trio.run(record)
     (found,) = records
     line = JsonFormatter().format(found)
-    assert len(line) < 40_000
+    assert len(line) < 30_000
     assert "\n" not in line
     assert line.isascii()
 

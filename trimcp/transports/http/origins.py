@@ -27,7 +27,6 @@ _MAX_AGE: Final = 7_200
 _PORTS: Final = {"http": 80, "https": 443}
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\\\s]+)", re.IGNORECASE | re.ASCII)
 _AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
-_NUMERIC: Final = re.compile(r"(.*\.)?(0x[0-9a-f]*|[0-9]+)\.?")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 
 _METHODS: Final = "GET, POST, DELETE"
@@ -184,7 +183,7 @@ class Origins:
         return (
             _ANY in self.allowed_hosts
             or (name, None) in self._hosts
-            or (port is not None and place in self._hosts)
+            or place in self._hosts
             or any(name.endswith(suffix) and wanted in (None, port) for suffix, wanted in self._suffixes)
         )
 
@@ -222,14 +221,12 @@ def _parse_authority(text: str) -> _Place | None:
 
 
 def _parse_host(host: str) -> str | None:
+    if not host.startswith("["):
+        return host
     try:
-        if host.startswith("["):
-            return f"[{IPv6Address(host[1:-1])}]"
-        if _NUMERIC.fullmatch(host):  # "0x7f.1", "127.0.0.1.": a browser spells them out before it sends them
-            return str(IPv4Address(host))
+        return f"[{IPv6Address(host[1:-1])}]"
     except ValueError:
         return None
-    return host
 
 
 def _is_loopback(host: str) -> bool:
