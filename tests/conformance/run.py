@@ -1,0 +1,318 @@
+"""Run the official conformance suite against our server, on both its hosts, and our client, in every version.
+
+    nox -s conformance
+    nox -s conformance -- --server --version 2026-07-28 --scenario 'tools-*'
+
+The suite is started once for each scenario, because in its other modes it forgives what we do not: a client that fails,
+a check that was skipped, a check with a warning. Here only a reason in `REASONS` forgives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+HERE = Path(__file__).parent
+MAIN = Path("@modelcontextprotocol", "conformance", "dist", "index.js")
+HOSTS = ("own", "hypercorn")
+
+# How many scenarios each version has for servers, and for clients without authorization. If the suite suddenly lists
+# fewer, that is no success.
+SCENARIOS = {
+    "2025-03-26": {"server": 1, "client": 0},
+    "2025-06-18": {"server": 27, "client": 2},
+    "2025-11-25": {"server": 33, "client": 5},
+    "2026-07-28": {"server": 40, "client": 8},
+}
+
+# Why a check may be skipped or end with a warning: "scenario:check" (or "scenario@version:check") and the reason.
+REASONS: dict[str, str] = {}
+
+# They measure time, so nothing may run beside them.
+ALONE = frozenset({"sse-retry", "server-sse-polling"})
+
+SLOWEST = 30.0
+"""Seconds a scenario may take; the suite's own default."""
+
+
+@attrs.frozen
+class Case:
+    """One scenario in one version, for our server on one of its hosts or for our client."""
+
+    side: str
+    scenario: str
+    version: str
+    host: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.side:6} {self.host:9} {self.version} {self.scenario}"
+
+
+@attrs.frozen
+class Outcome:
+    """What came of a case: how many checks passed, what is wrong, what was forgiven, and how long it took."""
+
+    case: Case
+    passed: int
+    problems: Sequence[str]
+    forgiven: Sequence[str]
+    seconds: float
+
+
+def judge(
+    case: Case, checks: Sequence[dict[str, Any]], complaint: str | None, seconds: float, reasons: dict[str, str]
+) -> Outcome:
+    """Decide on a case.
+
+    Args:
+        checks: as the suite writes them: `id`, `status`, and an `errorMessage` where something is wrong.
+        complaint: what is wrong with the run as a whole, or None.
+        reasons: see REASONS.
+    """
+    passed = own = 0
+    problems = [] if complaint is None else [complaint]
+    forgiven = []
+    for check in checks:
+        name, status = check["id"], check["status"]
+        if status == "SUCCESS":
+            passed += 1
+            own += not name.startswith("wire-schema-")  # which the suite adds to every scenario
+        elif status != "INFO":
+            text = check.get("errorMessage") or (check.get("details") or {}).get("message") or check["description"]
+            reason = None if status == "FAILURE" else _reason(case, name, reasons)
+            if reason is None:
+                problems.append(f"{status} {name}: {text}")
+            else:
+                forgiven.append(f"{status} {name}: {reason}")
+    if not own and not problems:
+        problems.append("nothing of the scenario's own was checked")
+    return Outcome(case, passed, problems, forgiven, seconds)
+
+
+def _reason(case: Case, check: str, reasons: dict[str, str]) -> str | None:
+    return reasons.get(f"{case.scenario}:{check}") or reasons.get(f"{case.scenario}@{case.version}:{check}")
+
+
+def read_list(text: str) -> list[str]:
+    """Return the names in what `conformance list` prints, without those for authorization."""
+    names = re.findall(r"^  - (\S+)", text, re.MULTILINE)
+    return [name for name in names if not name.startswith("auth/")]
+
+
+@attrs.define(eq=False)
+class Suite:
+    """The suite as installed, and where it may write.
+
+    Attributes:
+        modules: the `node_modules` folder it is in.
+        results: a folder of its own for every run.
+        url: a server to test in place of ours, or None.
+    """
+
+    modules: Path
+    results: Path
+    url: str | None = None
+
+    async def list(self, side: str, version: str) -> list[str]:
+        """Return the scenarios of a version."""
+        done = await self._run("list", f"--{side}", "--spec-version", version)
+        if done.returncode:
+            raise SystemExit(f"the suite does not start (it needs Node 22):\n{done.stderr.decode(errors='replace')}")
+        names = read_list(done.stdout.decode())
+        if len(names) != SCENARIOS[version][side]:
+            raise SystemExit(f"{SCENARIOS[version][side]} {side} scenarios of {version} expected, not {names}")
+        return names
+
+    async def carry_out(self, case: Case, url: str | None) -> Outcome:
+        """Run one case, against the server at `url`, or our client."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{case.side}-{case.version}-{case.scenario}-", dir=self.results))
+        if case.side == "server":
+            how = ["server", "--url", str(url)]
+        else:
+            how = ["client", "--command", shlex.join([sys.executable, str(HERE / "client.py")])]
+        start = time.monotonic()
+        done = await self._run(*how, "--scenario", case.scenario, "--spec-version", case.version, "-o", str(folder))
+        seconds = time.monotonic() - start
+        checks, complaint = read_results(folder, (done.stdout + done.stderr).decode(errors="replace"))
+        return judge(case, checks, complaint, seconds, REASONS)
+
+    async def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = ["node", str(self.modules / MAIN), *arguments]
+        with trio.fail_after(2 * SLOWEST):
+            return await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+
+
+def read_results(folder: Path, output: str) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the checks of a run, and what is wrong beside them: with the client, or with the suite itself."""
+    found = list(folder.glob("*/checks.json"))
+    if not found:
+        return [], f"the suite checked nothing: {output[-1500:]}"
+    checks = json.loads(found[0].read_bytes())
+    failed = re.search(r"^Client (timed out|exited with code \d+)", output, re.MULTILINE)
+    if failed is None:
+        return checks, None
+    last_words = found[0].with_name("stderr.txt").read_text(errors="replace").strip().splitlines()[-12:]
+    return checks, "\n       ".join([failed[0], *last_words])
+
+
+@asynccontextmanager
+async def our_server(host: str, results: Path) -> AsyncIterator[str]:
+    """Start our server on a host, yield its URL, and see that it ends well."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(HERE / "server.py"), "--transport", "http", "--port", str(port)]
+    log = results / f"server-{host}.log"
+    with log.open("wb") as stderr:
+        process = await trio.lowlevel.open_process([*command, "--host-software", host], stderr=stderr)
+    try:
+        await _listening(port, process, log)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.send_signal(signal.SIGTERM)
+        with trio.move_on_after(15):
+            await process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+    if process.returncode or "Traceback" in tail(log):
+        raise SystemExit(f"the server on {host} ended with {process.returncode}\n{tail(log)}")
+
+
+async def _listening(port: int, process: trio.Process, log: Path) -> None:
+    """Return once something listens at that port."""
+    for _ in range(200):
+        if process.poll() is not None:
+            break
+        try:
+            await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
+            return
+        except OSError:
+            await trio.sleep(0.05)  # a process of its own has no event to wait for
+    raise SystemExit(f"the server does not listen\n{tail(log)}")
+
+
+def tail(log: Path) -> str:
+    """Return the end of a server's log."""
+    return log.read_text(errors="replace")[-3000:]
+
+
+async def run_side(
+    suite: Suite, cases: Sequence[Case], url: str | None, jobs: int, report: Callable[[Outcome], None]
+) -> None:
+    """Run cases several at a time, except those that must be alone."""
+    slots = trio.CapacityLimiter(jobs)
+
+    async def run_one(case: Case) -> None:
+        async with slots:
+            report(await suite.carry_out(case, url))
+
+    async with trio.open_nursery() as nursery:
+        for case in cases:
+            if case.scenario not in ALONE:
+                nursery.start_soon(run_one, case)
+    for case in cases:
+        if case.scenario in ALONE:
+            await run_one(case)
+
+
+async def run_all(suite: Suite, options: argparse.Namespace) -> list[Outcome]:
+    """Run everything the options ask for, printing as it goes."""
+    outcomes: list[Outcome] = []
+
+    def report(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        print(describe(outcome), flush=True)
+
+    for side in options.sides:
+        names = {version: await suite.list(side, version) for version in options.versions}
+        for host in options.hosts if side == "server" else [""]:
+            cases = [
+                Case(side, name, version, host)
+                for version in options.versions
+                for name in names[version]
+                if not options.scenarios or any(fnmatch(name, pattern) for pattern in options.scenarios)
+            ]
+            if side == "client" or suite.url is not None:
+                await run_side(suite, cases, suite.url, options.jobs, report)
+            elif cases:
+                async with our_server(host, suite.results) as url:
+                    await run_side(suite, cases, url, options.jobs, report)
+    return outcomes
+
+
+def describe(outcome: Outcome) -> str:
+    """One line for an outcome, and one more for everything about it that needs words."""
+    word = "FAIL" if outcome.problems else "ok"
+    line = f"{word:4} {outcome.case!s:75} {outcome.passed:3} checks {outcome.seconds:5.1f} s"
+    return "\n".join([line, *(f"       {text}" for text in (*outcome.problems, *outcome.forgiven))])
+
+
+def summary(outcomes: Sequence[Outcome], seconds: float) -> str:
+    """How many scenarios passed, by side, host and version."""
+    groups: dict[str, list[bool]] = {}
+    for outcome in outcomes:
+        case = outcome.case
+        groups.setdefault(f"{case.side:6} {case.host:9} {case.version}", []).append(not outcome.problems)
+    lines = [f"{group}  {sum(passed):2} of {len(passed):2} scenarios" for group, passed in sorted(groups.items())]
+    checks = sum(outcome.passed for outcome in outcomes)
+    forgiven = sum(len(outcome.forgiven) for outcome in outcomes)
+    lines.append(f"{len(outcomes)} scenarios, {checks} checks passed, {forgiven} forgiven, {seconds:.0f} s")
+    return "\n".join(lines)
+
+
+def parse_options() -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", dest="sides", action="append_const", const="server", help="only the server")
+    parser.add_argument("--client", dest="sides", action="append_const", const="client", help="only the client")
+    parser.add_argument("--scenario", dest="scenarios", action="append", help="only these; may have wildcards")
+    parser.add_argument("--version", dest="versions", action="append", choices=[*SCENARIOS], help="only these")
+    parser.add_argument("--host", dest="hosts", action="append", choices=HOSTS, help="only these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="scenarios at a time")
+    parser.add_argument("--url", help="a server to test in place of ours")
+    parser.add_argument("--results", type=Path, help="where to keep what the suite wrote; else it is thrown away")
+    modules = os.environ.get("TRIMCP_CONFORMANCE")
+    parser.add_argument("--modules", type=Path, default=modules, required=modules is None, help="node_modules folder")
+    options = parser.parse_args()
+    options.sides = options.sides or ["server", "client"]
+    options.versions = options.versions or [*SCENARIOS]
+    options.hosts = options.hosts or ([""] if options.url else [*HOSTS])
+    return options
+
+
+def main() -> int:
+    options = parse_options()
+    results = Path(options.results or tempfile.mkdtemp(prefix="conformance-"))
+    results.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    try:
+        outcomes = trio.run(run_all, Suite(options.modules, results, options.url), options)
+    finally:
+        if options.results is None:
+            shutil.rmtree(results)
+    print(summary(outcomes, time.monotonic() - start))
+    failed = [outcome.case for outcome in outcomes if outcome.problems]
+    print(*(f"failed: {case}" for case in failed), sep="\n", end="\n" if failed else "")
+    return 1 if failed or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

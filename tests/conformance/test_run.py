@@ -1,0 +1,80 @@
+"""How the runner of the conformance suite judges, without the suite."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.run import Case, Outcome, describe, judge, read_list, read_results, summary
+
+CASE = Case("server", "tools-list", "2025-11-25", "own")
+
+
+def check(status: str, id: str = "a-check", **more: Any) -> dict[str, Any]:
+    return {"id": id, "status": status, "description": "it works", **more}
+
+
+def judged(*checks: dict[str, Any], complaint: str | None = None, **reasons: str) -> Outcome:
+    return judge(CASE, checks, complaint, 1.0, reasons)
+
+
+def test_success() -> None:
+    outcome = judged(check("SUCCESS"), check("INFO"), check("SUCCESS", "wire-schema-valid"))
+    assert (outcome.passed, outcome.problems, outcome.forgiven) == (2, [], [])
+    assert describe(outcome).startswith("ok ")
+
+
+def test_whatever_is_not_success_is_a_problem() -> None:
+    for status in ("FAILURE", "WARNING", "SKIPPED", "something new"):
+        outcome = judged(check("SUCCESS"), check(status, errorMessage="because"))
+        assert outcome.problems == [f"{status} a-check: because"]
+        assert describe(outcome).startswith("FAIL")
+    assert judged(check("FAILURE", details={"message": "because"})).problems == ["FAILURE a-check: because"]
+    assert judged(check("FAILURE")).problems == ["FAILURE a-check: it works"]
+
+
+def test_a_reason_forgives_all_but_a_failure() -> None:
+    good = check("SUCCESS", "another")
+    for key in ("tools-list:a-check", "tools-list@2025-11-25:a-check"):
+        outcome = judged(good, check("SKIPPED"), **{key: "not in this version"})
+        assert (outcome.problems, outcome.forgiven) == ([], ["SKIPPED a-check: not in this version"])
+        assert judged(good, check("FAILURE"), **{key: "no"}).problems
+    for key in ("tools-list:b-check", "ping:a-check", "tools-list@2026-07-28:a-check"):
+        assert judged(good, check("SKIPPED"), **{key: "another's reason"}).problems
+
+
+def test_what_checks_nothing_has_failed() -> None:
+    assert judged().problems
+    assert judged(check("INFO"), check("SUCCESS", "wire-schema-valid")).problems
+
+
+def test_a_complaint_is_a_problem() -> None:
+    assert judged(check("SUCCESS"), complaint="it hung").problems == ["it hung"]
+
+
+def test_reading_the_list() -> None:
+    text = (
+        "Client scenarios (test against a client):\n  - tools_call [2025-06-18,2025-11-25]\n  - auth/x [2025-11-25]\n"
+    )
+    assert read_list(text) == ["tools_call"]
+
+
+def test_reading_results(tmp_path: Path) -> None:
+    assert read_results(tmp_path, "SKIPPED: scenario is not applicable")[0] == []
+    assert "not applicable" in (read_results(tmp_path, "SKIPPED: scenario is not applicable")[1] or "")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checks.json").write_text(json.dumps([check("SUCCESS")]))
+    (tmp_path / "run" / "stderr.txt").write_text("Traceback\nKeyError: 'x'\n")
+    assert read_results(tmp_path, "all is well") == ([check("SUCCESS")], None)
+    for words in ("Client exited with code 1", "Client timed out after 30000ms"):
+        checks, complaint = read_results(tmp_path, f"Starting\n\n{words}\n\nStderr: ...")
+        assert checks == [check("SUCCESS")]
+        assert words.split(" after")[0] in str(complaint)
+        assert "KeyError: 'x'" in str(complaint)
+
+
+def test_summary() -> None:
+    text = summary([judged(check("SUCCESS")), judged(check("FAILURE"))], 3.4)
+    assert " 1 of  2 scenarios" in text
+    assert text.endswith("2 scenarios, 1 checks passed, 0 forgiven, 3 s")
