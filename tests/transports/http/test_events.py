@@ -149,10 +149,10 @@ def test_a_closed_store_keeps_and_finds_nothing(store: EventStore) -> None:
     store.close()
     store.close()
     store.append("a", 1, 2, b"y", reply=True)
-    store.drop_stream("a", 1)
-    store.drop_session("a")
     assert store.after("a", 1, 0) == []
     assert attrs.astuple(store.statistics()) == (0, 0, 0)
+    store.drop_stream("a", 1)
+    store.drop_session("a")
 
 
 # What goes
@@ -499,6 +499,7 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path: Path, caplog: pyte
     run(store, "PRAGMA query_only = OFF")
     store.append("a", 2, 1, b"x", reply=False)
     assert run(store, "SELECT count(*) FROM events") == [(1,)]
+    assert store._unwanted == []
     assert len(errors(caplog)) == 1
     store.close()
 

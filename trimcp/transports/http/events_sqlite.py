@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -190,8 +190,12 @@ class _File:
     def close(self) -> None:
         """Close and remove the file."""
         self._connection.close()
-        _remove(_beside(self._path))
-        _remove([self._path])
+        # On a full disk the log may be left.
+        for path in (Path(f"{self._path}-wal"), self._path):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                log.warning("could not remove %r", str(path), exc_info=True)
         os.close(self._lock)
 
 
@@ -211,8 +215,8 @@ def _claim(path: Path, mark: int) -> int:
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(descriptor, 0o600)
+        # SQLite throws away the log that lies beside an empty file.
         os.ftruncate(descriptor, 0)
-        _remove(_beside(path))
     except BlockingIOError as error:
         os.close(descriptor)
         raise OSError(f"another process keeps its events in {str(path)!r}; each needs a file of its own") from error
@@ -220,15 +224,3 @@ def _claim(path: Path, mark: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _beside(path: Path) -> list[Path]:
-    return [Path(f"{path}{ending}") for ending in ("-wal", "-shm", "-journal")]
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError:
-            log.warning("could not remove %r", str(path), exc_info=True)
