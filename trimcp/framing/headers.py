@@ -1,0 +1,330 @@
+"""Request headers that repeat what the body says (2026-07-28 basic/transports/streamable-http, "Request Metadata").
+
+`Mcp-Method`, `Mcp-Name` and `MCP-Protocol-Version` let proxies route without reading bodies, `Mcp-Param-*` do the same
+for arguments a tool's schema marks with `x-mcp-header`. A client writes them, a server that reads the body has to
+compare. Headers are mappings by lower-case name, their values without white space around them. Knows no tool, no
+revision and no transport.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+
+import attrs
+
+from trimcp.errors import LocalError
+from trimcp.wire.jsonrpc import Unencodable
+
+__all__ = [
+    "ANNOTATION",
+    "METHOD",
+    "NAME",
+    "VERSION",
+    "Mirror",
+    "check_params",
+    "check_request",
+    "decode_value",
+    "encode_value",
+    "find_mirrors",
+    "param_headers",
+    "request_headers",
+]
+
+ANNOTATION: Final = "x-mcp-header"
+"""The keyword of a property's schema that names the header its value is repeated in."""
+VERSION: Final = "mcp-protocol-version"
+METHOD: Final = "mcp-method"
+NAME: Final = "mcp-name"
+
+_PREFIX: Final = "Mcp-Param-"
+_HEAD: Final = "=?base64?"
+_TAIL: Final = "?="
+_LARGEST: Final = 2**53 - 1  # "Integer values MUST be within the safe range for JavaScript"
+_LONGEST_NUMBER: Final = 64  # characters; more than any number in that range needs, and little to compute with
+_CARRIED: Final = re.compile(r"[\t\x20-\x7e]*")
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+
+
+# Values
+
+
+def encode_value(value: str | float) -> str:
+    """A string, integer or boolean as the value of a header, in base64 where plain text would not arrive as it is.
+
+    Raises:
+        LocalError: an integer that some readers of headers would round (beyond 53 bits), or a lone surrogate.
+    """
+    if isinstance(value, str):
+        return _encode_text(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value % 1:
+        return repr(value)  # no annotation allows it; it is for the server to say that an integer was wanted
+    if abs(value) > _LARGEST:
+        raise LocalError("an integer beyond 53 bits cannot be repeated in a header")
+    return str(int(value))
+
+
+def _encode_text(text: str) -> str:
+    if text.isascii() and text.isprintable() and not _padded(text) and not _looks_encoded(text):
+        return text
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise Unencodable("a header cannot carry a lone surrogate") from None
+    return f"{_HEAD}{base64.b64encode(data).decode()}{_TAIL}"
+
+
+def _padded(text: str) -> bool:
+    return text.startswith(" ") or text.endswith(" ")
+
+
+def _looks_encoded(text: str) -> bool:
+    return text.startswith(_HEAD) and text.endswith(_TAIL)
+
+
+def decode_value(text: str) -> str:
+    """What the value of a header says, base64 undone.
+
+    Raises:
+        ValueError: it has characters no header may have, or its base64 is none, or not of UTF-8.
+    """
+    if not _CARRIED.fullmatch(text):
+        raise ValueError("it has characters a header cannot carry")
+    if not _looks_encoded(text) or len(text) < len(_HEAD) + len(_TAIL):
+        return text
+    inner = text[len(_HEAD) : -len(_TAIL)].encode()
+    try:
+        data = binascii.a2b_base64(inner, strict_mode=True)
+    except binascii.Error:
+        raise ValueError("it is not valid base64") from None
+    if base64.b64encode(data) != inner:  # bits to spare would let two texts say the same
+        raise ValueError("it is not valid base64")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ValueError("its base64 is not UTF-8") from None
+
+
+# What every request repeats
+
+
+def request_headers(version: str, method: str, name: str | None = None) -> dict[str, str]:
+    """The headers of a request.
+
+    Args:
+        version: the revision its `_meta` names.
+        method: its method.
+        name: the value of the parameter that `Mcp-Name` repeats, in methods that have one.
+
+    Raises:
+        LocalError: as `encode_value`.
+    """
+    headers = {VERSION: version, METHOD: method}
+    if name is not None:
+        headers[NAME] = encode_value(name)
+    return headers
+
+
+def check_request(
+    headers: Mapping[str, str],
+    method: str,
+    params: Mapping[str, Any] | None,
+    *,
+    named: str | None,
+    version: str,
+) -> str | None:
+    """What is wrong with a request's headers, as the message of a HeaderMismatch error, or None.
+
+    Args:
+        headers: as they came.
+        method, params: the body's.
+        named: the parameter that `Mcp-Name` repeats (`Method.mirrored`), or None; then that header is ignored.
+        version: the revision the body's `_meta` names.
+    """
+    sent = headers.get(VERSION)
+    if sent != version:
+        return _mismatch("MCP-Protocol-Version", sent, version)
+    sent = headers.get(METHOD)
+    if sent != method:
+        return _mismatch("Mcp-Method", sent, method)
+    if named is None:
+        return None
+    sent = headers.get(NAME)
+    value = params.get(named) if params is not None else None
+    if not isinstance(value, str):
+        # Without a header the body alone is wrong, and whoever reads the parameters says so.
+        return None if sent is None else f"Header mismatch: Mcp-Name is sent, but the body has no {named}"
+    if sent is None:
+        return _mismatch("Mcp-Name", None, value)
+    try:
+        return None if decode_value(sent) == value else _mismatch("Mcp-Name", sent, value)
+    except ValueError as error:
+        return _malformed("Mcp-Name", error)
+
+
+def _mismatch(name: str, sent: str | None, value: str) -> str:
+    if sent is None:
+        return f"Header mismatch: the {name} header is missing"
+    return f"Header mismatch: {name} header value {sent!r:.100} does not match body value {value!r:.100}"
+
+
+def _malformed(name: str, error: ValueError) -> str:
+    return f"Header mismatch: {name:.100} header is malformed: {error}"
+
+
+# What a tool's schema wants repeated
+
+
+@attrs.frozen
+class Mirror:
+    """An argument that is repeated in a header.
+
+    Attributes:
+        header: the header's name as its author wrote it ("Mcp-Param-Region").
+        path: the properties that lead to the argument, from the outermost in.
+        key: the header's name in lower case.
+    """
+
+    header: str
+    path: tuple[str, ...]
+    key: str = attrs.field(init=False, default=attrs.Factory(lambda mirror: mirror.header.lower(), takes_self=True))
+
+    def value(self, arguments: Any) -> Any:
+        """The argument in a call, or None where there is none."""
+        for step in self.path:
+            if not isinstance(arguments, Mapping):
+                return None
+            arguments = arguments.get(step)
+        return arguments
+
+
+_PRIMITIVE: Final = ("string", "integer", "boolean")
+
+# Where schemas lie in schemas: 2020-12, and what older drafts had besides. Anything else, such as `default`, is data.
+_SCHEMA: Final = frozenset(
+    {
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+_SCHEMAS: Final = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+_SCHEMAS_BY_NAME: Final = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+)
+
+
+def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
+    """The arguments of a tool that are repeated in headers, by its input schema.
+
+    Raises:
+        ValueError: an annotation breaks a rule of the specification, which makes the whole tool invalid: its value is
+            no header name or is there twice, its property is no string, integer or boolean, or stands where not
+            `properties` alone lead to it. The text says which.
+    """
+    found: dict[str, Mirror] = {}
+    places: list[tuple[Any, tuple[str, ...] | None]] = [(schema, ())]
+    for place, path in places:  # which grows meanwhile
+        if not isinstance(place, dict):
+            continue
+        if ANNOTATION in place:
+            mirror = _mirror(place, path)
+            if mirror.key in found:
+                raise ValueError(f"{ANNOTATION} {mirror.header[len(_PREFIX) :]!r:.100} is there twice")
+            found[mirror.key] = mirror
+        places += _below(place, path)
+    return tuple(found.values())
+
+
+def _mirror(schema: dict[str, Any], path: tuple[str, ...] | None) -> Mirror:
+    if not path:
+        raise ValueError(f"{ANNOTATION} stands where not `properties` alone lead to it")
+    where = f"{'.'.join(path)!r:.100}"
+    name = schema[ANNOTATION]
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ValueError(f"{ANNOTATION} of {where} is no name of an HTTP header (RFC 9110, 5.1)")
+    if schema.get("type") not in _PRIMITIVE:
+        raise ValueError(f"{ANNOTATION} of {where}: only a string, integer or boolean can be mirrored in a header")
+    return Mirror(_PREFIX + name, path)
+
+
+def _below(schema: dict[str, Any], path: tuple[str, ...] | None) -> Iterator[tuple[Any, tuple[str, ...] | None]]:
+    """The schemas right inside this one, each with its path as long as only `properties` lead to it."""
+    for keyword, value in schema.items():
+        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            straight = keyword == "properties" and path is not None
+            for name, each in value.items():
+                yield each, (*path, name) if straight and path is not None else None
+        elif keyword in _SCHEMAS and isinstance(value, list):
+            for each in value:
+                yield each, None
+        elif keyword in _SCHEMA:
+            yield value, None
+
+
+def param_headers(mirrors: tuple[Mirror, ...], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that repeat arguments of a call. What is absent or null is not repeated, nor is an array or object.
+
+    Raises:
+        LocalError: as `encode_value`.
+    """
+    headers = {}
+    for mirror in mirrors:
+        value = mirror.value(arguments)
+        if isinstance(value, Enum):  # JSON takes a member for its value
+            value = value.value
+        if isinstance(value, (str, int, float)):
+            headers[mirror.key] = encode_value(value)
+    return headers
+
+
+def check_params(mirrors: tuple[Mirror, ...], arguments: Any, headers: Mapping[str, str]) -> str | None:
+    """What is wrong with the headers that repeat arguments, as the message of a HeaderMismatch error, or None.
+
+    A header for an argument that is absent or null is as wrong as one with another value: proxies would route by it.
+    Numbers are compared as numbers. Headers that no annotation names are none of our business.
+    """
+    for mirror in mirrors:
+        sent = headers.get(mirror.key)
+        value = mirror.value(arguments)
+        if not isinstance(value, (str, int, float)):
+            # An array or object cannot be repeated; the tool's schema refuses it.
+            if sent is not None:
+                return f"Header mismatch: {mirror.header:.100} is sent, but the body has no value for it"
+        elif sent is None:
+            return f"Header mismatch: the {mirror.header:.100} header is missing"
+        else:
+            try:
+                if not _says(decode_value(sent), value):
+                    return f"Header mismatch: {mirror.header:.100} header does not match the body"
+            except ValueError as error:
+                return _malformed(mirror.header, error)
+    return None
+
+
+def _says(text: str, value: str | float) -> bool:
+    """Whether the text of a header stands for this argument."""
+    if isinstance(value, str):
+        return text == value
+    if isinstance(value, bool):
+        return text == ("true" if value else "false")
+    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+        return False
+    return Decimal(text) == value if isinstance(value, int) else float(text) == value
