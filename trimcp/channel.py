@@ -28,19 +28,21 @@ class Kind(Enum):
     CANCEL = "cancel"
 
 
-@attrs.frozen(eq=False)
-class Origin:
+class Origin(Protocol):
     """Where an incoming message came in, for transports with more than one road back (an HTTP exchange, a stream).
 
     The session sends whatever belongs to that message by this road, and hands the origin back on every `Outgoing`.
-
-    Attributes:
-        name: for logs.
-        sink: where messages that belong to it go; None for the session's own sink.
     """
 
-    name: str
-    sink: Sink | None = None
+    @property
+    def name(self) -> str:
+        """What to call it in a log."""
+        ...
+
+    @property
+    def sink(self) -> Sink | None:
+        """Where messages go that belong to it; None for the session's own sink."""
+        ...
 
 
 # These two are mutable only because making a frozen value takes attrs three times as long; nobody changes them.

@@ -3,10 +3,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trimcp.channel import Origin, Outgoing
+from trimcp.channel import Outgoing
 from trimcp.protocol.events import BatchReceived, Ignored, Rejected, RequestReceived, Settled
 from trimcp.session.outbox import Outbox
 from trimcp.session.replies import Replies
+
+
+class _Road:
+    name = "stream"
+    sink = None
 
 
 def asked(id: int) -> RequestReceived:
@@ -19,7 +24,7 @@ async def sent(outbox: Outbox) -> list[Outgoing]:
 
 
 async def test_a_reply_outside_an_array_goes_out_by_itself() -> None:
-    outbox, replies, origin = Outbox(10, 1_000), Replies(), Origin("stream")
+    outbox, replies, origin = Outbox(10, 1_000), Replies(), _Road()
     replies.none(outbox, 1, origin)
     replies.post(outbox, 2, b"{}", origin)
     [outgoing] = await sent(outbox)
@@ -27,7 +32,7 @@ async def test_a_reply_outside_an_array_goes_out_by_itself() -> None:
 
 
 async def test_an_array_is_answered_once_all_its_members_are() -> None:
-    outbox, replies, origin = Outbox(10, 1_000), Replies(), Origin("stream")
+    outbox, replies, origin = Outbox(10, 1_000), Replies(), _Road()
     batch = BatchReceived((asked(1), Settled(2, "ping", b'{"id":2}'), asked(3), Rejected("no"), Ignored("what")))
     replies.expect(outbox, batch, origin)
     replies.post(outbox, 3, b'{"id":3}', None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from trimcp.wire.resources import (
     ResourceUpdatedParams,
     SubscribeParams,
 )
+from trimcp.wire.revisions import Revision
 from trimcp.wire.subscriptions import (
     SubscriptionFilter,
     SubscriptionsAcknowledgedParams,
@@ -135,6 +136,11 @@ class Running:
         return name == "logging/setLevel" or (
             name in self._handlers and (name != "completion/complete" or self.server.completes)
         )
+
+    @property
+    def revisions(self) -> Sequence[Revision]:
+        """The revisions it speaks, oldest first."""
+        return self.server.profile.revisions
 
     async def handle(self, session: Session, job: Job) -> Any:
         """Handle one request in the context of this run."""

@@ -85,6 +85,14 @@ class Pushed:
             session.cancel_jobs(CancelReason.DISCONNECTED)
         session.close()
 
+    def leave(self) -> None:
+        """End the session once what was started for it is done."""
+        if self._work is None:
+            self.close()
+        else:
+            self._work.finish()
+            self.session.endpoint.closed(self.session)
+
     def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
         """Run `await function(*args)` in a task that is cancelled when the session ends."""
         work = self._work

@@ -181,9 +181,13 @@ class Work:
             self._nursery = None
             self._over.set()
 
+    def finish(self) -> None:
+        """Let it end with its last task."""
+        self._joined.set()
+
     async def join(self) -> None:
         """Wait for the tasks. If one of them crashed the owner is cancelled, and `failure` says why."""
-        self._joined.set()
+        self.finish()
         await self._over.wait()
 
     async def end(self) -> None:

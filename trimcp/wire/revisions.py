@@ -17,6 +17,7 @@ __all__ = [
     "LATEST_LEGACY",
     "OLDEST",
     "REVISIONS",
+    "UNNAMED",
     "V2024_11_05",
     "V2025_03_26",
     "V2025_06_18",
@@ -130,6 +131,8 @@ LATEST: Final = REVISIONS[-1]
 """The newest revision, which both sides prefer."""
 LATEST_LEGACY: Final = max(revision for revision in REVISIONS if not revision.modern)
 """What a legacy server offers to a client that asked for a revision it does not know (basic/lifecycle)."""
+UNNAMED: Final = V2025_03_26
+"""What an HTTP request without `MCP-Protocol-Version` is taken for (2025-11-25 basic/transports)."""
 
 _BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
 

@@ -1,0 +1,193 @@
+"""Writes messages as server-sent events to whoever reads a stream now, and keeps them for whoever comes back.
+
+A stream of a legacy session outlives its connection: the client may come back with the id of the last event it saw.
+Each stream has a buffer and a bound of its own, so that nobody waits for one reader on behalf of another. (2025-11-25
+basic/transports, "Resumability and Redelivery"; WHATWG HTML, "Server-sent events".)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final
+
+import attrs
+
+from trimcp.channel import Outgoing
+from trimcp.framing.sse import COMMENT, encode_event
+from trimcp.transports.http.events import EventStore, event_id
+from trimcp.transports.http.model import Reply, Response
+
+__all__ = ["SSE_HEADERS", "EventStream", "Journal"]
+
+SSE_HEADERS: Final = (
+    ("Content-Type", "text/event-stream"),
+    ("Cache-Control", "no-cache, no-transform"),
+    ("X-Accel-Buffering", "no"),
+)
+"""Of every stream. The last asks nginx and its kin not to hold events back (2026-07-28, "Receiving Messages")."""
+
+
+@attrs.frozen(eq=False)
+class Journal:
+    """Where the events of one stream are kept.
+
+    Attributes:
+        store: the store.
+        session: the id of the session it belongs to.
+        stream: its number in that session.
+    """
+
+    store: EventStore
+    session: str
+    stream: int
+
+
+@attrs.define(eq=False)
+class EventStream:
+    """One stream of events.
+
+    Args:
+        bound: bytes that may wait for the reader before senders do.
+        journal: where events are kept, or None: then events have no ids, and what nobody reads is lost.
+        event: the type every event names, or None for none (2024-11-05 wants "message").
+
+    Attributes:
+        reply: where it is read now, or None.
+        ended: whether its last event was written.
+        written: whether anything was since the last `keep_alive`.
+        merged: messages that gave way to a later one of their kind.
+    """
+
+    bound: int
+    journal: Journal | None = None
+    event: str | None = None
+    reply: Reply | None = attrs.field(init=False, default=None)
+    ended: bool = attrs.field(init=False, default=False)
+    written: bool = attrs.field(init=False, default=True)
+    merged: int = attrs.field(init=False, default=0)
+    _seq: int = attrs.field(init=False, default=0)
+    _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
+
+    # The reader
+
+    @property
+    def read(self) -> bool:
+        """Whether somebody reads it now."""
+        return self.reply is not None
+
+    @property
+    def full(self) -> bool:
+        """Whether whoever writes should wait for the reader."""
+        return self.reply is not None and self.reply.waiting >= self.bound
+
+    async def room(self) -> None:
+        """Wait until the reader has taken enough, or has left."""
+        if self.reply is not None:
+            await self.reply.room()
+
+    def open(self, reply: Reply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
+        """Let this response carry the stream from now on; `first` are bytes to begin with."""
+        self.reply = reply
+        self.written = True
+        reply.start(Response(200, (*SSE_HEADERS, *headers), first))
+        self.writable()
+
+    def resume(self, reply: Reply, headers: tuple[tuple[str, str], ...], after: int) -> None:
+        """As `open`, beginning with what was kept beyond the event number `after`."""
+        journal = self.journal
+        assert journal is not None
+        if self.reply is not None:
+            self.reply.finish()  # the client left it, as it shows by coming back
+        kept = journal.store.after(journal.session, journal.stream, after)
+        self.open(reply, headers, b"".join(self._encode(data, seq) for seq, data in kept))
+        if self.ended:
+            self._leave()
+
+    def detach(self) -> None:
+        """Note that the reader left."""
+        self.reply = None
+
+    def release(self, retry: int) -> None:
+        """Let the reader's connection go, and tell it to come back after `retry` milliseconds."""
+        if self.reply is not None and self.journal is not None and not self.ended:
+            self.reply.write(b"retry: %d\n\n" % retry)
+            self._leave()
+
+    def keep_alive(self) -> None:
+        """Write a comment if nothing was written since the last time, so that nobody takes the stream for dead."""
+        if not self.written and self.reply is not None and not self.reply.waiting:
+            self.reply.write(COMMENT)
+        self.written = False
+
+    # What is written
+
+    def prime(self, retry: int) -> bytes:
+        """Return an event without data, whose id lets the client come back even before the first message."""
+        self._seq += 1
+        assert self.journal is not None
+        return encode_event(b"", id=event_id(self.journal.stream, self._seq), retry=retry)
+
+    def take(self, data: bytes, *, reply: bool = False) -> bytes:
+        """Return a message as an event, kept if events are."""
+        self._seq += 1
+        journal = self.journal
+        if journal is not None:
+            journal.store.append(journal.session, journal.stream, self._seq, data, reply=reply)
+        return self._encode(data, self._seq)
+
+    def send(self, data: bytes, *, reply: bool = False) -> None:
+        """Write a message, or only keep it while nobody reads. `reply` says that it is worth more than others."""
+        if self.ended:
+            return
+        event = self.take(data, reply=reply)
+        if self.reply is not None:
+            self.written = True
+            self.reply.write(event)
+
+    def send_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        """Write a message, unless the reader is slow or gone: then only the latest of its key is kept for it."""
+        if self.reply is not None and not self.full and not self._latest:
+            self.send(outgoing.data)
+            return
+        if key in self._latest:
+            self.merged += 1
+        self._latest[key] = outgoing
+
+    def withheld(self) -> list[tuple[Hashable, Outgoing]]:
+        """Return what is kept back, and keep it no longer."""
+        kept, self._latest = self._latest, {}
+        return list(kept.items())
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Write what is kept back under `key` now, or drop it."""
+        outgoing = self._latest.pop(key, None)
+        if outgoing is not None and keep:
+            self.send(outgoing.data)
+
+    def writable(self) -> None:
+        """Write what was kept back, now that the reader has room."""
+        while self._latest and self.reply is not None and not self.full:
+            key = next(iter(self._latest))
+            self.send(self._latest.pop(key).data)
+
+    def end(self, data: bytes | None = None) -> None:
+        """Write the last message, if there is one, and end the stream."""
+        if self.ended:
+            return
+        event = b"" if data is None else self.take(data, reply=True)
+        self.ended = True
+        self._latest.clear()
+        if self.reply is not None:
+            reply, self.reply = self.reply, None
+            reply.finish(event)
+
+    def _leave(self) -> None:
+        reply, self.reply = self.reply, None
+        assert reply is not None
+        reply.finish()
+
+    def _encode(self, data: bytes, seq: int) -> bytes:
+        journal = self.journal
+        if journal is None:
+            return encode_event(data, event=self.event)
+        return encode_event(data, id=event_id(journal.stream, seq), event=self.event)
