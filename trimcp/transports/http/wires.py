@@ -1,0 +1,246 @@
+"""What a connection reads from and writes to: a socket itself, or any Trio byte stream (TLS, memory).
+
+They know no HTTP. A socket is used without Trio's stream around it, because what is written should leave at once,
+from whoever writes, and only what the system refuses should cost a task.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final, Protocol
+
+import trio
+
+__all__ = ["PrefixedStream", "SocketWire", "StreamWire", "Wire"]
+
+_PIECE: Final = 64 * 1024
+_RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, for no time
+
+
+class Wire(Protocol):
+    """One connection's bytes. One task reads and closes; one task at a time drains; anybody tries to write."""
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """Return what has arrived, b"" once the peer is gone, None after `wake`. Cancelling it loses nothing."""
+        ...
+
+    def wake(self) -> None:
+        """Let the `read` under way return None; no effect if there is none."""
+
+    def try_write(self, data: bytes) -> int:
+        """Write what is taken at once and return how much that was.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+        """
+        ...
+
+    async def write_some(self, data: bytearray) -> int:
+        """Wait until a part of `data` from its beginning is taken, and return how much. Others may append meanwhile.
+
+        Cancelling it may leave a part written of which nobody knows.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+        """
+        ...
+
+    async def shut_write(self) -> None:
+        """Say that nothing more will be written, where the wire can say so without closing."""
+
+    def into_stream(self) -> trio.abc.Stream:
+        """Hand over to somebody who wants a Trio stream and closes it; the wire is of no use afterwards."""
+        ...
+
+    async def close(self, *, reset: bool = False) -> None:
+        """Close, within a second if the peer does not help; nobody reads or drains any more. Safe to call twice.
+
+        Args:
+            reset: let the peer see an error instead of an end of file, and give up what was not delivered.
+        """
+
+
+class SocketWire:
+    """A connected TCP or Unix stream socket.
+
+    Args:
+        sock: owned from here on; made non-blocking.
+    """
+
+    __slots__ = ("_fd", "_open", "_reading", "_sock")
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family != getattr(socket, "AF_UNIX", None):
+            # A response is one write: there is nothing to gather, and an event must not wait for an acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._open = True
+        self._reading = False
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """See `Wire.read`. Always lets other tasks run first, also if something is there."""
+        self._reading = True
+        try:
+            # First, not after a failed attempt: between two requests there is nothing to read yet.
+            await trio.lowlevel.wait_readable(self._fd)
+            return self._sock.recv(max_bytes)
+        except (BlockingIOError, trio.ClosedResourceError):
+            return None
+        except OSError:
+            return b""
+        finally:
+            self._reading = False
+
+    def wake(self) -> None:
+        """See `Wire.wake`."""
+        if self._reading:
+            trio.lowlevel.notify_closing(self._fd)  # nothing is closed: this is Trio's way to end a wait from outside
+
+    def try_write(self, data: bytes | bytearray) -> int:
+        """See `Wire.try_write`."""
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise trio.BrokenResourceError(f"writing failed: {error}") from error
+
+    async def write_some(self, data: bytearray) -> int:
+        """See `Wire.write_some`. A cancelled one has written nothing."""
+        while True:
+            try:
+                await trio.lowlevel.wait_writable(self._fd)
+            except trio.ClosedResourceError:  # `wake` was meant for the reader
+                if not self._open:
+                    raise
+            if taken := self.try_write(data):
+                return taken
+
+    async def shut_write(self) -> None:
+        """See `Wire.shut_write`."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the peer was faster
+
+    def into_stream(self) -> trio.abc.Stream:
+        """See `Wire.into_stream`."""
+        self._open = False
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self._sock))
+
+    async def close(self, *, reset: bool = False) -> None:
+        """See `Wire.close`. Does not wait at all."""
+        if not self._open:
+            return
+        self._open = False
+        if reset:
+            try:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            except OSError:
+                pass
+        trio.lowlevel.notify_closing(self._fd)
+        self._sock.close()
+
+
+class StreamWire:
+    """Any Trio stream. It takes nothing at once, so every response costs a task: for TLS and for tests.
+
+    Args:
+        stream: owned from here on.
+    """
+
+    __slots__ = ("_open", "_scope", "_stream")
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._scope: trio.CancelScope | None = None
+        self._open = True
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """See `Wire.read`."""
+        with trio.CancelScope() as self._scope:
+            try:
+                return bytes(await self._stream.receive_some(max_bytes))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return b""
+            finally:
+                self._scope = None
+        return None
+
+    def wake(self) -> None:
+        """See `Wire.wake`."""
+        if self._scope is not None:
+            self._scope.cancel(reason="the connection has something else to do than to read")
+
+    def try_write(self, data: bytes | bytearray) -> int:
+        """See `Wire.try_write`."""
+        return 0
+
+    async def write_some(self, data: bytearray) -> int:
+        """See `Wire.write_some`. Takes 64 KiB at most, so that progress can be seen."""
+        piece = bytes(data[:_PIECE])
+        await self._stream.send_all(piece)
+        return len(piece)
+
+    async def shut_write(self) -> None:
+        """See `Wire.shut_write`. TLS has no such thing."""
+        if isinstance(self._stream, trio.abc.HalfCloseableStream):
+            try:
+                await self._stream.send_eof()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the peer was faster
+
+    def into_stream(self) -> trio.abc.Stream:
+        """See `Wire.into_stream`."""
+        self._open = False
+        return self._stream
+
+    async def close(self, *, reset: bool = False) -> None:
+        """See `Wire.close`."""
+        if not self._open:
+            return
+        self._open = False
+        # Shielded, because TLS says goodbye also when everything is cancelled; bounded, because nobody may listen.
+        with trio.CancelScope(shield=True) as scope:
+            if reset:
+                await trio.aclose_forcefully(self._stream)
+            else:
+                scope.deadline = trio.current_time() + 1
+                await self._stream.aclose()
+
+
+class PrefixedStream(trio.abc.Stream):
+    """A stream of which a beginning was read already: it is read once more.
+
+    Args:
+        prefix: what is received first.
+        stream: the rest, closed with this.
+    """
+
+    def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
+        self._prefix = prefix
+        self._stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Return what has arrived; see `trio.abc.ReceiveStream.receive_some`."""
+        if not self._prefix:
+            return await self._stream.receive_some(max_bytes)
+        await trio.lowlevel.checkpoint()
+        taken = self._prefix[:max_bytes]
+        self._prefix = self._prefix[len(taken) :]
+        return taken
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send; see `trio.abc.SendStream.send_all`."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See `trio.abc.SendStream.wait_send_all_might_not_block`."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Close the stream; see `trio.abc.AsyncResource.aclose`."""
+        await self._stream.aclose()
