@@ -107,6 +107,13 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/roundtrip.py", *session.posargs)
 
 
+@nox.session(name="bench-sessions")
+def bench_sessions(session: nox.Session) -> None:
+    """Measure a thousand sessions with open streams beside the official SDK."""
+    session.install(".[cli]", *OFFICIAL_SDK)
+    session.run("python", "benchmarks/sessions.py", *session.posargs)
+
+
 @nox.session
 def interop(session: nox.Session) -> None:
     """Let the official client drive us, and drive other people's servers."""

@@ -11,14 +11,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import attrs
 import orjson
+from processes import cpu_seconds, pin, resident_bytes
 
-__all__ = ["LEGACY", "MODERN", "Spent", "Under", "pin"]
+__all__ = ["LEGACY", "MODERN", "Spent", "Under"]
 
 LEGACY = "2025-11-25"
 MODERN = "2026-07-28"
@@ -43,13 +43,6 @@ class Spent:
     def per_second(self) -> float:
         """How many a second."""
         return self.count / self.wall
-
-
-def pin(process: int, core: int) -> None:
-    """Keep a process on one core, where there are two to choose from."""
-    cores = sorted(os.sched_getaffinity(os.getppid()))
-    if len(cores) > 1:
-        os.sched_setaffinity(process, {cores[core % len(cores)]})
 
 
 class Under:
@@ -116,16 +109,12 @@ class Under:
     @property
     def cpu(self) -> float:
         """CPU seconds of the process so far."""
-        # The clock of another process (Linux, `clock_getcpuclockid(3)`); `/proc/PID/stat` counts in hundredths only.
-        return time.clock_gettime((~self._process.pid << 3) | 2)
+        return cpu_seconds(self._process.pid)
 
     @property
     def resident(self) -> int:
         """Bytes of memory it holds."""
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        raise AssertionError("no VmRSS")
+        return resident_bytes(self._process.pid)
 
     # Work
 

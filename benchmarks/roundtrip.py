@@ -19,7 +19,8 @@ from pathlib import Path
 
 import attrs
 from installed import installed
-from load import LEGACY, MODERN, Under, pin
+from load import LEGACY, MODERN, Under
+from processes import pin
 
 PEERS = Path(__file__).parent / "peers"
 OURS = "trimcp"

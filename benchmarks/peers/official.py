@@ -1,7 +1,10 @@
-"""The measured tools on the official Python SDK's MCPServer; the same two modes as `ours.py`."""
+"""The measured tools on the official Python SDK's MCPServer; the same modes as `ours.py`."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import socket
 import sys
 import time
 
@@ -26,6 +29,24 @@ async def count(to: int, ctx: Context) -> str:
     return "done"
 
 
+@server.tool()
+async def counts() -> str:
+    """Return how many tasks and objects there are, after a collection of garbage."""
+    gc.collect()
+    return f"{len(asyncio.all_tasks())} {len(gc.get_objects())}"
+
+
+def over_http() -> None:
+    import uvicorn  # as the SDK does
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(2048)
+        print(listener.getsockname()[1], flush=True)
+        app = server.streamable_http_app(json_response=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+
+
 async def in_memory(server: object, calls: int, under_way: int) -> None:
     async with Client(server) as client:
         await client.call_tool("echo", {"text": "warm"})
@@ -46,5 +67,7 @@ async def in_memory(server: object, calls: int, under_way: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         server.run("stdio")
+    elif sys.argv[1] == "http":
+        over_http()
     else:
         anyio.run(in_memory, server, int(sys.argv[2]), int(sys.argv[3]))

@@ -1,9 +1,11 @@
-"""The measured tools on trimcp: `stdio` serves them, `memory COUNT UNDER_WAY` calls them in this process."""
+"""The measured tools on trimcp: `stdio` and `http` serve them, `memory COUNT UNDER_WAY` calls them in this process."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
+from functools import partial
 
 import trio
 
@@ -26,6 +28,19 @@ async def count(to: int, *, ctx: trimcp.Context) -> str:
     return "done"
 
 
+@server.tool
+async def counts() -> str:
+    """Return how many tasks and objects there are, after a collection of garbage."""
+    gc.collect()
+    return f"{trio.lowlevel.current_statistics().tasks_living} {len(gc.get_objects())}"
+
+
+async def over_http() -> None:
+    async with trio.open_nursery() as nursery:
+        listener = await nursery.start(partial(trimcp.serve_http, server, port=0))
+        print(listener.port, flush=True)
+
+
 async def in_memory(calls: int, under_way: int) -> None:
     async with trimcp.Client("bench", version="1.0").connect(trimcp.in_process(server)) as session:
         await session.call_tool("echo", {"text": "warm"})
@@ -46,5 +61,7 @@ async def in_memory(calls: int, under_way: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         trimcp.run_stdio(server)
+    elif sys.argv[1] == "http":
+        trio.run(over_http)
     else:
         trio.run(in_memory, int(sys.argv[2]), int(sys.argv[3]))
