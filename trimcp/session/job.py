@@ -59,7 +59,7 @@ class Job:
         scope: cancelling it stops the handler.
         error: the code of the error that answers it, or None.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
-        started: whether its handler has begun; `over`: whether its answer is queued.
+        started: whether its handler has begun, and `since` when, on Trio's clock; `over`: whether its answer is queued.
         crash: what the handler raised, where its crash is to end the session.
         parked: how many questions it waits for in place.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
@@ -78,6 +78,7 @@ class Job:
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
     started: bool = attrs.field(init=False, default=False)
+    since: float = attrs.field(init=False, default=0.0)
     over: bool = attrs.field(init=False, default=False)
     crash: Exception | None = attrs.field(init=False, default=None)
     parked: int = attrs.field(init=False, default=0)

@@ -56,6 +56,7 @@ class Runner:
         self.running += 1
         self.bytes_running += job.size
         job.started = True
+        job.since = trio.current_time()
         # Whoever delivers may be a task of the peer's, in the same process; its context is none of the handler's.
         self._context.run(self._spawn, session, job)
 
