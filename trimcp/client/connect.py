@@ -24,6 +24,7 @@ from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
 from trimcp.session.direct import DirectEnd
 from trimcp.session.drive import Road, driving
+from trimcp.session.mirroring import mirrored
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session
@@ -222,7 +223,8 @@ class _Negotiation:
         engine = session.engine
         id = engine.new_id()
         data = engine.encode_request(id, verb, params)
-        pending = await session.send_request(Pending(session, id, verb), data)
+        headers = mirrored(engine.revision, verb, params) if session.mirrors_headers else None
+        pending = await session.send_request(Pending(session, id, verb), data, headers=headers)
         try:
             return await pending.raw()
         except trio.Cancelled as cancelled:

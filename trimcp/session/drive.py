@@ -50,6 +50,7 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
         async with _driving_directly(session, channel):
             yield
         return
+    session.mirrors_headers = channel.mirrors_headers
     async with _closing(channel), open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)

@@ -35,6 +35,7 @@ from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox, weight
+from trimcp.session.mirroring import mirrored
 from trimcp.session.outbox import Outbox
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.replies import Replies
@@ -70,6 +71,7 @@ class Session:
         arriving: bytes of the message being taken right now.
         notices: handlers of notifications at work.
         background: where work that belongs to the session is started, once it is driven.
+        mirrors_headers: whether its channel carries headers beside our requests.
         pushed: whether messages are pushed into it: then nobody can stop reading, and what is too much is refused.
         when_closed: called by `close`, once, where no driver waits for it.
     """
@@ -99,6 +101,7 @@ class Session:
     notices: int = attrs.field(init=False, default=0)
     background: Background = attrs.field(init=False)
     pushed: bool = attrs.field(init=False, default=False)
+    mirrors_headers: bool = attrs.field(init=False, default=False)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
     _replies: Replies = attrs.field(init=False)
     _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -188,11 +191,10 @@ class Session:
 
     def _take_cancel(self, event: Cancelled) -> None:
         job = self.jobs.get(event.id)
-        if job is None:
-            return
-        job.cancel(CancelReason.PEER, event.reason)
-        if not job.started and self.mailbox.remove(job):
-            self.finish(job, None)
+        if job is not None:
+            job.cancel(CancelReason.PEER, event.reason)
+            if not job.started and self.mailbox.remove(job):
+                self.finish(job, None)
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
         self._replies.expect(self.road(incoming.origin), event, incoming.origin)
@@ -249,8 +251,7 @@ class Session:
         job.over = True
         self.jobs.pop(id, None)
         wanted = self.engine.answered(id)
-        token = job.request.admission.progress_token
-        if token is not None:
+        if job.request.admission.progress_token is not None:
             job.sink.settle_latest(("progress", id), keep=wanted)
         if wanted and reply is not None:
             self._replies.post(job.sink, id, reply, job.origin, job.error)
@@ -262,8 +263,7 @@ class Session:
             self._idle.unpark_all()
 
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
-        origin = incoming.origin
-        self.road(origin).post(Outgoing(data, Kind.REPLY, id, origin, None, error))
+        self.road(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
 
     def road(self, origin: Origin | None) -> Sink:
         """Return where messages go that belong to what came from there."""
@@ -289,7 +289,6 @@ class Session:
         params: Any = None,
         *,
         meta: Mapping[str, JSON] | None = None,
-        headers: Mapping[str, str] | None = None,
         origin: Origin | None = None,
     ) -> Any:
         """Send a request and return the payload of its answer.
@@ -303,7 +302,7 @@ class Session:
             ConnectionLost: the connection ended meanwhile.
             LocalError: the request may not be sent now; nothing was.
         """
-        pending = await self.begin(name, params, meta=meta, headers=headers, origin=origin)
+        pending = await self.begin(name, params, meta=meta, origin=origin)
         try:
             return await pending.payload()
         except BaseException as error:
@@ -330,6 +329,8 @@ class Session:
         id = engine.new_id()
         data = engine.encode_request(id, verb, params, wants_progress=wants_progress, meta=meta)
         pending = Pending(self, id, verb, origin)
+        if self.mirrors_headers:
+            headers = mirrored(engine.revision, verb, params, headers)
         return await self.send_request(pending, data, wants_progress=wants_progress, headers=headers)
 
     async def send_request(
