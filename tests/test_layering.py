@@ -19,7 +19,7 @@ MAX_LINES = 450
 _WIRE = {"errors", "wire"}
 _CHANNEL = _WIRE | {"framing", "channel"}
 _SESSION = _CHANNEL | {"protocol", "validation", "session"}
-_ANYTHING = _SESSION | {"transports", "server", "client", "run", "testing", "cli", "trimcp"}
+_ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "cli", "trimcp"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
@@ -33,8 +33,9 @@ LAYERS: dict[str, set[str]] = {
     "session": _SESSION,
     "server": _SESSION | {"server"},
     "client": _SESSION | {"client"},
-    # These put the parts together. "trimcp" is the package's own __init__; only these may import it or `run`.
+    # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
     "run": _ANYTHING - {"testing", "cli"},
+    "net": _ANYTHING - {"testing", "cli"},
     "testing": _ANYTHING - {"cli"},
     "cli": _ANYTHING,
     "trimcp": _ANYTHING - {"cli"},

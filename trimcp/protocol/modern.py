@@ -56,10 +56,16 @@ def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
 
 @attrs.define(eq=False)
 class Modern:
-    """The modern side of one connection. What it keeps between requests is a cache, never a meaning."""
+    """The modern side of one connection. What it keeps between requests is a cache, never a meaning.
+
+    Attributes:
+        revision: what we speak as a client, once it is known.
+        required: whether a server takes nothing but the modern era on this connection.
+    """
 
     profile: Profile
     revision: Revision | None = None
+    required: bool = False
     _last_capabilities: tuple[Any, ClientCapabilities] | None = None
     _last_info: tuple[Any, Implementation] | None = None
     _stamp: tuple[Any, dict[str, JSON]] | None = None

@@ -112,7 +112,8 @@ class Receiver:
         """Return whether a request is to be judged by the modern era's rules."""
         if self.role is Role.CLIENT or not self.modern.offered():
             return False
-        return recognises(meta) or name == "server/discover" or not self.legacy.offered()
+        modern = self.modern
+        return modern.required or recognises(meta) or name == "server/discover" or not self.legacy.offered()
 
     def _is_ours(self, verb: Verb) -> bool:
         """Return whether the peer may send us this method at all."""

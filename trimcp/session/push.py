@@ -66,6 +66,10 @@ class Pushed:
         """Skip the handshake, for clients of a server that keeps no sessions: they did it somewhere else."""
         self.session.engine.legacy.assume(revision)
 
+    def require_envelope(self) -> None:
+        """Take every request for one of the modern era, also where its envelope is missing."""
+        self.session.engine.modern.required = True
+
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take what arrived. Never waits and never raises because of what a peer sent."""
         self.session.deliver(batch)

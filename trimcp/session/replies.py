@@ -52,10 +52,12 @@ class Replies:
 
     def none(self, sink: Sink, id: RequestId, origin: Origin | None) -> None:
         """Note that a request gets no reply: its array, if it came in one, waits for it no longer."""
+        array = None
         if self._gather is not None and id in self._gather:
-            _post(sink, self._gather.drop(id), origin)
-        else:
+            array = self._gather.drop(id)
+        if array is None:
             sink.unanswered(id)
+        _post(sink, array, origin)
 
 
 def _post(sink: Sink, array: bytes | None, origin: Origin | None) -> None:

@@ -11,8 +11,9 @@ import orjson
 import trio
 
 from trimcp.framing.sse import Decoder, Event
+from trimcp.net import http_face
 from trimcp.server.server import Server
-from trimcp.transports.http.app import HttpFace, http_face
+from trimcp.transports.http.app import HttpFace
 from trimcp.transports.http.model import Handler, Head, Response, Upgrade
 from trimcp.transports.http.settings import Settings
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
@@ -49,11 +50,13 @@ class Answer:
         self._take(response.body)
 
     def write(self, data: bytes) -> None:
-        assert self.status and not self.finished
+        assert self.status
+        assert not self.finished
         self._take(data)
 
     def finish(self, data: bytes = b"") -> None:
-        assert self.status and not self.finished
+        assert self.status
+        assert not self.finished
         self._take(data)
         self._finish()
 
@@ -71,6 +74,7 @@ class Answer:
     def _head(self, response: Response) -> None:
         assert not self.status, "two responses to one request"
         self.status = response.status
+        self._changed.unpark_all()
         self.headers = {name.lower(): value for name, value in response.headers}
 
     def _take(self, data: bytes) -> None:
@@ -102,6 +106,11 @@ class Answer:
         self._changed.unpark_all()
         if self.handler is not None and not self.finished:
             self.handler.writable()
+
+    async def begun(self) -> None:
+        """Wait for the head of the response."""
+        while not self.status:
+            await self._changed.park()
 
     async def done(self) -> Answer:
         """Wait for the end of the response."""
@@ -190,7 +199,9 @@ class Visitor:
             params["_meta"] = meta
         return {"jsonrpc": "2.0", "id": id, "method": method, "params": params}
 
-    async def call(self, tool: str, headers: Mapping[str, Any] | None = None, *, token: Any = None, **args: Any) -> Answer:
+    async def call(
+        self, tool: str, headers: Mapping[str, Any] | None = None, *, token: Any = None, **args: Any
+    ) -> Answer:
         """POST a tool call."""
         meta = {} if token is None else {"progressToken": token}
         return await self.post(self.request("tools/call", {"name": tool, "arguments": args}, **meta), headers)
@@ -220,7 +231,7 @@ async def visiting(
     server: Server[Any], revision: Revision = LATEST, settings: Settings | None = None
 ) -> AsyncIterator[Visitor]:
     """Serve over HTTP in memory, and yield a client. In the end nothing may be under way."""
-    async with server.running() as running, http_face(running, settings) as face:
+    async with http_face(server, settings) as face:
         yield Visitor(face, revision)
         await trio.testing.wait_all_tasks_blocked()
         assert face.exchanges == 0

@@ -8,8 +8,7 @@ by `initialize`. This is one of the three places that may ask about an era. (bas
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -31,7 +30,7 @@ from trimcp.transports.http.ticker import Ticker
 from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
 from trimcp.wire.jsonrpc import encode_error, parse
 
-__all__ = ["HttpFace", "http_face"]
+__all__ = ["HttpFace"]
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
@@ -41,22 +40,6 @@ _SUBPROTOCOL: Final = "mcp"
 def refusal(status: int, text: str, *headers: tuple[str, str], code: int = INVALID_REQUEST) -> Response:
     """Return a response that says in JSON-RPC what is wrong, with no id: nothing of the body was read."""
     return Response(status, (*JSON_HEADERS, *headers), encode_error(None, code, text))
-
-
-@asynccontextmanager
-async def http_face(service: Service, settings: Settings | None = None) -> AsyncIterator[HttpFace]:
-    """Serve over HTTP for as long as the block runs, and yield the face for a host.
-
-    Leaving ends every session of it. The service is not ended; `HttpFace.drain` before lets calls under way answer.
-    """
-    face = HttpFace(service, Settings() if settings is None else settings)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(face.ticker.run, face.sessions)
-        try:
-            yield face
-        finally:
-            face.end()
-            nursery.cancel_scope.cancel(reason="the HTTP face is closed")
 
 
 @attrs.define(eq=False)
@@ -81,7 +64,6 @@ class HttpFace:
     ticker: Ticker = attrs.field(init=False)
     exchanges: int = attrs.field(init=False, default=0)
     draining: bool = attrs.field(init=False, default=False)
-    _routes: dict[str, Callable[[Head], Admitted | None]] = attrs.field(init=False)
     _routing: Routing = attrs.field(init=False)
     _began: dict[Head, tuple[float, str | None]] = attrs.field(init=False, factory=dict)
 
@@ -234,7 +216,11 @@ class HttpFace:
         self.exchanges -= 1
         self.ticker.settled(exchange)
 
-    # The end
+    # Its life
+
+    async def run(self) -> None:
+        """Look after what waits, until cancelled: whoever serves runs this beside the host."""
+        await self.ticker.run(self.sessions)
 
     async def drain(self, grace: float) -> None:
         """Take no more work, let calls under way answer for `grace` seconds, cancel them, and end every stream.

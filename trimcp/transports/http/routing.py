@@ -117,6 +117,7 @@ class Routing:
         elif type(message) is not Notification:
             raise _Refused(400, encode_error(None, INVALID_REQUEST, "a POST carries one request or one notification"))
         exchange.own = session = self.service.open(_NOWHERE)
+        session.require_envelope()
         return session
 
     def _without_session(self, exchange: Exchange, message: Message, version: str | None) -> PushedSession:

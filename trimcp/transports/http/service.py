@@ -32,6 +32,9 @@ class PushedSession(Protocol):
     def assume(self, revision: Revision) -> None:
         """Skip the handshake: the client did it where it is not remembered."""
 
+    def require_envelope(self) -> None:
+        """Take every request for one of 2026-07-28 or later, also where its envelope is missing."""
+
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take what arrived. Never waits, and never raises because of what a peer sent."""
 

@@ -115,9 +115,10 @@ class EventStream:
 
     def keep_alive(self) -> None:
         """Write a comment if nothing was written since the last time, so that nobody takes the stream for dead."""
-        if not self.written and self.reply is not None and not self.reply.waiting:
+        silent, self.written = not self.written, False
+        if silent and self.reply is not None and not self.reply.waiting:
             self.reply.write(COMMENT)
-        self.written = False
+            self.written = True
 
     # What is written
 

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.transports.http.face import LEGACY, Visitor, visiting
+from tests.transports.http.test_exchange import make_server
+from trimcp.session.context import Context
+from trimcp.transports.http.events import MemoryEvents
+from trimcp.transports.http.identity import Identity, Principal, Refused
+from trimcp.transports.http.model import Head
+from trimcp.transports.http.settings import Settings
+from trimcp.wire.revisions import REVISIONS, Revision
+
+
+async def test_a_session_ends_when_its_client_says_so(autojump_clock: Any) -> None:
+    journal: list[str] = []
+    async with visiting(make_server(journal), LEGACY) as visitor:
+        await visitor.initialize()
+        stream = await visitor.listen()
+        call = await visitor.call("steps", token=1, count=60)
+        await trio.testing.wait_all_tasks_blocked()
+        ended = await visitor.send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})
+        assert ended.status == 200
+        await call.done()
+        assert stream.finished
+        await trio.testing.wait_all_tasks_blocked()
+        assert journal == ["disconnected"]
+        late = await visitor.call("echo", text="hi")
+        assert (late.status, late.json["id"]) == (404, 3)
+        assert (await visitor.listen()).status == 404
+        assert len(visitor.face.sessions) == 0
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_a_session_has_to_be_named(method: str, autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY) as visitor:
+        assert (await visitor.send(method, "/mcp")).status == 400
+        assert (await visitor.send(method, "/mcp", headers={"mcp-session-id": "unknown"})).status == 404
+
+
+def by_header(head: Head) -> Identity:
+    name = head.headers.get("authorization")
+    return Principal(name) if name else Refused()
+
+
+async def test_a_session_belongs_to_who_made_it(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY, Settings(authenticate=by_header)) as ada:
+        assert (await ada.call("echo", text="hi")).status == 401
+        ada.headers["authorization"] = "ada"
+        await ada.initialize()
+        call = await (await ada.call("steps", token=1, count=1)).done()
+        eve = Visitor(ada.face, LEGACY, {"authorization": "eve"}, ada.session)
+        for answer in (
+            await eve.call("echo", text="hi"),
+            await eve.listen(),
+            await eve.listen(call.now()[0].id),
+            await eve.send("DELETE", "/mcp", headers={"mcp-session-id": ada.session or ""}),
+        ):
+            assert answer.status == 404
+        assert (await (await ada.call("echo", text="hi")).done()).status == 200
+
+
+async def test_events_of_another_session_are_not_told(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY) as one:
+        await one.initialize()
+        two = Visitor(one.face, LEGACY)
+        await two.initialize()
+        call = await (await one.call("steps", token="secret", count=1)).done()
+        found = await two.listen(call.now()[0].id)
+        assert (found.status, bytes(found.body).count(b"secret")) == (400, 0)
+        own = await (await one.listen(call.now()[0].id)).done()
+        assert own.status == 200
+
+
+@pytest.mark.parametrize("last", ["", "x", "1", "1-", "9-9", "-1-1", "1-1-1", "9" * 200, "1-99999999999999999999"])
+async def test_an_event_nobody_sent_is_refused(last: str, autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY) as visitor:
+        await visitor.initialize()
+        answer = await visitor.listen(last)
+        assert answer.status == (400 if last else 200)
+
+
+@pytest.mark.parametrize("revision", [r for r in REVISIONS if r.sessions], ids=str)
+async def test_what_belongs_to_no_request_goes_to_the_stream(revision: Revision, autojump_clock: Any) -> None:
+    server = make_server()
+    server.dynamic = True
+    async with visiting(server, revision) as visitor:
+        await visitor.initialize()
+        stream = await visitor.listen()
+        server.remove_tool("echo")
+        await trio.testing.wait_all_tasks_blocked()
+        assert [message["method"] for message in stream.messages] == ["notifications/tools/list_changed"]
+
+
+async def test_changes_are_kept_once_until_somebody_reads(autojump_clock: Any) -> None:
+    server = make_server()
+    server.dynamic = True
+    async with visiting(server, LEGACY) as visitor:
+        await visitor.initialize()
+        for name in ("echo", "ask", "flood"):
+            server.remove_tool(name)
+        stream = await visitor.listen()
+        assert [message["method"] for message in stream.messages] == ["notifications/tools/list_changed"]
+        stream.leave()
+        server.remove_tool("fast")
+        server.remove_tool("wait")
+        again = await visitor.listen()
+        assert [message["method"] for message in again.messages] == ["notifications/tools/list_changed"]
+
+
+async def test_a_second_stream_takes_over_from_the_first(autojump_clock: Any) -> None:
+    server = make_server()
+    server.dynamic = True
+    async with visiting(server, LEGACY) as visitor:
+        await visitor.initialize()
+        first = await visitor.listen()
+        second = await visitor.listen()
+        assert first.finished
+        server.remove_tool("echo")
+        assert len(second.messages) == 1
+        first.leave()
+        server.remove_tool("ask")
+        assert len(second.messages) == 2
+
+
+async def test_an_idle_session_expires_and_a_busy_one_does_not(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY, Settings(session_idle=60)) as listening:
+        await listening.initialize()
+        stream = await listening.listen()
+        working = Visitor(listening.face, LEGACY)
+        await working.initialize()
+        call = await working.call("wait", seconds=500)
+        idle = Visitor(listening.face, LEGACY)
+        await idle.initialize()
+        assert len(listening.face.sessions) == 3
+        await trio.sleep(300)
+        assert (await idle.call("echo", text="hi")).status == 404
+        assert (await (await listening.call("echo", text="hi")).done()).status == 200
+        assert not stream.finished
+        await call.done()
+        assert call.messages[-1]["result"]["content"][0]["text"] == "waited"
+
+
+async def test_there_are_only_so_many_sessions(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY, Settings(max_sessions=1)) as visitor:
+        await visitor.initialize()
+        other = Visitor(visitor.face, LEGACY)
+        params = {"protocolVersion": LEGACY.name, "capabilities": {}, "clientInfo": {"name": "v", "version": "1"}}
+        refused = await other.post(other.request("initialize", params))
+        assert (refused.status, refused.json["id"], refused.headers["retry-after"]) == (503, 1, "1")
+
+
+async def test_an_initialize_that_fails_leaves_no_session(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY) as visitor:
+        answer = await visitor.post(visitor.request("initialize", {"protocolVersion": LEGACY.name}))
+        assert "error" in answer.json
+        assert "mcp-session-id" not in answer.headers
+        assert len(visitor.face.sessions) == 0
+
+
+async def test_a_finished_stream_is_forgotten_after_a_while(autojump_clock: Any) -> None:
+    events = MemoryEvents()
+    async with visiting(make_server(), LEGACY, Settings(events=events, replay_time=60)) as visitor:
+        await visitor.initialize()
+        call = await (await visitor.call("steps", token=1, count=2)).done()
+        assert events.statistics().events > 0
+        assert (await (await visitor.listen(call.now()[0].id)).done()).status == 200
+        await trio.sleep(200)
+        assert events.statistics().events == 0
+        assert (await visitor.listen(call.now()[0].id)).status == 400
+
+
+async def test_a_session_takes_its_events_with_it(autojump_clock: Any) -> None:
+    events = MemoryEvents()
+    async with visiting(make_server(), LEGACY, Settings(events=events)) as visitor:
+        await visitor.initialize()
+        await (await visitor.call("steps", token=1, count=2)).done()
+        await visitor.send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})
+        assert events.statistics().events == 0
+
+
+async def test_background_work_ends_with_its_session(autojump_clock: Any) -> None:
+    ended: list[str] = []
+    server = make_server()
+
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("work")
+
+    @server.tool
+    async def begin(*, ctx: Context) -> str:
+        ctx.session.start_soon(work)
+        await trio.lowlevel.checkpoint()
+        return "begun"
+
+    async with visiting(server, LEGACY, Settings(session_idle=60)) as visitor:
+        await visitor.initialize()
+        await (await visitor.call("begin")).done()
+        await trio.sleep(300)
+        assert not ended
+        await visitor.send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended == ["work"]
+        assert not visitor.face.service.sessions  # type: ignore[attr-defined]
+
+
+async def test_without_an_event_store_streams_have_no_ids(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY, Settings(resumable=False)) as visitor:
+        await visitor.initialize()
+        call = await (await visitor.call("steps", token=1, count=2)).done()
+        assert [event.id for event in call.now()] == [None] * 3
+        polled = await (await visitor.call("polled")).done()
+        assert polled.headers["content-type"] == "application/json"
+        assert (await visitor.listen("1-1")).status == 200
+
+
+async def test_sessions_that_came_and_went_leave_nothing(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY) as visitor:
+        for _ in range(50):
+            one = Visitor(visitor.face, LEGACY)
+            await one.initialize()
+            stream = await one.listen()
+            await (await one.call("steps", token=1, count=1)).done()
+            await one.send("DELETE", "/mcp", headers={"mcp-session-id": one.session or ""})
+            assert stream.finished
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(visitor.face.sessions) == 0
+        assert not visitor.face.service.sessions  # type: ignore[attr-defined]
+        assert visitor.face.sessions.events is not None
+        assert attrs.asdict(visitor.face.sessions.events.statistics())["events"] == 0
