@@ -112,9 +112,7 @@ async def test_who_asks_without_reading_is_held_back(autojump_clock: Any) -> Non
     async with visiting(make_server(), OLDEST, Settings(stream_buffer=1_000)) as visitor:
         stream, place = await met(visitor)
         stream.stalled = True
-        statuses = []
-        for _ in range(1_000):
-            statuses.append((await say(visitor, place, visitor.request("ping"))).status)
+        statuses = [(await say(visitor, place, visitor.request("ping"))).status for _ in range(1_000)]
         assert 503 in statuses
         assert stream.waiting < 25_000
         stream.read_on()
