@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import enum
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -335,6 +336,24 @@ def test_a_large_schema_takes_linear_time() -> None:
     small = properties(**{f"p{i}": properties(a=marked(f"H{i}")) for i in range(2_000)})
     large = properties(**{f"p{i}": properties(a=marked(f"H{i}")) for i in range(16_000)})
     assert min(seconds(large) for _ in range(3)) / min(seconds(small) for _ in range(3)) < 32
+
+
+def test_a_deep_and_wide_schema_costs_little() -> None:
+    schema: Any = marked("Leaf")
+    for _ in range(2_000):
+        schema = properties(a=schema)
+    (mirror,) = find_mirrors(schema)
+    assert len(mirror.path) == 2_000
+    wide = properties(**{f"p{i}": {} for i in range(50_000)})
+    for _ in range(100):
+        wide = properties(a=wide)
+    tracemalloc.start()
+    try:
+        assert find_mirrors(wide) == ()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 200_000
 
 
 # What a call repeats

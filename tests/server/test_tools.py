@@ -15,6 +15,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.mirroring import mirrored
+from trimcp.channel import Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError
 from trimcp.server.arguments import Arg
@@ -23,7 +25,7 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
 from trimcp.testing.connect import connected, every_revision
-from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS
+from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
@@ -407,3 +409,127 @@ async def test_an_unknown_tools_name_is_echoed_in_part() -> None:
         with pytest.raises(RemoteError) as refused:
             await session.call_tool("x" * 100_000)
         assert len(refused.value.message) < 200
+
+
+# Arguments repeated in headers
+
+
+def regional() -> Server[Any]:
+    server = Server("s")
+
+    @server.tool
+    async def where(region: str | None = None, count: Annotated[int, Arg(header="Count")] = 1) -> str:
+        return f"{region} {count}"
+
+    @server.tool(
+        input_schema={
+            "type": "object",
+            "properties": {
+                "region": {"type": "string", "x-mcp-header": "Region"},
+                "inner": {"type": "object", "properties": {"flag": {"type": "boolean", "x-mcp-header": "Flag"}}},
+            },
+        }
+    )
+    async def by_hand(arguments: dict[str, Any]) -> str:
+        return str(arguments)
+
+    return server
+
+
+def sending(**headers: str | None) -> Callable[[Outgoing], None]:
+    """Change the Mcp-Param-* headers of each request: another value, or None for none."""
+
+    def tamper(outgoing: Outgoing) -> None:
+        if outgoing.headers is not None:
+            merged = {**outgoing.headers, **{f"mcp-param-{name}": value for name, value in headers.items()}}
+            outgoing.headers = {name: value for name, value in merged.items() if value is not None}
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "headers"),
+    [
+        ("where", {"count": 42}, {"count": "42"}),
+        ("where", {"count": 42}, {"count": "42.0"}),
+        ("where", {"region": "x"}, {}),
+        ("where", None, {}),
+        ("by_hand", {"region": "Hello", "inner": {"flag": True}}, {"region": "=?base64?SGVsbG8=?=", "flag": "true"}),
+        ("by_hand", {"region": "é"}, {"region": "=?base64?w6k=?=", "other": "any"}),
+        ("by_hand", {}, {}),
+    ],
+)
+async def test_headers_that_repeat_the_arguments_pass(name: str, arguments: Any, headers: dict[str, str]) -> None:
+    async with mirrored(regional(), tamper=sending(**headers)) as (session, _):
+        assert (await session.call_tool(name, arguments)).is_error is False
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "headers"),
+    [
+        ("where", {"count": 42}, {"count": None}),
+        ("where", {"count": 42}, {"count": "43"}),
+        ("where", {}, {"count": "1"}),  # the default is not in the body
+        ("where", {"count": "many"}, {"count": "1"}),  # before the arguments themselves are judged
+        ("by_hand", {"region": "Hello"}, {"region": "=?base64?SGVsbG8?="}),
+        ("by_hand", {"region": "Hello"}, {"region": "hello"}),
+        ("by_hand", {"region": None}, {"region": ""}),
+        ("by_hand", {"inner": {"flag": False}}, {"flag": None}),
+    ],
+)
+async def test_headers_at_odds_with_the_arguments_are_refused(name: str, arguments: Any, headers: Any) -> None:
+    async with mirrored(regional(), tamper=sending(**headers)) as (session, _):
+        with pytest.raises(RemoteError) as refused:
+            await session.call_tool(name, arguments)
+        assert refused.value.code == HEADER_MISMATCH
+        assert refused.value.message.startswith("Header mismatch: ")
+
+
+@every_revision
+async def test_only_headers_that_repeat_requests_are_compared(revision: Revision) -> None:
+    """Those of an upgrade to WebSocket say nothing of any request, and older revisions repeat nothing."""
+
+    def tamper(outgoing: Outgoing) -> None:
+        outgoing.headers = {"upgrade": "websocket", "mcp-param-region": "wrong"}
+
+    async with mirrored(regional(), revision=revision, mirrors=False, tamper=tamper) as (session, _):
+        assert (await session.call_tool("by_hand", {"region": "x"})).is_error is False
+    if not revision.method_headers:
+        everything = {"mcp-method": "tools/call", "mcp-param-region": "wrong"}
+        async with mirrored(
+            regional(),
+            revision=revision,
+            mirrors=False,
+            tamper=lambda outgoing: setattr(outgoing, "headers", everything),
+        ) as (session, _):
+            assert (await session.call_tool("by_hand", {"region": "x"})).is_error is False
+
+
+class Deep(TypedDict):
+    region: Annotated[str, Arg(header="Region")]
+
+
+@pytest.mark.parametrize(
+    ("properties", "complaint"),
+    [
+        ({"a": {"type": "string", "x-mcp-header": "My Region"}}, "'a' is no name of an HTTP header"),
+        ({"a": {"type": "number", "x-mcp-header": "Region"}}, "only a string, integer or boolean"),
+        ({"a": {"type": "array", "items": {"type": "string", "x-mcp-header": "R"}}}, "not `properties` alone"),
+        (
+            {"a": {"type": "string", "x-mcp-header": "R"}, "b": {"type": "string", "x-mcp-header": "r"}},
+            "'r' is there twice",
+        ),
+    ],
+)
+def test_an_invalid_header_is_an_authors_mistake(properties: Any, complaint: str) -> None:
+    async def tool(arguments: dict[str, Any]) -> None: ...
+
+    with pytest.raises(TypeError, match=f"the tool tool: x-mcp-header .*{complaint}"):
+        Server("s").add_tool(tool, input_schema={"type": "object", "properties": properties})
+
+
+def test_a_header_inside_a_list_is_an_authors_mistake() -> None:
+    async def tool(all: list[Deep]) -> None: ...
+
+    with pytest.raises(TypeError, match="the tool tool: x-mcp-header stands where not `properties` alone lead"):
+        Server("s").add_tool(tool)

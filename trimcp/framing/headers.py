@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -206,6 +206,9 @@ class Mirror:
         return arguments
 
 
+_Path: TypeAlias = tuple[str, ...] | None
+"""The properties that lead to a schema from the outermost in, or None where they alone do not."""
+
 _PRIMITIVE: Final = ("string", "integer", "boolean")
 
 # Where schemas lie in schemas: 2020-12, and what older drafts had besides. Anything else, such as `default`, is data.
@@ -240,20 +243,29 @@ def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
             `properties` alone lead to it. The text says which.
     """
     found: dict[str, Mirror] = {}
-    places: list[tuple[Any, tuple[str, ...] | None]] = [(schema, ())]
-    for place, path in places:  # which grows meanwhile
-        if not isinstance(place, dict):
-            continue
+    for place, path in _places(schema):
         if ANNOTATION in place:
             mirror = _mirror(place, path)
             if mirror.key in found:
                 raise ValueError(f"{ANNOTATION} {mirror.header[len(_PREFIX) :]!r:.100} is there twice")
             found[mirror.key] = mirror
-        places += _below(place, path)
     return tuple(found.values())
 
 
-def _mirror(schema: dict[str, Any], path: tuple[str, ...] | None) -> Mirror:
+def _places(schema: Any) -> Iterator[tuple[dict[str, Any], _Path]]:
+    """Every schema in this one, itself first, however deep, in memory for the way there only."""
+    way: list[Iterator[tuple[Any, _Path]]] = [iter([(schema, ())])]
+    while way:
+        for place, path in way[-1]:
+            if isinstance(place, dict):
+                yield place, path
+                way.append(_below(place, path))
+                break
+        else:
+            way.pop()
+
+
+def _mirror(schema: dict[str, Any], path: _Path) -> Mirror:
     if not path:
         raise ValueError(f"{ANNOTATION} stands where not `properties` alone lead to it")
     where = f"{'.'.join(path)!r:.100}"
@@ -265,13 +277,13 @@ def _mirror(schema: dict[str, Any], path: tuple[str, ...] | None) -> Mirror:
     return Mirror(_PREFIX + name, path)
 
 
-def _below(schema: dict[str, Any], path: tuple[str, ...] | None) -> Iterator[tuple[Any, tuple[str, ...] | None]]:
-    """The schemas right inside this one, each with its path as long as only `properties` lead to it."""
+def _below(schema: dict[str, Any], path: _Path) -> Iterator[tuple[Any, _Path]]:
+    """The schemas right inside this one."""
     for keyword, value in schema.items():
         if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            straight = keyword == "properties" and path is not None
+            straight = path if keyword == "properties" else None
             for name, each in value.items():
-                yield each, (*path, name) if straight and path is not None else None
+                yield each, None if straight is None else (*straight, name)
         elif keyword in _SCHEMAS and isinstance(value, list):
             for each in value:
                 yield each, None

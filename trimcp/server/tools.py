@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
+from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content, json_text
@@ -20,7 +21,7 @@ from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import sole
 from trimcp.validation import Validator, check_author_schema
-from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
@@ -83,12 +84,15 @@ class ToolEntry:
     output_validator: Validator | None
     timeout: float | None
     slots: trio.CapacityLimiter | None
+    mirrors: tuple[Mirror, ...] = ()
 
     async def call(self, running: Running, ctx: Context[Any], params: CallToolParams) -> Any:
         """Carry out a call and return its result; `ToolError`s and wrong arguments become what the revision wants."""
         arguments = params.arguments
         if arguments is ABSENT:
             arguments = {}
+        if self.mirrors:
+            self._check_headers(ctx, arguments)
         try:
             if not self.validator.is_valid(arguments):
                 return self._refuse(ctx, self.validator.problems(arguments))
@@ -104,6 +108,18 @@ class ToolEntry:
             if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
                 return _error_result(str(cause))
             raise
+
+    def _check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
+        """Compare the headers that repeat arguments, where the request came with headers that repeat its body.
+
+        They came with `Mcp-Method` then. What was an upgrade to WebSocket has headers too, but they say nothing of any
+        one request.
+        """
+        headers = ctx.headers
+        if METHOD in headers and ctx.revision.method_headers:
+            mismatch = check_params(self.mirrors, arguments, headers)
+            if mismatch is not None:
+                raise ErrorReply(HEADER_MISMATCH, mismatch)
 
     async def _bounded(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """Run within the tool's own slots and time. Waiting for a slot is part of the time."""
@@ -154,8 +170,8 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function.
 
     Raises:
-        TypeError: a parameter's or the result's type cannot be said in JSON Schema, the schema is not valid, or there
-            is no such option.
+        TypeError: a parameter's or the result's type cannot be said in JSON Schema, the schema is not valid, names a
+            header where none can be (server/tools, "x-mcp-header"), or there is no such option.
         ValueError: the timeout is not positive, or less than one call may run.
     """
     check_options(options, ToolOptions)
@@ -170,6 +186,11 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     if given is not None:
         schema = dict(given)
         check_author_schema(schema)
+    name = options.get("name") or calling.signature.name
+    try:
+        mirrors = find_mirrors(schema)
+    except ValueError as error:
+        raise TypeError(f"the tool {name}: {error}") from None
     shape = None
     if promised is not None:
         check_author_schema(dict(promised))
@@ -178,7 +199,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         shape = calling.result_shape()
     meta = options.get("meta")
     listed = Tool(
-        name=options.get("name") or calling.signature.name,
+        name=name,
         input_schema=schema,
         title=options.get("title") or ABSENT,
         description=options.get("description") or calling.signature.description or ABSENT,
@@ -195,4 +216,5 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         output_validator=Validator(shape.schema) if shape is not None else None,
         timeout=timeout,
         slots=trio.CapacityLimiter(max_concurrent) if max_concurrent is not None else None,
+        mirrors=mirrors,
     )
