@@ -7,7 +7,7 @@ business, and what the client's handlers say is `endpoint`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -15,8 +15,9 @@ import trio
 
 from trimcp.client.cache import Cache
 from trimcp.client.endpoint import ClientEndpoint, Logs, call_handler
+from trimcp.client.mirrors import Mirrors
 from trimcp.client.outputs import Outputs
-from trimcp.errors import InvalidReply, LocalError
+from trimcp.errors import InvalidReply, LocalError, RemoteError
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Calling, Rounds
 from trimcp.session.clock import Clocks
@@ -74,7 +75,8 @@ class ClientSession:
         server_capabilities: what the server declared.
         instructions: its advice to a model on how to use it, or None. Untrusted text.
         peer: the server's own session where both sides live in one process (tests), or None.
-        cache, clocks, subscriptions, logs, outputs: what it keeps for its calls and its reader; they may change.
+        cache, clocks, subscriptions, logs, outputs, mirrors: what it keeps for its calls and its reader; they may
+            change.
     """
 
     client: Client
@@ -89,6 +91,7 @@ class ClientSession:
     subscriptions: Subscriptions = attrs.field(init=False)
     logs: Logs | None = attrs.field(init=False, default=None)
     outputs: Outputs = attrs.field(init=False, factory=Outputs)
+    mirrors: Mirrors = attrs.field(init=False, factory=Mirrors)
     _log_level: LoggingLevel | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -122,11 +125,15 @@ class ClientSession:
     async def list_tools(self, *, fresh: bool = False) -> list[Tool]:
         """Return all tools, following cursors; none if the server declared no tools.
 
+        Over HTTP, since 2026-07-28, a tool whose `x-mcp-header` annotations are invalid is left out and logged.
+
         Args:
             fresh: ask even if the server said that what it told before is still good.
         """
         tools: list[Tool] = await self._list("tools/list", fresh)
         self.outputs.listed(tools)
+        if self._mirroring:
+            self.mirrors.keep(tools)
         return tools
 
     async def call_tool(
@@ -291,7 +298,10 @@ class ClientSession:
             raise LocalError(f"{method} is not paged; use one of {', '.join(_LISTED)}")
 
         async def fetch() -> tuple[Cacheable, bool]:
-            return await self._ask(method, None if cursor is None else PageParams(cursor=cursor)), True
+            page = await self._ask(method, None if cursor is None else PageParams(cursor=cursor))
+            if method == "tools/list" and self._mirroring:
+                page = attrs.evolve(page, tools=self.mirrors.take(page.tools))
+            return page, True
 
         return await self._cached(method, cursor, fetch, fresh)
 
@@ -348,10 +358,13 @@ class ClientSession:
     # As the caller of its calls
 
     async def allow(self, rounds: Rounds) -> None:
-        """Let the client's hook decide on a call of a tool."""
-        hook = self.client.on_call
-        if hook is None:
-            return
+        """Let the client's hook decide on a call of a tool, and repeat in headers what the tool wants repeated."""
+        if self.client.on_call is not None:
+            await self._approve(self.client.on_call, rounds)
+        if self.session.mirrors_headers:
+            self._repeat(rounds)
+
+    async def _approve(self, hook: Callable[..., Any], rounds: Rounds) -> None:
         name = rounds.params.name
         tool = self.outputs.tool(name)
         if tool is None:
@@ -359,6 +372,21 @@ class ClientSession:
             tool = self.outputs.tool(name)
         if not await call_handler(hook, tool, dict(rounds.params.arguments or {}), session=self):
             raise LocalError(f"the call of {name!r} was not approved")
+
+    async def refresh(self, rounds: Rounds) -> None:
+        """List the tools anew, since the server wants other headers than this call had."""
+        with suppress(RemoteError, InvalidReply):  # its refusal, which then comes again, says more
+            await self.list_tools(fresh=True)
+        self._repeat(rounds)
+
+    def _repeat(self, rounds: Rounds) -> None:
+        if self._mirroring:
+            rounds.headers = self.mirrors.headers(rounds.params.name, rounds.params.arguments or {})
+
+    @property
+    def _mirroring(self) -> bool:
+        """Whether what a call says is repeated in headers."""
+        return self.session.mirrors_headers and self.revision.method_headers
 
     async def answer(self, question: InputRequest) -> Any:
         """Answer a question of the server's with the client's handlers."""

@@ -16,12 +16,13 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import attrs
 import trio
 
-from trimcp.errors import ConnectionLost, InvalidReply
+from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
 from trimcp.protocol.events import Replied
 from trimcp.session.clock import Clocks, WorkClock
 from trimcp.session.pending import Follower, Pending, cancellation_text
 from trimcp.session.scopes import sole
 from trimcp.session.session import Session
+from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_required import InputRequest, InputRequiredResult
@@ -37,7 +38,10 @@ class Caller(Protocol):
     """On whose behalf a call is made."""
 
     async def allow(self, rounds: Rounds) -> None:
-        """Raise if the call may not be made; nothing was sent yet."""
+        """Raise if the call may not be made; nothing was sent yet. May set its `headers`."""
+
+    async def refresh(self, rounds: Rounds) -> None:
+        """Set the `headers` of a call anew, as the peer has refused those it had."""
 
     async def answer(self, question: InputRequest) -> Any:
         """Return the payload that answers one question of the server's."""
@@ -57,6 +61,7 @@ class Rounds:
         left: how many rounds of questions are still answered.
         meta: what goes into `_meta` of every round, or None.
         follower: who takes progress and is told of each reply, or None.
+        headers: what every round carries besides what all requests do, or None where the channel carries nothing.
         asked: whether there was a question, so that the result belongs to its answers.
     """
 
@@ -67,6 +72,7 @@ class Rounds:
     left: int
     meta: Mapping[str, JSON] | None = None
     follower: Follower | None = None
+    headers: Mapping[str, str] | None = None
     asked: bool = attrs.field(init=False, default=False)
     _pending: Pending | None = attrs.field(init=False, default=None)
 
@@ -74,12 +80,17 @@ class Rounds:
         """Send the request of this round. Cancelled, it has sent nothing."""
         follower = self.follower
         session = self.session
-        pending = await session.begin(self.name, self.params, wants_progress=follower is not None, meta=self.meta)
+        wants_progress = follower is not None
+        pending = await session.begin(
+            self.name, self.params, wants_progress=wants_progress, meta=self.meta, headers=self.headers
+        )
         pending.follower = follower
         self._pending = pending
 
     async def payload(self) -> Any:
         """Wait for the final answer and return its payload, answering what is asked on the way.
+
+        Where the peer refused the headers, and so did nothing, the call is made once more with new ones.
 
         Cancelling it tells the peer, which stops its handler.
 
@@ -90,7 +101,14 @@ class Rounds:
         pending = self._pending
         assert pending is not None
         try:
-            payload = await pending.payload()
+            try:
+                payload = await pending.payload()
+            except RemoteError as error:
+                if not self.headers_refused(error):
+                    raise
+                await self.caller.refresh(self)
+                await self.begin()
+                payload = await self._pending.payload()  # type: ignore[union-attr]
             while type(payload) is InputRequiredResult:
                 await self._answer(payload)
                 payload = await self._pending.payload()  # type: ignore[union-attr]
@@ -99,6 +117,10 @@ class Rounds:
             raise
         self.caller.check(self, payload)
         return payload
+
+    def headers_refused(self, error: Exception | None) -> bool:
+        """Whether this answer may be another with other headers (2026-07-28 streamable-http, "Client Behavior")."""
+        return self.headers is not None and isinstance(error, RemoteError) and error.code == HEADER_MISMATCH
 
     def payload_now(self) -> Any:
         """Return the final payload, when the answer is there and asks nothing; raises as `payload` does."""
@@ -207,10 +229,11 @@ class Call(Generic[ResultT]):
             pass  # the reader closed it: nobody wants it
 
     def replied(self, reply: Replied) -> None:
-        """Note a reply: the answer, or questions, which are answered in a task of the session's."""
+        """Note a reply: the answer, or one that is not the last, which is taken further in a task of the session's."""
         if self._asking is not None:
             return
-        if reply.result is not None and reply.result.get("resultType", "complete") != "complete":
+        asks = reply.result is not None and reply.result.get("resultType", "complete") != "complete"
+        if asks or self._rounds.headers_refused(reply.error):
             runner = self._rounds.session.runner
             assert runner is not None
             self._asking = trio.CancelScope()
