@@ -1,4 +1,4 @@
-"""The examples, driven as their users would: the weather server by a recorded client, the code search by ours."""
+"""The examples, driven as their users would: the weather server by a recorded client, the others by ours."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import importlib.util
 import json
 import os
 import sys
-from contextlib import nullcontext
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from jsonschema import Draft7Validator
+from rich.console import Console
+from trio.testing import MockClock
 
 import trimcp
 from trimcp.session.listening import ResourceUpdated
@@ -323,3 +330,242 @@ async def test_paths_are_completed(codesearch: ModuleType) -> None:
             assert prompted.values == values, typed
         assert (await session.complete_resource("code:///{+path}", "path", "ma")).values == ["main.py"]
         assert (await session.complete_prompt("review", "focus", "s")).values == ["security", "style"]
+
+
+# Dashboard
+
+
+@pytest.fixture
+def dashboard() -> ModuleType:
+    return load("dashboard")
+
+
+@every_revision
+async def test_the_dashboard_tells_what_changes(
+    dashboard: ModuleType, revision: trimcp.Revision, autojump_clock: MockClock
+) -> None:
+    async with connected(dashboard.server, revision=revision) as session:
+        async with session.listen(resources=["metrics://now", "jobs://recent"]) as changes:
+            now = await read_json(session, "metrics://now")
+            assert now["tasks"] >= 3
+            for _ in range(3):
+                assert await changes.receive() == ResourceUpdated("metrics://now")
+            later = await read_json(session, "metrics://now")
+            assert later["at"] > now["at"]
+            await session.call_tool("batch", {"items": 1, "mib": 1})
+            while (await changes.receive()).uri != "jobs://recent":
+                pass
+        (job,) = await read_json(session, "jobs://recent")
+        assert job == {"number": 1, "items": 1, "done": 1, "state": "finished", "why": None}
+        assert (await session.complete_resource("metrics://{metric}", "metric", "t")).values == ["tasks"]
+
+
+async def read_json(session: trimcp.ClientSession, uri: str) -> Any:
+    return json.loads((await session.read_resource(uri, fresh=True)).contents[0].text)
+
+
+async def test_a_metric_has_a_minute_of_values_and_an_unknown_one_is_none(
+    dashboard: ModuleType, autojump_clock: MockClock
+) -> None:
+    async with connected(dashboard.server) as session:
+        await trio.sleep(100.5)
+        metric = await read_json(session, "metrics://tasks")
+        assert metric["is"] == "Trio tasks alive in this server"
+        assert len(metric["values"]) == 60
+        for name in ("at", "nonsense", "now%00"):
+            with pytest.raises(trimcp.RemoteError, match="resource not found"):
+                await session.read_resource(f"metrics://{name}")
+
+
+@every_revision
+async def test_watching_reports_each_sample(
+    dashboard: ModuleType, revision: trimcp.Revision, autojump_clock: MockClock
+) -> None:
+    async with connected(dashboard.server, revision=revision) as session:
+        await trio.sleep(0.5)
+        async with session.calling("watch", {"seconds": 10, "metric": "tasks"}) as call:
+            steps = [(step.progress, step.total, step.message) async for step in call.progress]
+            result = await call.result()
+        assert [progress for progress, _, _ in steps] == [0, *(second + 0.5 for second in range(10))]
+        assert {total for _, total, _ in steps} == {10}
+        if revision is not V2024_11_05:
+            assert all(message.startswith("tasks ") for _, _, message in steps)
+        watched: Any = json.loads(result.content[0].text)
+        assert (watched["metric"], watched["samples"]) == ("tasks", 11)
+        assert 3 <= watched["least"] <= watched["mean"] <= watched["most"]
+
+
+async def test_what_the_machine_does_not_tell_is_left_out(
+    dashboard: ModuleType, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    monkeypatch.setattr(dashboard, "Path", lambda _: Path("/nowhere"))
+    monkeypatch.delattr(os, "getloadavg")
+    async with connected(dashboard.server) as session:
+        assert (await read_json(session, "metrics://now")).keys() == {"at", "tasks"}
+        assert (await read_json(session, "metrics://load"))["values"] == []
+        for metric, told in [("used", "this machine does not tell used"), ("cpu", "no sample of cpu in 5 seconds")]:
+            result = await session.call_tool("watch", {"seconds": 5, "metric": metric})
+            assert result.is_error
+            assert told in result.content[0].text
+
+
+async def read_once(dashboard: ModuleType) -> Any:
+    return dashboard.read_metrics(dashboard.CpuTime(0, 0))
+
+
+def test_the_numbers_are_the_machines(dashboard: ModuleType, tmp_path: Path) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no /proc to read")
+    values, _ = trio.run(read_once, dashboard)
+    assert values.keys() == dashboard.METRICS.keys()
+    assert 0 < values["cpu"] < 100
+    assert 10 < values["memory"] < values["used"]
+    odd = tmp_path / "status"
+    odd.write_text("Name:\tpython\nVmRSS:\t  2048 kB\n\nGroups:\t\n")
+    assert dashboard.read_pairs(str(odd)) == {"VmRSS": 2048}
+
+
+@every_revision
+async def test_a_batch_reports_each_item(
+    dashboard: ModuleType, revision: trimcp.Revision, autojump_clock: MockClock
+) -> None:
+    async with connected(dashboard.server, revision=revision) as session:
+        async with session.calling("batch", {"items": 20, "mib": 1}) as call:
+            steps = [(step.progress, step.total, step.message) async for step in call.progress]
+            result = await call.result()
+        assert [step[:2] for step in steps] == [(n, 20) for n in range(1, 21)]
+        if revision is not V2024_11_05:  # in which progress has no message
+            assert [step[2] for step in steps] == [f"job 1: {n} of 20" for n in range(1, 21)]
+        digest = sha256(b"".join(sha256(bytes([n]) * 2**20).digest() for n in range(20))).hexdigest()
+        assert json.loads(result.content[0].text) == {"job": 1, "items": 20, "digest": digest}
+
+
+@every_revision
+async def test_jobs_wait_for_their_turn_and_tell_how_they_ended(
+    dashboard: ModuleType, revision: trimcp.Revision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def blocked(number: int, mib: int) -> bytes:
+        assert go.wait(30)
+        if mib == 2:
+            raise trimcp.ToolError("not in a test")
+        return b""
+
+    monkeypatch.setattr(dashboard, "hash_block", blocked)
+    async with connected(dashboard.server, revision=revision) as session:
+        async with session.listen(resources=["jobs://recent"]) as changes, trio.open_nursery() as nursery:
+
+            async def states() -> list[str]:
+                return [job["state"] for job in await read_json(session, "jobs://recent")]
+
+            async def until(wanted: list[str]) -> None:
+                with trio.fail_after(20):
+                    while await states() != wanted:
+                        await changes.receive()
+
+            cancelled = trio.CancelScope()
+
+            async def call(number: int) -> None:
+                with cancelled if number == 1 else nullcontext():
+                    await session.call_tool("batch", {"items": 1, "mib": number})
+
+            expected: list[str] = []
+            for number in (1, 2, 3):
+                nursery.start_soon(call, number)
+                expected.append("running" if number < 3 else "waiting")
+                await until(expected)
+            cancelled.cancel()
+            go.set()
+            await until(["cancelled", "failed", "finished"])
+        jobs = await read_json(session, "jobs://recent")
+        assert [job["why"] for job in jobs] == ["cancelled by peer", "ToolError", None]
+
+
+def test_the_board_does_not_grow(dashboard: ModuleType) -> None:
+    board = dashboard.Board()
+    for number in range(dashboard.HISTORY + 10):
+        assert ("metrics://load" in board.add({"load": number // 2})) is (number % 2 == 0)
+        board.jobs.append(number)
+    assert len(board.samples) == dashboard.HISTORY
+    assert len(board.jobs) == dashboard.JOBS_KEPT
+    assert len(board.history("load")) == 60
+    assert board.history("load", most=3) == [1803, 1804, 1804]
+
+
+@attrs.define
+class Flaky:
+    """A way to a server: refused at first, then cut after a while, then good."""
+
+    server: trimcp.Server[Any]
+    killed: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    opened: int = 0
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Any]:
+        self.opened += 1
+        if self.opened == 1:
+            raise OSError("refused")
+        ours, theirs = trimcp.memory_channels()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve, theirs)
+            yield ours
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, channel: trimcp.MessageChannel) -> None:
+        with self.killed if self.opened == 2 else nullcontext():
+            await self.server.serve(channel)
+
+
+async def test_the_client_shows_the_dashboard_and_comes_back(
+    dashboard: ModuleType, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    client = load("dashboard_client")
+    view, target, states = client.View(), Flaky(dashboard.server), []
+
+    def changed() -> None:
+        if not states or states[-1] != view.state:
+            states.append(view.state)
+        if view.updates == 30:
+            target.killed.cancel()
+
+    # Without a batch job: its threads take real time, over which the clock would jump.
+    nursery.start_soon(client.stay_connected, target, 0, view, changed)
+    await trio.sleep(120)
+    assert states[0] == "not connected: refused"
+    assert states[1].startswith("connected, 2")
+    assert states[2].startswith("not connected: ")
+    assert states[3:] == [states[1]]
+    assert view.connections == 2
+    assert view.updates > 100
+    screen = Console(file=StringIO(), width=120)
+    screen.print(view.render())
+    shown = screen.file.getvalue()
+    assert f"tasks {' ' * 3}" in shown
+    assert "█" in shown
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_client_shows_how_far_its_batch_job_is(dashboard: ModuleType) -> None:
+    client = load("dashboard_client")
+    view, seen = client.View(), []
+    async with connected(dashboard.server) as session:
+        await client.work(session, 3, view, lambda: seen.append(view.batch))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert view.batch is None
+
+
+def test_the_client_shows_text_as_text() -> None:
+    client = load("dashboard_client")
+    view = client.View(batch=(3, 4))
+    view.take("metrics://now", {"at": 1, "[red]\x1b[2J": 5, "odd": "text"})
+    view.take("jobs://recent", [{"number": 1, "done": 2, "items": 3, "state": "[b]bad[/b]", "why": "\x1b]0;x\x07"}])
+    screen = Console(file=StringIO(), width=120)
+    screen.print(view.render())
+    shown = screen.file.getvalue()
+    assert "[red]\N{REPLACEMENT CHARACTER}[2J" in shown
+    assert "[b]bad[/b]" in shown
+    assert "odd" not in shown
+    assert "\x1b" not in shown
+    assert client.sparkline([0, 7, 3.5, 7]) == "▁█▅█"
+    assert client.sparkline([2, 2]) == "▁▁"
