@@ -1,0 +1,160 @@
+"""Where a server is reached over HTTP, as a target for clients. httpx2 is imported when it is first connected to."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import attrs
+
+from trimcp.channel import MessageChannel
+from trimcp.errors import LocalError
+from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.trace import Write, traced
+
+if TYPE_CHECKING:
+    import httpx2
+
+__all__ = ["HttpServer", "Mode", "Timeouts"]
+
+Mode: TypeAlias = Literal["auto", "streamable", "sse"]
+"""Streamable HTTP, the HTTP+SSE of 2024-11-05, or whichever of the two the server turns out to speak."""
+
+_UNIX: Final = "http+unix"
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+
+
+@attrs.frozen
+class Timeouts:
+    """How long the steps of an exchange may take, in seconds; `math.inf` for as long as it takes.
+
+    How long a call may take is said at the call.
+
+    Attributes:
+        connect: to connect, with TLS.
+        write: for the server to take the next piece of a request.
+        silence: without a byte of a reply before the connection counts as lost.
+        notice: for the server to take a notification or an answer of ours.
+        endpoint: for a server of the HTTP+SSE transport to name its endpoint.
+        close: for last words and the end of the session when the channel is closed.
+    """
+
+    connect: float = 10.0
+    write: float = 60.0
+    silence: float = math.inf
+    notice: float = 30.0
+    endpoint: float = 10.0
+    close: float = 1.0
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    checked: dict[str, str] = {}
+    for name, value in (headers or {}).items():
+        if not _TOKEN.fullmatch(name):
+            raise LocalError(f"{name!r:.60} cannot be the name of a header")
+        if not (value.isascii() and value.isprintable()):
+            # The value may be a secret, so it is not quoted.
+            raise LocalError(f"the value of the header {name} must be a string of printable ASCII characters")
+        checked[name.lower()] = value
+    return checked
+
+
+def _masked(url: str) -> str:
+    """The part of a URL that is no secret: many services put a key into the path or the query."""
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return repr(f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}/...")
+
+
+@attrs.frozen
+class HttpServer:
+    """A server that is reached over HTTP: Streamable HTTP in every revision, or the HTTP+SSE of 2024-11-05.
+
+    Nothing is sent to another origin than that of `url`: neither redirects nor what the server names lead there.
+
+    Attributes:
+        url: the endpoint, "http://...", "https://..." or "http+unix://%2Frun%2Fserver.sock/mcp".
+        headers: sent with every request, such as `{"Authorization": "Bearer ..."}`. Never logged.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        mode: which of the two transports to speak. "auto" begins with Streamable HTTP and turns to HTTP+SSE when
+            the server knows neither it nor the handshake.
+        client: an `httpx2.AsyncClient` of your own, with its proxies, certificates and authentication; it is not
+            closed. Its limits have to allow as many connections as there are calls under way; its timeouts are
+            not used.
+        retries: how often a request is sent again where that is safe: if nothing of it was sent, or if it only
+            reads (lists, `resources/read`, `prompts/get`, `completion/complete`, `server/discover`, `ping`).
+        retry_calls: send `tools/call` again, too, although it may then be carried out twice.
+        max_posts: requests under way at a time; more wait. Subscriptions do not count.
+        max_message: bytes of the largest message taken from it.
+        timeouts: how long the steps of an exchange may take.
+        trace: called with a line for every message, secrets masked; None for no trace.
+        random: what pauses between attempts vary by.
+    """
+
+    url: str = attrs.field(repr=_masked)
+    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
+    uds: str | None = None
+    mode: Mode = attrs.field(default="auto")
+    client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
+    retries: int = attrs.field(default=3, kw_only=True)
+    retry_calls: bool = attrs.field(default=False, kw_only=True)
+    max_posts: int = attrs.field(default=256, kw_only=True)
+    max_message: int = attrs.field(default=CLIENT_MAX_MESSAGE, kw_only=True)
+    timeouts: Timeouts = attrs.field(factory=Timeouts, kw_only=True)
+    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
+    random: random.Random = attrs.field(factory=random.Random, kw_only=True, repr=False)
+
+    @url.validator
+    def _check_url(self, attribute: Any, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise LocalError(f"this is no URL of a server: {error}") from None
+        if parts.scheme not in ("http", "https", _UNIX) or not parts.hostname or port == 0:
+            raise LocalError("a server's URL begins with http:// or https:// and names a host")
+
+    @mode.validator
+    def _check_mode(self, attribute: Any, mode: str) -> None:
+        if mode not in ("auto", "streamable", "sse"):
+            raise LocalError(f'mode is "auto", "streamable" or "sse", not {mode!r:.60}')
+
+    @property
+    def key(self) -> object:
+        """What is the same for the same server, so that its era is remembered."""
+        return ("http", self.url, self.uds, self.mode)
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        parts = urlsplit(self.url)
+        return unquote(_authority(parts)) if parts.scheme == _UNIX else self.uds
+
+    @property
+    def address(self) -> str:
+        """The URL to send requests to, which for a Unix socket names this machine."""
+        parts = urlsplit(self.url)
+        if parts.scheme == _UNIX:
+            parts = parts._replace(scheme="http", netloc="localhost")
+        return parts._replace(path=parts.path or "/", fragment="").geturl()
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Yield a channel to the server; nothing is sent before its first message (HTTP+SSE by name: its GET).
+
+        Leaving gives up what is under way and ends the session, within `timeouts.close`. What the body raises comes
+        out as itself.
+        """
+        from trimcp.transports.http.client_channel import opened
+
+        async with opened(self) as channel:
+            yield channel if self.trace is None else traced(channel, self.trace)
+
+
+def _authority(parts: SplitResult) -> str:
+    return parts.netloc.rpartition("@")[2]

@@ -1,0 +1,199 @@
+"""The HTTP+SSE transport of 2024-11-05: one stream of events from the server, and a POST for every message to it.
+
+The stream is the connection. Its first event names where to POST, which must be on the same origin; its end is the end
+of the session. Messages are sent one after another, in order, as over a pipe. (2024-11-05 basic/transports.)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final, Protocol
+
+import attrs
+import httpx2
+import trio
+
+from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.framing.sse import Event
+from trimcp.transports.http.client_events import Cursor, message_in, read_events
+from trimcp.transports.http.client_handshake import VERSION, method_of
+from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge, origin
+from trimcp.transports.http.client_inbox import Inbox
+from trimcp.transports.http.client_policy import Patience, Trouble, error_in, refusal
+from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, Response
+from trimcp.wire.revisions import find
+
+__all__ = ["EventRoad"]
+
+_MAX_BODY: Final = 64 * 1024
+
+_log = logging.getLogger("trimcp.http")
+
+
+class _Road(Protocol):
+    http: Http
+    inbox: Inbox
+    patience: Patience
+    max_message: int
+
+    def failed(self, why: str) -> None: ...
+
+
+@attrs.define(eq=False)
+class EventRoad:
+    """One connection over HTTP+SSE.
+
+    Args:
+        road: what it is made with.
+        timeout: seconds the server may take to name its endpoint.
+
+    Attributes:
+        known: set once the endpoint is known, or known to stay unknown.
+        why: why there is no connection (any more), or None.
+    """
+
+    _road: _Road
+    _timeout: float
+    known: trio.Event = attrs.field(init=False, factory=trio.Event)
+    why: str | None = attrs.field(init=False, default=None)
+    _endpoint: httpx2.URL | None = attrs.field(init=False, default=None, repr=False)
+    _version: str | None = attrs.field(init=False, default=None)
+    _handshake: RequestId | None = attrs.field(init=False, default=None)
+    _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+
+    @property
+    def open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._endpoint is not None and self.why is None
+
+    # What comes in
+
+    async def run(self) -> None:
+        """Read the stream to its end. Cancelling it closes the connection."""
+        try:
+            self.why = await self._read()
+        except Exception:
+            _log.exception("reading the event stream crashed")
+            self.why = "the event stream could not be read; the log has the details"
+        finally:
+            self.known.set()
+
+    async def _read(self) -> str:
+        road = self._road
+        scope = trio.CancelScope(deadline=trio.current_time() + self._timeout)
+
+        async def take(event: Event) -> None:
+            if self._endpoint is not None:
+                await self._take(event)
+            elif self.why is None:
+                self.why = self._begin(event)
+                if self.why is None:
+                    scope.deadline = math.inf
+                else:
+                    scope.cancel(reason="the server named no endpoint")
+
+        broken: Cut | None = None
+        try:
+            with scope:
+                async with road.http.open("GET", {"accept": EVENT_STREAM}) as reply:
+                    if reply.status != 200 or reply.content_type != EVENT_STREAM:
+                        return refusal(reply.status, None, reply.elsewhere)
+                    broken = await read_events(reply, Cursor(), road.max_message, take)
+        except Cut as cut:
+            broken = cut
+        if self.why is not None:
+            return self.why
+        if scope.cancelled_caught:
+            return f"the server named no endpoint in {self._timeout:g} s"
+        return "the server ended its event stream" if broken is None else broken.why
+
+    def _begin(self, event: Event) -> str | None:
+        """Take the first event, which says where to POST; return what is wrong with it."""
+        if event.event != "endpoint":
+            return "the server's first event does not name an endpoint"
+        http = self._road.http
+        try:
+            target = http.resolve(event.data.decode().strip())
+        except UnicodeDecodeError:
+            target = None
+        if target is None:
+            return "the endpoint that the server names is no URL"
+        if origin(target) != origin(http.url):
+            return f"the server's endpoint is on another origin ({origin(target)!r:.200}), where nothing is sent"
+        _log.debug("the server speaks HTTP+SSE; messages go to %s", origin(target))  # the rest names the session
+        self._endpoint = target
+        self.known.set()
+        return None
+
+    async def _take(self, event: Event) -> None:
+        message = message_in(event)
+        if message is None:
+            return
+        if isinstance(message, Response) and message.id == self._handshake:
+            version = message.result.get("protocolVersion")
+            revision = find(version) if isinstance(version, str) else None
+            self._version = revision.name if revision is not None and revision.version_header else None
+        await self._road.inbox.put(Incoming(message, len(event.data)))
+
+    # What goes out
+
+    async def send(self, outgoing: Outgoing) -> None:
+        """Send a message once those before it are sent. A request that is refused is answered so.
+
+        Raises:
+            trio.BrokenResourceError: the stream has ended.
+        """
+        if self._handshake is None and outgoing.kind is Kind.REQUEST:
+            method = method_of(outgoing.data)
+            if method == "initialize":
+                self._handshake = outgoing.request_id
+            elif method == "server/discover":
+                # Whoever probes for the modern era learns that this is not it, without asking the server.
+                self._road.inbox.post(Incoming(_no_probe(outgoing)))
+                return
+        async with self._lock:
+            await self.known.wait()
+            if not self.open:
+                raise trio.BrokenResourceError(self.why or "the server named no endpoint")
+            attempt = 0
+            while (trouble := await self._attempt(outgoing)) is not None:
+                pause = self._road.patience.before_next(attempt, trouble, "", False)
+                if pause is None or not self.open:
+                    self._give_up(outgoing, trouble)
+                    return
+                await trio.sleep(pause)
+                attempt += 1
+
+    async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
+        road = self._road
+        headers = {"content-type": JSON_TEXT, **({} if self._version is None else {VERSION: self._version})}
+        try:
+            async with road.http.open("POST", headers, outgoing.data, url=self._endpoint) as reply:
+                body = await _body(reply)
+                if reply.status < 300:
+                    return None
+                error = error_in(body, outgoing.request_id) if outgoing.kind is Kind.REQUEST else None
+                return Trouble(refusal(reply.status, error, reply.elsewhere), answer=error, status=reply.status)
+        except Cut as cut:
+            return Trouble(cut.why, untouched=cut.nothing_sent, passing=True)
+
+    def _give_up(self, outgoing: Outgoing, trouble: Trouble) -> None:
+        _log.debug("a %s was not taken: %s", outgoing.kind.value, trouble.why)
+        if outgoing.kind is Kind.REQUEST:
+            self._road.failed(trouble.why)
+            message: Message = trouble.answer or Lost(outgoing.request_id, trouble.why)
+            self._road.inbox.post(Incoming(message))
+
+
+def _no_probe(outgoing: Outgoing) -> Message:
+    text = "HTTP+SSE is a transport of the legacy era"
+    return Malformed(INVALID_REQUEST, text, outgoing.request_id, "shape", is_response=True)
+
+
+async def _body(reply: Reply) -> bytes:
+    try:
+        return await reply.body(_MAX_BODY)
+    except (TooLarge, Cut):
+        return b""
