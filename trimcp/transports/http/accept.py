@@ -17,9 +17,6 @@ EVENTS: Final = "text/event-stream"
 
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 # Possessive everywhere: nothing is ever tried twice, however the quotes stand.
-_PART: Final = {
-    separator: re.compile(rf'(?:[^"{separator}]|"(?:[^"\\]|\\.)*+"?)++', re.DOTALL) for separator in (",", ";")
-}
 _RANGE: Final = re.compile(rf"({_TOKEN})/({_TOKEN})", re.ASCII)
 _PARAMETER: Final = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:({_TOKEN})|"([^"\\]*)")', re.ASCII)
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
@@ -98,5 +95,15 @@ def _split(text: str, separator: str) -> Iterator[str]:
     if '"' not in text:
         yield from text.split(separator)
         return
-    for match in _PART[separator].finditer(text):
-        yield match[0]
+    part, quoted, escaped = 0, False, False
+    for at, char in enumerate(text):
+        if escaped:
+            escaped = False
+        elif char == '"':
+            quoted = not quoted
+        elif char == "\\":
+            escaped = quoted
+        elif char == separator and not quoted:
+            yield text[part:at]
+            part = at + 1
+    yield text[part:]

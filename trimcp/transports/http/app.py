@@ -36,6 +36,10 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 
 _SUBPROTOCOL: Final = "mcp"
 
+# Clients send the same two headers with each request; a stranger may send others, of which few and short are kept.
+_MOST_FORMS: Final = 256
+_LONGEST_FORM: Final = 256
+
 
 def refusal(status: int, text: str, *headers: tuple[str, str], code: int = INVALID_REQUEST) -> Response:
     """Return a response that says in JSON-RPC what is wrong, with no id: nothing of the body was read."""
@@ -64,6 +68,7 @@ class HttpFace:
     ticker: Ticker = attrs.field(init=False)
     exchanges: int = attrs.field(init=False, default=0)
     draining: bool = attrs.field(init=False, default=False)
+    _known_forms: dict[tuple[str | None, str | None], tuple[bool, bool, bool]] = attrs.field(init=False, factory=dict)
     _routing: Routing = attrs.field(init=False)
     _began: dict[Head, tuple[float, str | None]] = attrs.field(init=False, factory=dict)
 
@@ -146,14 +151,23 @@ class HttpFace:
 
     def _post(self, head: Head, principal: str | None) -> Admitted:
         headers = head.headers
-        if not is_json(headers.get("content-type")):
+        fits, json, sse = self._forms(headers.get("content-type"), headers.get("accept"))
+        if not fits:
             return refusal(415, "the body must be application/json in UTF-8")
-        json, sse = accepts(headers.get("accept"))
         if not json and not sse:
             return refusal(406, "answers are application/json or text/event-stream")
         if self.exchanges >= self.settings.max_exchanges:
             return refusal(503, "too much is under way; try again later", ("Retry-After", "1"), code=OVERLOADED)
         return Exchange(self, head, principal, json, sse)
+
+    def _forms(self, content: str | None, accept: str | None) -> tuple[bool, bool, bool]:
+        """Return whether the body is JSON, and which forms of answer the client takes: the same at each request."""
+        known = self._known_forms.get((content, accept))
+        if known is None:
+            known = (is_json(content), *accepts(accept))
+            if len(self._known_forms) < _MOST_FORMS and len(content or "") + len(accept or "") < _LONGEST_FORM:
+                self._known_forms[content, accept] = known
+        return known
 
     def _with_session(self, head: Head, principal: str | None, make: Callable[..., Handler]) -> Admitted:
         id = head.headers.get("mcp-session-id")
