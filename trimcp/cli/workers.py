@@ -1,0 +1,230 @@
+"""Several processes that serve the same sockets: started, watched, replaced when they crash, and ended together.
+
+The parent opens the sockets and hands them down, so that a port of 0 is one port, and connections that wait while a
+worker is replaced are taken by another. Each worker has a control socket to the parent: it says on it that it listens,
+and when it ends (the parent's way to say stop, or the parent's own death) the worker drains. That is no signal, so that
+a service manager that signals every process of a group has not signalled the workers twice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+import attrs
+import trio
+
+__all__ = ["Worker", "Workers", "inherited"]
+
+_CONTROL: Final = "TRIMCP_WORKER_CONTROL"
+_SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 10.0
+_STEADY: Final = 30.0
+_MARGIN: Final = 5.0
+
+
+@attrs.define(eq=False)
+class Worker:
+    """What a worker was given by its parent.
+
+    Attributes:
+        sockets: listening already.
+    """
+
+    sockets: list[socket.socket]
+    _control: socket.socket
+
+    def ready(self) -> None:
+        """Tell the parent that requests are answered from now on."""
+        try:
+            self._control.send(b"r")
+        except OSError:
+            pass  # the parent is gone, which `stopped` says
+
+    async def stopped(self) -> None:
+        """Wait until the parent wants this worker to end, or is gone."""
+        control = trio.socket.from_stdlib_socket(self._control)
+        try:
+            while await control.recv(1):
+                pass
+        except OSError:
+            pass
+
+
+def inherited() -> Worker | None:
+    """Return what the parent gave this process, once, or None if it is no worker."""
+    control, sockets = os.environ.pop(_CONTROL, None), os.environ.pop(_SOCKETS, None)
+    if control is None or sockets is None:
+        return None
+    found = [socket.socket(fileno=int(number)) for number in (control, *sockets.split(","))]
+    for each in found:
+        each.set_inheritable(False)  # what the server starts has no business with them
+    return Worker(found[1:], found[0])
+
+
+@attrs.define(eq=False)
+class Workers:
+    """A number of processes that run the same command.
+
+    Args:
+        command: the program and its arguments; no secrets, other users can read them.
+        number: how many.
+        sockets: what they serve; the caller closes them.
+        env: variables for them beside our own.
+        grace: seconds they may take to end when asked to; then they are killed.
+        say: called with lines for a person.
+        pause: seconds before the first replacement of a worker that crashed. It doubles each time, to ten seconds,
+            until a worker has lived for half a minute.
+    """
+
+    command: Sequence[str]
+    number: int
+    sockets: Sequence[socket.socket]
+    env: Mapping[str, str]
+    grace: float
+    say: Callable[[str], object]
+    pause: float = _FIRST_PAUSE
+    _controls: dict[trio.Process, socket.socket] = attrs.field(init=False, factory=dict)
+    _ready: set[int] = attrs.field(init=False, factory=set)
+    _stop: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _code: int = attrs.field(init=False, default=0)
+
+    async def run(self, listening: Callable[[], object]) -> int:
+        """Keep the workers running until SIGINT or SIGTERM comes, and return the exit code.
+
+        The first signal lets them drain; the second kills them and ends this process at once. If a worker ends before
+        any has been ready there is no sense in starting others: all end, and the code is that worker's.
+
+        Args:
+            listening: called once, when each of them is ready for the first time.
+        """
+        with self._signals():
+            async with trio.open_nursery() as nursery:
+                for number in range(1, self.number + 1):
+                    nursery.start_soon(self._keep, number, listening)
+                await self._stop.wait()
+                self._end()
+                nursery.cancel_scope.deadline = trio.current_time() + self.grace + _MARGIN
+            if nursery.cancel_scope.cancelled_caught:
+                self.say("a worker did not end in time and was killed")
+                return self._code or 1
+        return self._code
+
+    async def _keep(self, number: int, listening: Callable[[], object]) -> None:
+        """Run one worker, and another one whenever it ends, until all are to end."""
+        pause = self.pause
+        while not self._stop.is_set():
+            begun = trio.current_time()
+            process = await self._run_one(number, listening)
+            how = _how_it_ended(process.returncode)
+            if self._stop.is_set():
+                if process.returncode:
+                    self.say(f"worker {number} {how}")
+                    self._code = self._code or 1
+                return
+            if not self._ready:
+                self._code = process.returncode if process.returncode and process.returncode > 0 else 1
+                self.say(f"worker {number} {how} before it served anything")
+                self._stop.set()
+                return
+            pause = self.pause if trio.current_time() - begun > _STEADY else pause
+            self.say(f"worker {number} (process {process.pid}) {how}; the next one starts in {pause:g} s")
+            with trio.move_on_after(pause):
+                await self._stop.wait()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _run_one(self, number: int, listening: Callable[[], object]) -> trio.Process:
+        ours, theirs = socket.socketpair()
+        fds = [theirs.fileno(), *(each.fileno() for each in self.sockets)]
+        env = {**os.environ, **self.env, _CONTROL: str(fds[0]), _SOCKETS: ",".join(map(str, fds[1:]))}
+        with theirs:
+            # A group of its own: Ctrl-C at a terminal is for the parent, which then asks its workers to end.
+            process = await trio.lowlevel.open_process(
+                list(self.command), stdin=subprocess.DEVNULL, pass_fds=fds, env=env, process_group=0
+            )
+        with ours:
+            self._controls[process] = ours
+            try:
+                await self._attend(process, ours, number, listening)
+            except BaseException:
+                _kill(process)
+                with trio.CancelScope(shield=True):  # a killed process ends
+                    await process.wait()
+                raise
+            finally:
+                del self._controls[process]
+        return process
+
+    async def _attend(
+        self, process: trio.Process, ours: socket.socket, number: int, listening: Callable[[], object]
+    ) -> None:
+        if self._stop.is_set():  # it came while the process was being started
+            ours.shutdown(socket.SHUT_RDWR)
+        control = trio.socket.from_stdlib_socket(ours)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, control, number, listening)
+            await process.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self, control: trio.socket.SocketType, number: int, listening: Callable[[], object]) -> None:
+        try:
+            said = await control.recv(1)
+        except OSError:
+            return
+        if said and number not in self._ready:
+            self._ready.add(number)
+            if len(self._ready) == self.number:
+                listening()
+
+    def _end(self) -> None:
+        for control in self._controls.values():
+            try:
+                control.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has ended already
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        token = trio.lowlevel.current_trio_token()
+        seen = 0
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            nonlocal seen
+            seen += 1
+            if seen > 1:
+                for process in self._controls:
+                    _kill(process)
+                os._exit(128 + number)
+            token.run_sync_soon(self._stop.set)
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, handle) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
+def _kill(process: trio.Process) -> None:
+    """Kill a worker and whatever it has started that stayed in its group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+    return f"ended with status {code}"
