@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -12,7 +13,7 @@ from tests.session.support import FORM, Answers, Tools, call, linked, served
 from trimcp.session.context import Context
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
-from trimcp.session.tree import work_tree
+from trimcp.session.tree import Overdue, work_tree
 from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.revisions import LATEST_LEGACY
 
@@ -164,3 +165,45 @@ async def test_it_has_an_end() -> None:
 async def test_a_session_that_was_never_driven_is_no_trouble() -> None:
     async with served(Tools().tools) as (_, session):
         assert looked_at(session) == []
+
+
+async def test_what_a_drain_has_to_stop_is_logged_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def slow(ctx: Context[Any]) -> str:
+        await trio.sleep(60)
+        raise AssertionError
+
+    async def quick(ctx: Context[Any]) -> str:
+        await trio.sleep(2)
+        return "done"
+
+    async with linked({"slow": slow}) as one, linked({"quick": quick, "slow": slow}) as two:
+        calls = [await one.begin("slow"), await two.begin("slow")]
+        await two.begin("quick")
+        await wait_all_tasks_blocked()
+        overdue = Overdue([two.server, one.server], 5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.server.drain, 5, overdue)
+            nursery.start_soon(two.server.drain, 5, overdue)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    text = record.getMessage()
+    assert text.startswith("still at work after 5 seconds and stopped now:\n")
+    for begun in calls:
+        assert f"tools/call 'slow', request {begun.id}, for 5.0 s" in text
+    assert text.count("in slow: await trio.sleep(60)") == 2
+    assert "quick" not in text
+
+
+async def test_a_drain_that_is_in_time_says_nothing(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def quick(ctx: Context[Any]) -> str:
+        await trio.sleep(2)
+        return "done"
+
+    async with linked({"quick": quick}) as pair:
+        await pair.begin("quick")
+        await wait_all_tasks_blocked()
+        await pair.server.drain(5, Overdue([pair.server], 5))
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []

@@ -27,6 +27,7 @@ from trimcp.session.job import Job
 from trimcp.session.push import Pushed
 from trimcp.session.scopes import Scope, guarded
 from trimcp.session.session import Session
+from trimcp.session.tree import Overdue
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, LoggingLevel, PageParams
 from trimcp.wire.completion import CompleteParams, PromptReference
@@ -206,15 +207,19 @@ class Running:
         await drive(self.server.session(self), channel)
 
     async def drain(self, grace: float) -> None:
-        """Drain every session at once, as `Session.drain` does, and close them. Later ones refuse every request."""
+        """Drain every session at once, as `Session.drain` does, and close them. Later ones refuse every request.
+
+        What has to be cancelled is logged as one warning: each request with its age and where it waits.
+        """
         self._draining = True
+        overdue = Overdue(self.sessions, grace)
         async with trio.open_nursery() as nursery:
             for session in list(self.sessions):
-                nursery.start_soon(self._drain_one, session, grace)
+                nursery.start_soon(self._drain_one, session, grace, overdue)
 
     @staticmethod
-    async def _drain_one(session: Session, grace: float) -> None:
-        await session.drain(grace)
+    async def _drain_one(session: Session, grace: float, overdue: Overdue) -> None:
+        await session.drain(grace, overdue)
         session.close()
 
     def log_to_all(self, level: LoggingLevel, data: JSON, logger: str | None = None) -> None:

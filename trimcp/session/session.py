@@ -108,9 +108,8 @@ class Session:
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
-        limits = self.limits
-        self.mailbox = Mailbox(limits.backlog_requests, limits.backlog_bytes)
-        self._replies = Replies(limits.backlog_bytes)
+        self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
+        self._replies = Replies(self.limits.backlog_bytes)
 
     # Facts
 
@@ -426,15 +425,17 @@ class Session:
             if not job.started and self.mailbox.remove(job):
                 self.finish(job, job.farewell())
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, overdue: Callable[[], object] | None = None) -> None:
         """Stop taking requests, let those under way answer for `grace` seconds, then cancel them with an error reply.
 
-        Returns when the last handler has unwound. Cancelling it cuts the grace short and does not wait for them.
+        `overdue` is called just before that. Returns when the last handler has unwound; cancelling it cuts all short.
         """
         self.draining.set()
         try:
-            with trio.move_on_after(grace):
+            with trio.move_on_after(grace) as patience:
                 await self.wait_idle()
+            if patience.cancelled_caught and overdue is not None:
+                overdue()
         finally:
             self.cancel_jobs(CancelReason.DRAIN)
         await self.wait_idle()

@@ -7,6 +7,7 @@ terminal and for logs: what a peer wrote is escaped and cut.
 from __future__ import annotations
 
 import linecache
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,13 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import trio
 
 if TYPE_CHECKING:
     from trimcp.session.job import Job
     from trimcp.session.session import Session
 
-__all__ = ["work_tree"]
+__all__ = ["Overdue", "work_tree"]
+
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 _STEP: Final = "  "
 _MOST_LINES: Final = 500
@@ -32,16 +36,31 @@ _OURS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(trio.__file__).pare
 _THREAD: Final = "sync_fn"  # what `trio.to_thread.run_sync` calls its function, in the task and in the thread
 
 
+@attrs.define(eq=False)
+class Overdue:
+    """Logs, once, what is still under way in these sessions when their grace is over. Called by each that drains."""
+
+    sessions: Iterable[Session]
+    grace: float
+    _told: bool = attrs.field(init=False, default=False)
+
+    def __call__(self) -> None:
+        if not self._told:
+            self._told = True
+            text = "\n".join(work_tree(self.sessions))
+            log.warning("still at work after %g seconds and stopped now:\n%s", self.grace, text)
+
+
 def work_tree(sessions: Iterable[Session]) -> list[str]:
     """Return lines that name every request under way in these sessions, and the calls it waits in.
 
     Of the calls only those outside trimcp and Trio are shown, the innermost five, with their line in the source; a
-    sync handler's are those of its thread. A session with nothing under way has no line. After 500 lines it says how
-    many requests are left.
+    sync handler's are those of its thread. What has been at work longest comes first; a session with nothing under way
+    has no line. After 500 lines it says how many requests are left.
     """
     lines: list[str] = []
     left = 0
-    for session in sessions:
+    for session in sorted(sessions, key=_since):
         jobs = list(session.jobs.values())
         if len(lines) >= _MOST_LINES:
             left += len(jobs)
@@ -53,6 +72,10 @@ def work_tree(sessions: Iterable[Session]) -> list[str]:
     if left:
         lines.append(f"and {left} more requests")
     return lines
+
+
+def _since(session: Session) -> float:
+    return min((job.since for job in session.jobs.values()), default=0.0)
 
 
 def _describe_client(job: Job) -> str:
