@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.mirroring import header_channels
+from tests.session.support import Answers, client_engine
+from trimcp.errors import LocalError
+from trimcp.protocol.vocabulary import foreign, vocabulary
+from trimcp.session.direct import direct_ends
+from trimcp.session.drive import Road, driving
+from trimcp.session.mirroring import mirrored
+from trimcp.session.session import Session
+from trimcp.wire.prompts import GetPromptParams
+from trimcp.wire.resources import ReadResourceParams
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY
+from trimcp.wire.tools import CallToolParams
+
+MORE = {"mcp-param-x": "y"}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "name"),
+    [
+        ("tools/list", None, None),
+        ("tools/call", CallToolParams("echo"), "echo"),
+        ("tools/call", CallToolParams("écho"), "=?base64?w6ljaG8=?="),
+        ("prompts/get", GetPromptParams(""), ""),
+        ("resources/read", ReadResourceParams("x:1"), "x:1"),
+    ],
+)
+def test_a_request_is_repeated(method: str, params: Any, name: str | None) -> None:
+    verb = vocabulary(LATEST)[method]
+    expected = {"mcp-protocol-version": LATEST.name, "mcp-method": method}
+    if name is not None:
+        expected["mcp-name"] = name
+    assert mirrored(LATEST, verb, params) == expected
+    assert mirrored(LATEST, verb, params, MORE) == {**expected, **MORE}
+
+
+def test_a_request_of_an_extension_has_no_name() -> None:
+    headers = mirrored(LATEST, foreign("x/y"), {"name": "n"})
+    assert headers == {"mcp-protocol-version": LATEST.name, "mcp-method": "x/y"}
+
+
+@pytest.mark.parametrize("revision", [None, LATEST_LEGACY], ids=str)
+def test_other_revisions_repeat_nothing(revision: Any) -> None:
+    verb = vocabulary(LATEST_LEGACY)["tools/call"]
+    assert mirrored(revision, verb, CallToolParams("echo")) is None
+    assert mirrored(revision, verb, CallToolParams("echo"), MORE) is MORE
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(LocalError, match="surrogate"):
+        mirrored(LATEST, vocabulary(LATEST)["tools/call"], CallToolParams("\ud800"))
+
+
+@pytest.mark.parametrize("mirrors", [False, True])
+async def test_the_channel_decides_whether_requests_are_repeated(mirrors: bool) -> None:
+    session = Session(client_engine(), Answers())
+    session.engine.modern.revision = LATEST
+    _, channel = header_channels(mirrors=mirrors)
+    async with driving(session, channel):
+        await session.begin("tools/list")
+        await trio.testing.wait_all_tasks_blocked()
+        [sent] = channel.headers_of("tools/list")
+    assert (sent is not None) == mirrors
+
+
+async def test_a_direct_end_carries_no_headers() -> None:
+    session = Session(client_engine(), Answers())
+    end: Road = direct_ends()[0]
+    async with driving(session, end):
+        assert session.mirrors_headers is False
