@@ -1,0 +1,160 @@
+"""One HTTP request under an ASGI server, from its head to the end of its response.
+
+The call only pumps bytes. The work happens where the face runs it, so a server that shields its `send` from
+cancellation holds nobody but this pump.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.transports.http.asgi_reply import AsgiReply
+from trimcp.transports.http.asgi_scope import AsgiEvent, Receive, Send, plain
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.model import Face, Handler, Head, Response, Upgrade
+
+__all__ = ["HttpCall", "response_start"]
+
+_BODILESS: Final = frozenset((204, 304))
+
+
+def response_start(kind: str, response: Response, length: int | None) -> AsgiEvent:
+    """Return the event that begins a response; `length` is None where only the end will tell."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+    if length is not None and response.status not in _BODILESS:
+        headers.append((b"content-length", b"%d" % length))
+    return {"type": kind, "status": response.status, "headers": headers}
+
+
+@attrs.define(eq=False)
+class HttpCall:
+    """One `http` call of an ASGI server.
+
+    Args:
+        face: who answers.
+        head: of the request.
+        limits: how large and slow a request may be.
+    """
+
+    face: Face
+    head: Head
+    limits: HttpLimits
+    _receive: Receive
+    _send: Send
+    _status: int = attrs.field(init=False, default=0)
+    _sent: int = attrs.field(init=False, default=0)
+    _ending: bool = attrs.field(init=False, default=False)
+    _received: bool = attrs.field(init=False, default=False)
+    _drained: int = attrs.field(init=False, default=0)
+    _enough: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    async def run(self) -> None:
+        """Answer the request. Returns once the response is with the server or the client has left."""
+        try:
+            found = await self.face.admit(self.head)
+            if isinstance(found, Response):
+                await self._respond(found)
+            elif isinstance(found, Upgrade):
+                await self._respond(plain(426, "this is a WebSocket"))
+            else:
+                await self._handle(found)
+        finally:
+            self.face.done(self.head, self._status, self._sent)
+
+    # The request
+
+    async def _handle(self, handler: Handler) -> None:
+        body = await self._read(handler)
+        if isinstance(body, Response):
+            await self._respond(body)
+        elif body is not None:
+            reply = AsgiReply(self.limits.low_water)
+            handler.start(body, reply)
+            try:
+                await self._pump(reply, handler)
+            finally:
+                self._leave(reply, handler)
+
+    async def _read(self, handler: Handler) -> bytes | Response | None:
+        """Return the body, the answer to one that is too large or too slow, or None if the client left."""
+        body, most = bytearray(), handler.max_body
+        with trio.move_on_after(self.limits.body_timeout):
+            while not self._received:
+                event = await self._receive()
+                if event["type"] != "http.request":
+                    return None
+                self._received = not event.get("more_body", False)
+                body += event.get("body", b"")
+                if len(body) > most:
+                    return handler.too_large(bytes(body[:most]))
+            return bytes(body)
+        return plain(408, "the body took too long")
+
+    # The response
+
+    async def _respond(self, response: Response) -> None:
+        """Send a response of ours, or one for which the body was not read."""
+        reply = AsgiReply(self.limits.low_water)
+        reply.send(response)
+        await self._pump(reply, None)
+
+    async def _pump(self, reply: AsgiReply, handler: Handler | None) -> None:
+        """Move bytes until the response is finished, or the client is gone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, reply, handler, nursery.cancel_scope)
+            try:
+                await self._move(reply, handler)
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # how some servers tell that the client is gone
+            nursery.cancel_scope.cancel(reason="the response has ended")
+
+    async def _move(self, reply: AsgiReply, handler: Handler | None) -> None:
+        head = await reply.begin()
+        if head is not None:
+            await self._send(response_start("http.response.start", head, reply.length))
+            self._status = head.status
+        while not reply.aborted:  # what has no end is cut by the server
+            await reply.news()
+            if piece := reply.take():
+                if self.head.method != "HEAD":
+                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+                    self._sent += len(piece)
+                reply.taken(len(piece))
+            elif reply.finished:
+                return await self._end()
+            if handler is not None and not reply.gone and not reply.waiting:
+                handler.writable()
+        return None
+
+    async def _end(self) -> None:
+        if not self._received:
+            # The client has its answer, but may be sending still. A server closes at once after an early end, and a
+            # connection closed with bytes unread is reset, which can destroy the answer on its way.
+            with trio.move_on_after(self.limits.linger_timeout):
+                await self._enough.wait()
+        # An event of its own, so that the disconnect many servers report after the last event is told from a client
+        # that left in the middle of the body. From here on nothing is cancelled: the server may be half-way
+        # through making the connection ready for the next request.
+        self._ending = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _watch(self, reply: AsgiReply, handler: Handler | None, scope: trio.CancelScope) -> None:
+        """Learn of the client's leaving, which sending does not tell, and drop what else it sends."""
+        while (event := await self._receive())["type"] == "http.request":
+            self._received = self._received or not event.get("more_body", False)
+            self._drained += len(event.get("body", b""))
+            if self._received or self._drained > self.limits.linger_bytes:
+                self._enough.set()
+        if not self._ending:
+            self._leave(reply, handler)
+            scope.cancel(reason="the client has left")
+
+    def _leave(self, reply: AsgiReply, handler: Handler | None) -> None:
+        """Note that nobody reads the response any more, if it is not finished: at once, whatever `send` waits for."""
+        if not self._ending and not reply.aborted and not reply.lost:
+            reply.lose()
+            if handler is not None:
+                handler.disconnected()
