@@ -50,6 +50,7 @@ class Request:
         http10: whether it is in HTTP/1.0, whose clients know no chunks.
         keep_alive: whether the client wants to go on using the connection.
         expects: whether it waits for "100 Continue" before it sends the body.
+        raw: the head as it came, if it asks for a WebSocket; else empty.
     """
 
     head: Head
@@ -57,6 +58,7 @@ class Request:
     http10: bool
     keep_alive: bool
     expects: bool
+    raw: bytes = b""
 
 
 class RequestParser:
@@ -193,7 +195,7 @@ class RequestParser:
             if "upgrade" in options and method == "GET" and not http10:
                 websocket = "websocket" in headers.get("upgrade", "").lower()
         head = Head(method, path, query, headers, self._peer, self._loopback, self._secure, websocket=websocket)
-        return Request(head, length, http10, keep_alive, expects)
+        return Request(head, length, http10, keep_alive, expects, raw if websocket else b"")
 
 
 class _Fields:

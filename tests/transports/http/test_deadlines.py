@@ -1,0 +1,83 @@
+"""Deadlines pass when they should, however they were moved, and cost nothing in between."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import weakref
+
+import trio
+from trio.testing import MockClock
+
+from trimcp.transports.http.deadlines import Deadlines
+
+
+async def test_one_passes_when_it_is_due(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    passed: list[float] = []
+    deadline = deadlines.new(lambda: passed.append(trio.current_time()))
+    start = trio.current_time()
+
+    deadline.set(10)
+    await trio.sleep(9)
+    assert not deadline.passed
+    deadline.set(10)  # later
+    await trio.sleep(9)
+    deadline.set(2)
+    deadline.set(1)  # earlier
+    await trio.sleep(5)
+    assert passed == [start + 19]
+    assert deadline.passed
+    deadline.set(3)
+    assert not deadline.passed
+    deadline.clear()
+    await trio.sleep(100)
+    deadline.set(1)
+    deadline.close()
+    await trio.sleep(100)
+    assert passed == [start + 19]
+
+
+async def test_many_pass_exactly_when_they_are_due(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    choose = random.Random(7)
+    passed: dict[int, float] = {}
+    due: dict[int, float] = {}
+    every = [deadlines.new(lambda n=n: passed.setdefault(n, trio.current_time())) for n in range(50)]  # type: ignore[misc]
+    for _ in range(300):
+        n = choose.randrange(50)
+        if n not in passed:
+            seconds = choose.choice([math.inf, 1, 3, 10, 75])
+            every[n].set(seconds) if seconds < math.inf else every[n].clear()
+            due[n] = trio.current_time() + seconds
+        await trio.sleep(choose.random())
+    await trio.sleep(100)
+    assert passed == {n: when for n, when in due.items() if when < math.inf}
+
+
+async def test_moving_one_piles_nothing_up() -> None:
+    deadlines = Deadlines()
+    deadline = deadlines.new(lambda: None)
+    for _ in range(1_000):
+        deadline.clear()
+        deadline.set(75)
+    assert len(deadlines._heap) == 1
+
+
+async def test_a_closed_one_keeps_nothing_alive() -> None:
+    class Owner:
+        def passed(self) -> None: ...
+
+    deadlines = Deadlines()
+    owner = Owner()
+    deadline = deadlines.new(owner.passed)
+    deadline.set(75)
+    deadline.close()
+    gone = weakref.ref(owner)
+    gc.disable()
+    del owner
+    assert gone() is None
+    gc.enable()

@@ -1,0 +1,833 @@
+"""One connection, in virtual time: who speaks when, what is dropped, what takes too long, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+import trio
+from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
+
+from tests.transports.http.support import JSON, DummyFace, RawClient, memory, request
+from trimcp.transports.http.h1connection import Connection
+from trimcp.transports.http.h1parser import RequestParser
+from trimcp.transports.http.h1writer import Writer
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.model import Head, Response, Upgrade
+from trimcp.transports.http.wires import StreamWire
+
+LIMITS = HttpLimits()
+HELLO = b'{"hello": 1}'
+
+
+# Requests and responses
+
+
+async def test_requests_follow_each_other(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        for n in range(3):
+            answer = await client.ask("POST", "/echo", body=HELLO * n)
+            assert (answer.status, answer.body) == (200, HELLO * n)
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers["date"].endswith("GMT")
+            assert "connection" not in answer.headers
+        assert site.face.ended == [("/echo", 200, len(HELLO) * n) for n in range(3)]
+        head = site.face.handlers[0].head
+        assert (head.method, head.path, head.peer) == ("POST", "/echo", "test")
+
+
+async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        for byte in request("POST", body=HELLO) + request("POST", "/no", body=HELLO) + request("POST", body=HELLO):
+            await client.send(bytes([byte]))
+            await wait_all_tasks_blocked()
+        assert [(await client.answer()).status for _ in range(3)] == [200, 403, 200]
+        assert [handler.body for handler in site.face.handlers] == [HELLO, HELLO]
+
+
+async def test_pipelined_requests_are_answered_in_order_one_at_a_time(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(b"".join(request("POST", "/wait", body=b"%d" % n) for n in range(5)))
+        for n in range(5):
+            await wait_all_tasks_blocked()
+            assert [handler.body for handler in site.face.handlers] == [b"%d" % m for m in range(n + 1)]
+            site.face.handlers[n].reply.send(Response(200, (), b"answer %d" % n))
+            assert (await client.answer()).body == b"answer %d" % n
+
+
+async def test_reading_stops_at_a_bounded_amount_of_following_requests(autojump_clock: MockClock) -> None:
+    class Counting(trio.abc.Stream):
+        def __init__(self, stream: trio.abc.Stream) -> None:
+            self.stream = stream
+            self.count = 0
+
+        async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+            data = await self.stream.receive_some(max_bytes)
+            self.count += len(data)
+            return data
+
+        async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+            await self.stream.send_all(data)
+
+        async def wait_send_all_might_not_block(self) -> None:
+            await self.stream.wait_send_all_might_not_block()
+
+        async def aclose(self) -> None:
+            await self.stream.aclose()
+
+    counting: list[Counting] = []
+
+    def pair() -> tuple[trio.abc.Stream, trio.abc.Stream]:
+        ours, theirs = memory_stream_pair()
+        counting.append(Counting(theirs))
+        return ours, counting[0]
+
+    async with memory() as site:
+        client = site.connect(pair)
+        one = request("POST", "/wait", body=b"x" * 1_000)
+        await client.send(one * 1_000)
+        await wait_all_tasks_blocked()
+        assert LIMITS.max_pipelined <= counting[0].count <= 2 * 64 * 1024 + 64 * 1024
+        for n in range(1_000):
+            while len(site.face.handlers) <= n:
+                await wait_all_tasks_blocked()
+            site.face.handlers[n].reply.send(Response(202))
+            assert (await client.answer()).status == 202
+
+
+async def test_chunked_bodies(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/echo", "Transfer-Encoding: chunked")
+        for piece in (b"3\r\nabc\r\n", b"2\r\nd", b"e\r\n0\r", b"\nX: y\r\n", b"\r\n"):
+            await wait_all_tasks_blocked()
+            assert site.face.handlers[0].body is None
+            await client.send(piece)
+        assert (await client.answer()).body == b"abcde"
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+
+
+async def test_a_streamed_response(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/wait", body=b"")
+        await wait_all_tasks_blocked()
+        reply = site.face.handlers[0].reply
+        assert not reply.gone
+        reply.start(Response(200, (("Content-Type", "text/event-stream"),), b"one"))
+        status, headers = await client.head()
+        assert (status, headers["transfer-encoding"]) == (200, "chunked")
+        assert "content-length" not in headers
+        assert await client.chunk() == b"one"
+        reply.write(b"")  # no chunk: it would be the last
+        reply.write(b"two")
+        assert await client.chunk() == b"two"
+        assert site.face.ended == []
+        reply.finish(b"three")
+        assert reply.gone
+        reply.write(b"late")
+        reply.finish(b"later")
+        reply.abort()
+        assert [chunk async for chunk in client.chunks()] == [b"three"]
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert site.face.ended[0] == ("/wait", 200, 11)
+
+
+async def test_what_is_written_late_is_not_part_of_the_next_response(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(request(path="/wait") * 2)
+        await wait_all_tasks_blocked()
+        first = site.face.handlers[0].reply
+        first.send(Response(200, (), b"first"))
+        await wait_all_tasks_blocked()
+        first.send(Response(200, (), b"again"))
+        first.start(Response(200, (), b"again"))
+        first.write(b"again")
+        first.finish(b"again")
+        first.abort()
+        await first.room()
+        assert first.waiting == 0
+        site.face.handlers[1].reply.send(Response(200, (), b"second"))
+        assert [(await client.answer()).body for _ in range(2)] == [b"first", b"second"]
+
+
+async def test_head_requests_get_no_body(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        answer = await client.ask("HEAD", "/no")
+        assert (answer.status, answer.headers["content-length"]) == (403, "4")
+        await client.request("HEAD", "/wait")
+        await wait_all_tasks_blocked()
+        reply = site.face.handlers[0].reply
+        reply.start(Response(200, (), b"body"))
+        reply.write(b"body")
+        reply.finish(b"body")
+        assert (await client.answer("HEAD")).status == 200
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert site.face.ended[:2] == [("/no", 403, 0), ("/wait", 200, 0)]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_statuses_without_a_body(status: int, autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        for how in ("send", "start"):
+            await client.request(path="/wait")
+            await wait_all_tasks_blocked()
+            reply = site.face.handlers[-1].reply
+            getattr(reply, how)(Response(status, (), b"not sent"))
+            reply.finish(b"not sent")
+            answer = await client.answer()
+            assert answer.status == status
+            assert "content-length" not in answer.headers
+            assert "transfer-encoding" not in answer.headers
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+
+
+async def test_a_head_request_with_an_unknown_status(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request(path="/wait")
+        await wait_all_tasks_blocked()
+        site.face.handlers[0].reply.send(Response(299, (), b"x"))
+        assert (await client.answer()).status == 299
+
+
+async def test_http_1_0_clients(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/echo", "Connection: keep-alive", body=HELLO, version="1.0")
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (HELLO, "keep-alive")
+        await client.request("POST", "/echo", body=HELLO, version="1.0")
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (HELLO, "close")
+        await client.closed()
+
+        # A stream has no chunks and ends with the connection, whatever the client asked for.
+        client = site.connect()
+        await client.request("POST", "/wait", "Connection: keep-alive", body=b"", version="1.0")
+        await wait_all_tasks_blocked()
+        reply = site.face.handlers[-1].reply
+        reply.start(Response(200, (), b"one"))
+        reply.write(b"two")
+        reply.finish(b"three")
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"onetwothree", "close")
+        assert "transfer-encoding" not in answer.headers
+
+
+async def test_connection_close_is_honoured(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(request("POST", "/echo", "Connection: close", body=HELLO) + request())
+        answer = await client.answer()
+        assert (answer.body, answer.headers["connection"]) == (HELLO, "close")
+        await client.closed()
+        assert len(site.face.handlers) == 1
+
+
+async def test_100_continue_comes_when_the_head_was_admitted(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        site.face.held = trio.Event()
+        await client.send(request("POST", "/echo", "Expect: 100-continue", f"Content-Length: {len(HELLO)}"))
+        await wait_all_tasks_blocked()
+        assert site.face.handlers == []
+        site.face.held.set()
+        assert (await client.answer()).status == 100
+        await client.send(HELLO)
+        assert (await client.answer()).body == HELLO
+
+        # It is left out where the body is here already, or there is none.
+        await client.request("POST", "/echo", "Expect: 100-continue", body=HELLO)
+        assert (await client.answer()).status == 200
+        await client.request("POST", "/echo", "Expect: 100-continue", body=b"")
+        assert (await client.answer()).status == 200
+
+        # Refused: the client will not send the body, or it will; so the connection cannot go on.
+        await client.send(request("POST", "/no", "Expect: 100-continue", f"Content-Length: {len(HELLO)}"))
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (403, "close")
+        await client.closed()
+
+
+# Bodies nobody wants
+
+
+async def test_a_small_body_is_dropped_when_its_request_is_turned_away(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(request("POST", "/no", "Content-Length: 1000") + b"x" * 400)
+        assert (await client.answer()).status == 403  # at once
+        await client.send(b"x" * 600 + request("POST", body=HELLO))
+        assert (await client.answer()).body == HELLO
+
+
+async def test_a_large_body_is_not_read_when_its_request_is_turned_away(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(request("POST", "/no", "Content-Length: 100000"))
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (403, "close")
+        await client.closed()
+        client = site.connect()
+        await client.send(request("POST", "/no", "Transfer-Encoding: chunked"))
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (403, "close")
+        await client.closed()
+
+
+async def test_a_dropped_body_that_does_not_come_ends_the_connection(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(request("POST", "/no", "Content-Length: 10"))
+        assert (await client.answer()).status == 403
+        start = trio.current_time()
+        await client.closed()
+        assert trio.current_time() - start == LIMITS.body_timeout
+
+
+async def test_a_length_above_the_limit_is_answered_without_reading(autojump_clock: MockClock) -> None:
+    async with memory(DummyFace(max_body=1_000)) as site:
+        client = site.connect()
+        await client.send(request("POST", "/echo", "Expect: 100-continue", "Content-Length: 1001"))
+        answer = await client.answer()
+        assert (answer.status, answer.body, answer.headers["connection"]) == (413, b'"too large"', "close")
+        await client.closed()
+        assert site.face.handlers[0].beginning == b""
+
+        client = site.connect()
+        await client.request("POST", body=b"y" * 1_001)
+        assert (await client.answer()).status == 413
+        assert site.face.handlers[1].beginning == b"y" * 1_001
+
+        client = site.connect()
+        assert (await client.ask("POST", body=b"z" * 1_000)).status == 200
+        assert site.face.ended == [("/echo", 413, 11), ("/echo", 413, 11), ("/echo", 200, 1_000)]
+
+
+async def test_a_chunked_body_is_read_to_the_limit_and_no_further(autojump_clock: MockClock) -> None:
+    async with memory(DummyFace(max_body=200_000)) as site:
+        client = site.connect()
+        await client.request("POST", "/echo", "Transfer-Encoding: chunked")
+        async with trio.open_nursery() as nursery:
+
+            async def send_for_ever() -> None:
+                with pytest.raises((trio.BrokenResourceError, trio.ClosedResourceError)):
+                    while True:
+                        await client.send(b"3e8\r\n" + b"x" * 1_000 + b"\r\n")
+
+            nursery.start_soon(send_for_ever)
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (413, "close")
+            start = trio.current_time()
+            await client.closed()
+            assert trio.current_time() - start <= LIMITS.linger_timeout
+            nursery.cancel_scope.cancel()
+        assert site.face.handlers[0].beginning == b"x" * 65_536
+        assert site.hosting.receiving == 0
+
+
+async def test_all_unfinished_bodies_together_are_bounded(autojump_clock: MockClock) -> None:
+    async with memory(limits=HttpLimits(max_bodies=250_000)) as site:
+        clients = [site.connect() for _ in range(3)]
+        for client in clients[:2]:
+            await client.send(request("POST", "/echo", "Content-Length: 100001") + b"x" * 100_000)
+        await wait_all_tasks_blocked()
+        assert site.hosting.receiving == 200_000
+        await clients[2].send(request("POST", "/echo", "Content-Length: 100001") + b"x" * 100_000)
+        answer = await clients[2].answer()
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        for client in clients[:2]:
+            await client.send(b"x")
+            assert (await client.answer()).status == 200
+        assert site.hosting.receiving == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (request("POST", "/echo", "Transfer-Encoding: chunked") + b"zz\r\n", 400),
+        (b"GET /" + b"x" * 20_000, 414),
+        (request("GET", "/", "X: " + "x" * 70_000), 431),
+    ],
+)
+async def test_what_is_no_request_ends_the_connection(data: bytes, status: int, autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(request("POST", "/echo", body=HELLO) + data + b"\r\n" + request(path="/smuggled"))
+        assert (await client.answer()).body == HELLO
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert answer.headers["content-type"].startswith("text/plain")
+        await client.closed()
+        assert "/smuggled" not in [handler.head.path for handler in site.face.handlers]
+
+
+# Time
+
+
+async def test_a_head_must_be_complete_ten_seconds_after_accepting(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        start = trio.current_time()
+        await client.closed()
+        assert trio.current_time() - start == 10
+
+        client = site.connect()
+        start = trio.current_time()
+        for byte in request()[:19]:
+            await client.send(bytes([byte]))
+            await trio.sleep(0.5)
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (408, "close")
+        assert trio.current_time() - start == 10
+        await client.closed()
+
+
+async def test_a_later_head_has_ten_seconds_from_its_first_byte(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.ask("POST", body=HELLO)
+        await trio.sleep(70)
+        await client.send(b"POST ")
+        start = trio.current_time()
+        await trio.sleep(9)
+        await client.send(request("POST", body=HELLO)[5:])
+        assert (await client.answer()).body == HELLO
+        await client.send(b"POST ")
+        start = trio.current_time()
+        assert (await client.answer()).status == 408
+        assert trio.current_time() - start == 10
+
+
+async def test_an_idle_connection_is_closed_after_75_seconds(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        for _ in range(3):
+            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            await trio.sleep(74)
+        await client.send(b"\r\n")  # is no beginning of anything
+        start = trio.current_time()
+        await client.closed()
+        assert trio.current_time() - start == 1
+
+
+async def test_a_body_must_be_complete_in_thirty_seconds(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        start = trio.current_time()
+        await client.send(request("POST", "/echo", "Content-Length: 1000"))
+        for _ in range(29):
+            await client.send(b"x")
+            await trio.sleep(1)
+        assert (await client.answer()).status == 408
+        assert trio.current_time() - start == 30
+        assert site.face.handlers[0].body is None
+        assert site.face.handlers[0].gone == 0
+
+
+async def test_an_answer_may_take_its_time(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/wait", body=HELLO)
+        await trio.sleep(80_000)
+        site.face.handlers[0].reply.send(Response(200, (), b"done"))
+        assert (await client.answer()).body == b"done"
+        await client.send(b"P")
+        assert (await client.answer()).status == 408
+
+
+async def test_lingering_is_bounded_in_time(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.ask("POST", "/echo", "Connection: close", body=HELLO)
+        start = trio.current_time()
+        await site.over.wait()
+        assert trio.current_time() - start == LIMITS.linger_timeout
+
+
+# A client that leaves
+
+
+async def test_an_end_of_file_while_a_request_runs_is_a_disconnect(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        assert handler.gone == 0
+        assert isinstance(client.stream, trio.StapledStream)
+        await client.stream.send_eof()
+        await wait_all_tasks_blocked()
+        assert handler.gone == 1
+        assert handler.reply.gone
+        handler.reply.send(Response(200, (), b"to nobody"))
+        handler.reply.start(Response(200))
+        handler.reply.write(b"to nobody")
+        handler.reply.finish()
+        handler.reply.abort()
+        await handler.reply.room()
+        await wait_all_tasks_blocked()
+        assert (handler.gone, site.ended) == (1, 1)
+        assert site.face.ended == [("/wait", 0, 0)]
+        await client.closed()
+
+
+async def test_an_end_of_file_in_the_middle_of_a_stream(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("GET", "/wait")
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        handler.reply.start(Response(200, (), b"12345"))
+        await client.head()
+        await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert handler.gone == 1
+        assert site.face.ended == [("/wait", 200, 5)]
+
+
+@pytest.mark.parametrize("data", [b"POST ", request("POST", "/wait", "Content-Length: 5") + b"1234"])
+async def test_a_client_that_leaves_before_its_request_is_complete(data: bytes, autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.send(data)
+        await wait_all_tasks_blocked()
+        await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert site.ended == 1
+        assert all(handler.body is None and handler.gone == 0 for handler in site.face.handlers)
+
+
+async def test_a_client_that_leaves_while_it_is_judged(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        site.face.held = trio.Event()
+        client = site.connect()
+        await client.request("POST", "/wait", body=HELLO)
+        await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        site.face.held.set()
+        await wait_all_tasks_blocked()
+        assert [handler.gone for handler in site.face.handlers] == [1]
+
+
+async def test_a_finished_response_is_delivered_to_a_client_that_will_send_no_more(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        handler.reply.send(Response(200, (), b"x" * 1_000_000))
+        await wait_all_tasks_blocked()
+        assert isinstance(client.stream, trio.StapledStream)
+        await client.stream.send_eof()
+        await wait_all_tasks_blocked()
+        assert (await client.answer()).body == b"x" * 1_000_000
+        await client.closed()
+        assert handler.gone == 0
+
+
+# A client that reads slowly
+
+
+async def test_what_waits_for_a_slow_reader_is_counted_and_told(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        reply = handler.reply
+        await reply.room()
+        reply.start(Response(200, (), b"first"))
+        assert reply.waiting > 0
+        for _ in range(100):
+            reply.write(b"x" * 10_000)
+        assert reply.waiting > 1_000_000
+        async with trio.open_nursery() as nursery:
+            woken: list[int] = []
+
+            async def wait_for_room() -> None:
+                await reply.room()
+                woken.append(reply.waiting)
+
+            nursery.start_soon(wait_for_room)
+            nursery.start_soon(wait_for_room)
+            await wait_all_tasks_blocked()
+            assert woken == []
+            await client.head()
+            assert await client.chunk() == b"first"
+            for _ in range(100):
+                assert await client.chunk() == b"x" * 10_000
+            await wait_all_tasks_blocked()
+            assert len(woken) == 2
+            assert all(0 < waiting <= LIMITS.low_water for waiting in woken)
+        assert reply.waiting == 0
+        assert handler.drained == 1
+        reply.write(b"more")  # a second round
+        await client.chunk()
+        await wait_all_tasks_blocked()
+        assert handler.drained == 2
+        reply.finish()
+        assert await client.chunk() == b""
+        await wait_all_tasks_blocked()
+        assert handler.drained == 2
+
+
+async def test_pipelined_requests_wait_until_the_response_before_is_taken(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        await client.send(request("POST", "/wait", body=HELLO) * 3)
+        for n in range(3):
+            await wait_all_tasks_blocked()
+            assert len(site.face.handlers) == n + 1
+            site.face.handlers[n].reply.send(Response(200, (), b"x" * 500_000))
+            await wait_all_tasks_blocked()
+            assert len(site.face.handlers) == n + 1
+            assert len((await client.answer()).body) == 500_000
+
+
+async def test_a_reader_that_takes_nothing_is_cut(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        start = trio.current_time()
+        handler.reply.start(Response(200, (), b"x" * 1_000_000))
+        assert handler.reply.waiting > 1_000_000
+        for _ in range(3):
+            await trio.sleep(59)
+            await client.stream.receive_some(100_000)  # it took something: it has another minute
+            await wait_all_tasks_blocked()
+            assert not handler.reply.gone
+        await site.over.wait()
+        assert trio.current_time() - start == 3 * 59 + 60
+        assert handler.reply.gone
+        assert (handler.gone, handler.reply.waiting, site.ended) == (1, 0, 1)
+        ((path, status, sent),) = site.face.ended
+        assert (path, status) == ("/wait", 200)
+        assert 0 < sent < 1_000_000
+        assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+async def test_whoever_waits_for_room_is_let_go_when_the_reader_leaves(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        reply = site.face.handlers[0].reply
+        reply.start(Response(200, (), b"x" * 1_000_000))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reply.room)
+            await wait_all_tasks_blocked()
+            await client.stream.aclose()
+        assert reply.gone
+        assert reply.waiting == 0
+
+
+# Our own end
+
+
+async def test_abort_lets_the_client_tell(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        handler.reply.start(Response(200, (), b"half"))
+        await client.head()
+        assert await client.chunk() == b"half"
+        handler.reply.abort()
+        assert handler.reply.gone
+        with pytest.raises(EOFError):
+            await client.chunk()
+        assert handler.gone == 0
+        assert site.face.ended == [("/wait", 200, 4)]
+
+
+async def test_draining_ends_idle_connections_and_lets_others_finish(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        idle, fresh, busy, streaming, sending = (site.connect() for _ in range(5))
+        await idle.ask("POST", body=HELLO)
+        await busy.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        await streaming.request("POST", "/wait", body=HELLO)
+        await sending.send(request("POST", "/echo", "Content-Length: 5") + b"123")
+        await wait_all_tasks_blocked()
+        site.face.handlers[2].reply.start(Response(200, (), b"event"))
+
+        site.hosting.draining = True
+        for connection in site.connections:
+            connection.drain()
+        await idle.closed()
+        await fresh.closed()
+        site.face.handlers[1].reply.send(Response(200, (), b"done"))
+        answer = await busy.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"done", "close")
+        await busy.closed()
+        site.face.handlers[2].reply.finish(b"last event")
+        assert (await streaming.answer()).body == b"eventlast event"
+        await streaming.closed()
+        await sending.send(b"45")
+        answer = await sending.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"12345", "close")
+        await sending.closed()
+
+
+@pytest.mark.parametrize(("path", "statuses"), [("/bug", [500]), ("/crash", [500]), ("/half", [])])
+async def test_a_bug_is_logged_and_ends_one_request(
+    path: str, statuses: list[int], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with memory() as site:
+        other = site.connect()
+        await other.request("POST", "/wait", body=HELLO)
+        client = site.connect()
+        await client.request("POST", path, body=HELLO)
+        if statuses:
+            answer = await client.answer()
+            assert (answer.status, answer.body) == (500, b"")
+            assert (await client.ask("POST", body=HELLO)).body == HELLO
+        else:
+            await client.rest()
+        (record,) = caplog.records
+        assert record.levelname == "ERROR"
+        assert record.exc_info is not None
+        site.face.handlers[0].reply.send(Response(200))
+        assert (await other.answer()).status == 200
+
+
+@pytest.mark.parametrize("where", ["disconnected", "done", "writable"])
+async def test_a_bug_in_what_is_called_back_ends_one_connection(
+    where: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*args: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        handler = site.face.handlers[0]
+        monkeypatch.setattr(site.face if where == "done" else handler, where, crash)
+        handler.reply.start(Response(200, (), b"x"))
+        if where == "writable":
+            await client.head()
+        else:
+            await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert site.ended == 1
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(("X", "a\r\nSet-Cookie: b"),), (("X", "a\nb"),), (("X\r\nY", "a"),), (("X", "a\rb"),), (("X", "\u20ac"),)],
+)
+async def test_headers_cannot_split_a_response(
+    headers: tuple[tuple[str, str], ...], autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+        site.face.handlers[0].reply.send(Response(200, (*JSON, *headers), b"body"))
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, b"body")
+        assert set(answer.headers) == {"date", "content-length"}
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_a_connection_that_is_cut_off_tells_its_handler(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        await client.request("POST", "/wait", body=HELLO)
+        await wait_all_tasks_blocked()
+    assert site.face.handlers[0].gone == 1
+    assert site.face.handlers[0].reply.gone
+    await client.closed()
+
+
+def living() -> int:
+    kinds = (Connection, RequestParser, Writer, StreamWire)
+    return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+
+async def test_nothing_refers_to_a_connection_that_has_ended(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        clients: list[RawClient] = [site.connect() for _ in range(3)]
+        await clients[0].ask("POST", body=HELLO)
+        await clients[1].request("POST", "/wait", body=HELLO)
+        await clients[2].send(b"POST ")
+        await wait_all_tasks_blocked()
+        site.face.handlers[1].reply.start(Response(200))
+        assert living() > 0
+        gc.collect()
+        gc.disable()
+        try:
+            for client in clients:
+                await client.stream.aclose()
+            await wait_all_tasks_blocked()
+            assert site.ended == 3
+            assert living() == 0
+        finally:
+            gc.enable()
+
+
+# WebSocket
+
+
+async def test_an_upgrade_gets_the_head_and_all_that_follows(autojump_clock: MockClock) -> None:
+    upgrades: list[tuple[Head, Upgrade]] = []
+
+    async def serve(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
+        upgrades.append((head, upgrade))
+        seen = b""
+        while not seen.endswith(b"end"):
+            seen += await stream.receive_some(7)
+        await stream.send_all(b"seen: " + seen)
+
+    ask = request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")
+    async with memory(upgrade_websocket=serve) as site:
+        client = site.connect()
+        await client.ask("POST", body=HELLO)
+        await client.send(ask + b"frame")
+        await wait_all_tasks_blocked()
+        site.hosting.draining = True
+        site.connections[0].drain()  # not for us to end
+        await trio.sleep(1_000)
+        await client.send(b"end")
+        assert await client.rest() == b"seen: " + ask + b"frameend"
+        await wait_all_tasks_blocked()
+        ((head, upgrade),) = upgrades
+        assert head.path == "/ws"
+        assert upgrade.max_message == 1024
+        assert site.face.ended[1:] == [("/ws", 101, 0)]
+
+
+async def test_an_upgrade_that_cannot_be(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        assert (await client.ask("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")).status == 400
+
+
+async def test_a_crash_in_an_upgrade_ends_one_connection(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def crash(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
+        raise ExceptionGroup("bugs", [RuntimeError("a bug")])
+
+    async with memory(upgrade_websocket=crash) as site:
+        client = site.connect()
+        await client.send(request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket"))
+        await client.closed()
+        await wait_all_tasks_blocked()
+        assert [record.levelname for record in caplog.records] == ["ERROR"]

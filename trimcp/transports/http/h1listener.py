@@ -1,0 +1,181 @@
+"""The HTTP/1.1 server: accepts connections, as many as may be, and ends them when it is asked to stop."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.transports.http.h1connection import Connection, Hosting, UpgradeWebSocket
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.listening import open_tcp, open_unix, peer_name, url_of
+from trimcp.transports.http.model import Face
+from trimcp.transports.http.wires import SocketWire, StreamWire, Wire
+
+__all__ = ["serve_http1"]
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+_AT_ONCE: Final = 64  # connections taken before other tasks run
+_PAUSE: Final = 1.0
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+async def serve_http1(
+    face: Face,
+    *,
+    host: str | None = "127.0.0.1",
+    port: int | None = None,
+    path: str | os.PathLike[str] | None = None,
+    mode: int = 0o600,
+    sockets: Sequence[socket.socket] = (),
+    reuse_port: bool = False,
+    ssl_context: ssl.SSLContext | None = None,
+    limits: HttpLimits | None = None,
+    upgrade_websocket: UpgradeWebSocket | None = None,
+    stop: trio.Event | None = None,
+    grace: float = 5.0,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a face over HTTP/1.1 until `stop` is set, or for ever.
+
+    At least one of `port`, `path` and `sockets` says where; several may. Cancelling it cuts all connections.
+
+    Args:
+        face: what is served.
+        host: the name or address to listen on; None for every address of this machine.
+        port: the TCP port; 0 lets the system choose. `task_status` tells which.
+        path: a Unix socket. A stale one is replaced; ours is removed at the end.
+        mode: its permissions.
+        sockets: sockets that were bound elsewhere. They are closed when accepting ends.
+        reuse_port: share the TCP port with other processes that do so too.
+        ssl_context: speak TLS; `listening.tls_context` makes one.
+        limits: what clients may cost.
+        upgrade_websocket: serves a WebSocket; None refuses them.
+        stop: once it is set nothing is accepted any more, connections without a request are closed, and others end
+            with the response under way.
+        grace: seconds after which those that have not ended are cut.
+        task_status: is told the URLs, once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
+
+    Raises:
+        LocalError: it cannot listen there; the text says why.
+        ValueError: nothing says where to listen.
+    """
+    limits = HttpLimits() if limits is None else limits
+    stop = trio.Event() if stop is None else stop
+    if port is None and path is None and not sockets:
+        raise ValueError("say where to listen: a port, a path or sockets")
+    with ExitStack() as stack:
+        listening: list[socket.socket] = []
+        urls: list[str] = []
+        for sock in sockets:
+            listening.append(stack.enter_context(sock))
+            sock.listen(limits.backlog)
+        if port is not None:
+            opened = await open_tcp(
+                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=limits.stall_timeout
+            )
+            listening += [stack.enter_context(sock) for sock in opened]
+        urls += [url_of(sock, secure=ssl_context is not None) for sock in listening]
+        if path is not None:
+            listening.append(stack.enter_context(open_unix(path, mode=mode, backlog=limits.backlog)))
+            urls.append(f"unix:{os.fspath(path)}")
+        async with trio.open_nursery() as nursery:
+            hosting = Hosting(face, limits, nursery, upgrade_websocket)
+            nursery.start_soon(hosting.deadlines.run)
+            listener = _Listener(hosting, ssl_context)
+            async with trio.open_nursery() as accepting:
+                for sock in listening:
+                    sock.setblocking(False)
+                    accepting.start_soon(listener.accept, sock)
+                task_status.started(urls)
+                await stop.wait()
+                accepting.cancel_scope.cancel(reason="this server stops")
+            stack.close()
+            await listener.drain(grace)
+            nursery.cancel_scope.cancel(reason="this server has stopped")
+
+
+@attrs.define(eq=False)
+class _Listener:
+    """The connections of one server."""
+
+    _hosting: Hosting
+    _ssl_context: ssl.SSLContext | None
+    _connections: set[Connection] = attrs.field(init=False, factory=set)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _short: bool = attrs.field(init=False, default=False)
+
+    async def accept(self, sock: socket.socket) -> None:
+        """Accept connections until cancelled."""
+        most = self._hosting.limits.max_connections
+        while True:
+            while len(self._connections) >= most:
+                self._complain("%d connections are open; more have to wait", most)
+                await self._ended.park()
+            await trio.lowlevel.wait_readable(sock)
+            for _ in range(min(_AT_ONCE, most - len(self._connections))):
+                try:
+                    accepted, address = sock.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno in _EXHAUSTED:
+                        self._complain("cannot accept connections: %s", error.strerror)
+                        with trio.move_on_after(_PAUSE):
+                            await self._ended.park()
+                        break
+                    log.debug("a connection was gone before it was accepted: %s", error.strerror)
+                else:
+                    self._short = False
+                    self._welcome(accepted, address)
+
+    async def drain(self, grace: float) -> None:
+        """End all connections, those with a request under way after its response, for which there is `grace`."""
+        self._hosting.draining = True
+        for connection in self._connections:
+            connection.drain()
+        with trio.move_on_after(grace):
+            while self._connections:
+                await self._ended.park()
+        if self._connections:
+            log.debug("%d connections are cut: their responses take too long", len(self._connections))
+
+    def _complain(self, text: str, value: object) -> None:
+        """Say that we are short of something, once until it is over."""
+        if not self._short:
+            self._short = True
+            log.warning(text, value)
+
+    def _welcome(self, sock: socket.socket, address: object) -> None:
+        peer, loopback = peer_name(address)
+        try:
+            wire = self._wire(sock)
+        except OSError:
+            sock.close()  # gone already
+            return
+        connection = Connection(self._hosting, wire, peer=peer, loopback=loopback, secure=self._ssl_context is not None)
+        self._connections.add(connection)
+        self._hosting.nursery.start_soon(self._serve, connection)
+
+    def _wire(self, sock: socket.socket) -> Wire:
+        if self._ssl_context is None:
+            return SocketWire(sock)
+        sock.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        return StreamWire(trio.SSLStream(stream, self._ssl_context, server_side=True))
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self._ended.unpark_all()

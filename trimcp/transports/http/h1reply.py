@@ -1,0 +1,191 @@
+"""One response of HTTP/1.1 (RFC 9112): its head, how its body is delimited, and what is written when."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from trimcp.transports.http.h1parser import Request
+from trimcp.transports.http.h1writer import Writer
+from trimcp.transports.http.model import Handler, Response
+
+__all__ = ["H1Reply", "ReplyOwner", "encode_head"]
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_BODILESS: Final = frozenset({204, 304})
+_GATHERED: Final = 64 * 1024  # what is larger is not copied to be sent in one write with what belongs to it
+
+_date: tuple[int, str] = (0, "")
+
+
+class ReplyOwner(Protocol):
+    """The connection a response goes out on."""
+
+    writer: Writer
+
+    def will_close(self, request: Request) -> bool:
+        """Decide, for good, whether this response is the last."""
+        ...
+
+    def finished(self) -> None:
+        """Note that the response was written to its end, if it was not all taken yet."""
+
+
+class H1Reply:
+    """The road back of one request. See `trimcp.transports.http.model.Reply`.
+
+    Args:
+        owner: forgotten by `detach`.
+        request: what is answered.
+        handler: what answers it, or None if the host does.
+
+    Attributes:
+        status: of the response, 0 before it began.
+        sent: bytes of its body that were written.
+        ended: whether it was written to its end.
+        aborted: whether the connection shall be cut.
+    """
+
+    __slots__ = ("_bodiless", "_chunked", "_owner", "aborted", "ended", "handler", "request", "sent", "status")
+
+    def __init__(self, owner: ReplyOwner, request: Request, handler: Handler | None) -> None:
+        self._owner: ReplyOwner | None = owner
+        self.request = request
+        self.handler = handler
+        self.status = 0
+        self.sent = 0
+        self.ended = False
+        self.aborted = False
+        self._chunked = False
+        self._bodiless = False
+
+    def send(self, response: Response) -> None:
+        """Send a whole response."""
+        owner = self._owner
+        if owner is None or self.status:
+            return
+        length = len(response.body)
+        head = self._begin(owner, response, "" if response.status in _BODILESS else f"Content-Length: {length}\r\n")
+        self.ended = True
+        if self._bodiless:
+            owner.writer.write(head)
+        else:
+            self.sent = length
+            _write_together(owner.writer, head, response.body)
+        owner.finished()
+
+    def start(self, response: Response) -> None:
+        """Send the head of a response of unknown length, with the beginning of its body in the same write."""
+        owner = self._owner
+        if owner is None or self.status:
+            return
+        self._chunked = not self.request.http10 and response.status not in _BODILESS
+        head = self._begin(owner, response, "Transfer-Encoding: chunked\r\n" if self._chunked else "")
+        self._write_piece(owner.writer, head, response.body, b"")
+
+    def write(self, data: bytes) -> None:
+        """Send more of the body, at once if the socket takes it."""
+        if data and self._owner is not None and self.status and not self.ended:
+            self._write_piece(self._owner.writer, b"", data, b"")
+
+    def finish(self, data: bytes = b"") -> None:
+        """Send the rest of the body and end the response."""
+        owner = self._owner
+        if owner is None or not self.status or self.ended:
+            return
+        self.ended = True
+        self._write_piece(owner.writer, b"", data, b"0\r\n\r\n" if self._chunked else b"")
+        owner.finished()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._owner is not None and not self.ended:
+            self.aborted = True
+            self._owner.writer.give_up()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the operating system has not taken yet."""
+        return 0 if self._owner is None else self._owner.writer.waiting
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left, or the response is finished."""
+        return self.ended or self._owner is None or self._owner.writer.broken
+
+    async def room(self) -> None:
+        """Wait until so few bytes wait that more are welcome, or the client is gone."""
+        if self._owner is not None:
+            await self._owner.writer.room()
+
+    def detach(self) -> None:
+        """Let what is written from now on go nowhere."""
+        self._owner = None
+        self.handler = None
+
+    def _begin(self, owner: ReplyOwner, response: Response, framing: str) -> bytes:
+        request = self.request
+        self.status = response.status
+        self._bodiless = request.head.method == "HEAD" or response.status in _BODILESS
+        if not framing and not self._bodiless:
+            request.keep_alive = False  # only the end of the connection tells where the body ends
+        if owner.will_close(request):
+            framing += "Connection: close\r\n"
+        elif request.http10:
+            framing += "Connection: keep-alive\r\n"
+        try:
+            return encode_head(response.status, response.headers, framing)
+        except ValueError:
+            # It could split the response in two if a stranger has a say in it. The body is sent: it is not to blame.
+            log.exception("the headers of a response with status %d cannot be sent", response.status)
+            return encode_head(response.status, (), framing)
+
+    def _write_piece(self, writer: Writer, before: bytes, data: bytes, after: bytes) -> None:
+        if self._bodiless:
+            data = after = b""
+        if data:
+            self.sent += len(data)
+            if self._chunked:
+                before += b"%x\r\n" % len(data)
+                after = b"\r\n" + after
+        _write_together(writer, before, data, after)
+
+
+def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
+    """Return the head of a response.
+
+    Args:
+        status: its status.
+        headers: names and values, as the application gives them.
+        framing: whole lines about the body and the connection.
+
+    Raises:
+        ValueError: a name or a value contains what cannot stand in a line.
+    """
+    global _date
+    now = int(time.time())
+    if now != _date[0]:
+        _date = (now, f"Date: {formatdate(now, usegmt=True)}\r\n")
+    lines = [f"{name}: {value}\r\n" for name, value in headers]
+    text = "".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
+        raise ValueError("a header of a response contains a line break")
+    status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+    return f"{status_line}{_date[1]}{text}{framing}\r\n".encode("latin-1")
+
+
+def _write_together(writer: Writer, *parts: bytes) -> None:
+    if sum(map(len, parts)) <= _GATHERED:
+        data = b"".join(parts)
+        if data:
+            writer.write(data)
+        return
+    for part in parts:
+        if part:
+            writer.write(part)
