@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
         ResourceNotFound,
         ToolError,
     )
+    from trimcp.net import asgi_app, http, http_face, run_http, serve_http, serve_websocket, websocket
     from trimcp.run import InProcess, in_process, load_servers, run_stdio, serve_stdio, stdio
     from trimcp.server.arguments import Arg
     from trimcp.server.declared import Elicit
@@ -46,7 +47,16 @@ if typing.TYPE_CHECKING:
     from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
     from trimcp.session.statistics import Statistics
     from trimcp.transports.child import StdioServer
+    from trimcp.transports.http.access import AccessLog, JsonFormatter
+    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.events import EventStore, MemoryEvents
+    from trimcp.transports.http.events_sqlite import SqliteEvents
+    from trimcp.transports.http.identity import Principal, Refused, bearer_tokens
+    from trimcp.transports.http.limits import HttpLimits
+    from trimcp.transports.http.origins import Origins
+    from trimcp.transports.http.settings import Settings as HttpSettings
     from trimcp.transports.memory import memory_channels
+    from trimcp.transports.websocket_client import WebSocketServer
     from trimcp.wire.common import Annotations, Icon, Implementation
     from trimcp.wire.completion import Completion
     from trimcp.wire.content import (
@@ -84,6 +94,7 @@ else:
         "client.hosts": "read_servers",
         "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError "
         "McpError Overloaded RemoteError ResourceNotFound ToolError",
+        "net": "asgi_app http http_face run_http serve_http serve_websocket websocket",
         "run": "InProcess in_process load_servers run_stdio serve_stdio stdio",
         "server.arguments": "Arg",
         "server.declared": "Elicit",
@@ -100,8 +111,17 @@ else:
         "session.limits": "Limits",
         "session.listening": "PromptsChanged ResourcesChanged ResourceUpdated Subscription ToolsChanged",
         "session.statistics": "Statistics",
-        "transports.memory": "memory_channels",
         "transports.child": "StdioServer",
+        "transports.http.access": "AccessLog JsonFormatter",
+        "transports.http.client": "HttpServer",
+        "transports.http.events": "EventStore MemoryEvents",
+        "transports.http.events_sqlite": "SqliteEvents",
+        "transports.http.identity": "Principal Refused bearer_tokens",
+        "transports.http.limits": "HttpLimits",
+        "transports.http.origins": "Origins",
+        "transports.http.settings": "HttpSettings=Settings",
+        "transports.memory": "memory_channels",
+        "transports.websocket_client": "WebSocketServer",
         "wire.common": "Annotations Icon Implementation",
         "wire.completion": "Completion",
         "wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent "
@@ -134,6 +154,7 @@ __all__ = [
     "LATEST",
     "LATEST_LEGACY",
     "REVISIONS",
+    "AccessLog",
     "Annotations",
     "Arg",
     "Audio",
@@ -157,9 +178,13 @@ __all__ = [
     "ElicitURLParams",
     "EmbeddedResource",
     "ErrorReply",
+    "EventStore",
     "Form",
     "GetPromptResult",
     "Group",
+    "HttpLimits",
+    "HttpServer",
+    "HttpSettings",
     "Icon",
     "Image",
     "ImageContent",
@@ -168,22 +193,27 @@ __all__ = [
     "Incoming",
     "InputRequiredResult",
     "InvalidReply",
+    "JsonFormatter",
     "Kind",
     "Limits",
     "LocalError",
     "LogBridge",
     "LoggingMessageParams",
     "McpError",
+    "MemoryEvents",
     "MessageChannel",
     "Notice",
     "Origin",
+    "Origins",
     "Outgoing",
     "Overloaded",
+    "Principal",
     "ProgressParams",
     "Prompt",
     "PromptMessage",
     "PromptsChanged",
     "ReadResourceResult",
+    "Refused",
     "RemoteError",
     "Resource",
     "ResourceLink",
@@ -196,6 +226,7 @@ __all__ = [
     "Running",
     "SamplingMessage",
     "Server",
+    "SqliteEvents",
     "Statistics",
     "StdioServer",
     "Subscription",
@@ -208,13 +239,22 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "ToolsChanged",
+    "WebSocketServer",
+    "asgi_app",
+    "bearer_tokens",
     "fill_defaults",
     "form",
+    "http",
+    "http_face",
     "in_process",
     "load_servers",
     "memory_channels",
     "read_servers",
+    "run_http",
     "run_stdio",
+    "serve_http",
     "serve_stdio",
+    "serve_websocket",
     "stdio",
+    "websocket",
 ]

@@ -1,24 +1,87 @@
-"""Glue between servers, clients and the network: what a program that serves or calls over sockets ends with."""
+"""Glue between servers, clients and the network: what a program that serves or calls over sockets ends with.
+
+Nothing but `trimcp` itself, the command and `trimcp.testing` imports it; the software that hosts is imported only when
+it is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
+from urllib.parse import quote
 
+import attrs
+import trio
+
+from trimcp.run import signals, trace_from_environment
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.app import HttpFace
+from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.settings import Settings
+from trimcp.transports.trace import Write
 
 if TYPE_CHECKING:
-    from trimcp.server.server import Server
+    from pathlib import Path
 
-__all__ = ["http_face"]
+    import httpx2
+    from typing_extensions import Unpack
+
+    from trimcp.server.server import Server
+    from trimcp.transports.http.asgi import AsgiApp
+    from trimcp.transports.http.client import HttpServer, Mode
+    from trimcp.transports.websocket_client import WebSocketServer
+
+__all__ = ["Software", "asgi_app", "http", "http_face", "run_http", "serve_http", "serve_websocket", "websocket"]
+
+Software: TypeAlias = Literal["own", "hypercorn"]
+"""What listens: our own HTTP/1.1, the fastest, or Hypercorn, which also speaks HTTP/2."""
+
+_FLUSH: Final = 2.0
+"""Seconds that answers may take to reach their clients once they are given."""
+
+
+class Listening(TypedDict, total=False):
+    """What `serve_http` may be told beside its server and port; all of it has a default there."""
+
+    host: str | None
+    uds: str | Path | None
+    sockets: Sequence[socket.socket]
+    limits: HttpLimits | None
+    certfile: str | Path | None
+    keyfile: str | Path | None
+    ssl_context: ssl.SSLContext | None
+    software: Software
+    stop: trio.Event | None
+    grace: float
+    task_status: trio.TaskStatus[list[str]]
+
+
+class Running(TypedDict, total=False):
+    """What `run_http` hands on to `serve_http`."""
+
+    host: str | None
+    port: int
+    uds: str | Path | None
+    sockets: Sequence[socket.socket]
+    settings: Settings | None
+    limits: HttpLimits | None
+    certfile: str | Path | None
+    keyfile: str | Path | None
+    ssl_context: ssl.SSLContext | None
+    software: Software
+    grace: float
+
+
+# Serving
 
 
 @asynccontextmanager
 async def http_face(server: Server[Any], settings: Settings | None = None) -> AsyncIterator[HttpFace]:
-    """Run a server for as long as the block runs, and yield its HTTP face for a host.
+    """Run a server for as long as the block runs, and yield its HTTP face, for a host of your own.
 
     Leaving ends every session; `HttpFace.drain` before lets calls under way answer.
     """
@@ -30,3 +93,245 @@ async def http_face(server: Server[Any], settings: Settings | None = None) -> As
                 yield face
             finally:
                 face.end()
+
+
+async def serve_http(
+    server: Server[Any],
+    *,
+    host: str | None = "127.0.0.1",
+    port: int = 8000,
+    uds: str | Path | None = None,
+    sockets: Sequence[socket.socket] = (),
+    settings: Settings | None = None,
+    limits: HttpLimits | None = None,
+    certfile: str | Path | None = None,
+    keyfile: str | Path | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    software: Software = "own",
+    stop: trio.Event | None = None,
+    grace: float = 5.0,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve over HTTP: Streamable HTTP of both eras, HTTP+SSE and WebSocket, until cancelled or stopped.
+
+    Cancelling it ends every connection at once. No signal handlers are installed, see `run_http`.
+
+    Args:
+        server: what is served.
+        host: the address to listen on; None for all, where Origin and `allowed_hosts` matter more.
+        port: 0 takes a free one.
+        uds: the path of a Unix socket to listen on instead.
+        sockets: listening sockets to take instead, as a service manager hands them over.
+        settings: paths, identity, origins, streams and sessions.
+        limits: what a client may cost and how long it may take.
+        certfile, keyfile: PEM files, for TLS; the key may stand in the same file.
+        ssl_context: for TLS with more to it than that (our own listener only).
+        software: what listens.
+        stop: once set, no more connections are taken, calls under way get `grace` seconds to answer, are then
+            cancelled with an error reply, and this returns.
+        grace: seconds.
+        task_status: `await nursery.start(serve_http, ...)` returns the URLs it listens on.
+
+    Raises:
+        OSError: the address is taken, or not ours.
+    """
+    stop = trio.Event() if stop is None else stop
+    settings = Settings() if settings is None else settings
+    limits = HttpLimits() if limits is None else limits
+    at_port = None if uds is not None or sockets else port
+    async with http_face(server, settings) as face, open_service_nursery() as nursery:
+        closing = trio.Event()
+        if software == "hypercorn":
+            from trimcp.transports.http.asgi import AsgiApp
+            from trimcp.transports.http.hypercorn import serve_hypercorn
+
+            app = AsgiApp(lambda: nullcontext(face), limits=limits)
+            listen: Callable[..., Awaitable[None]] = partial(
+                serve_hypercorn,
+                app,
+                host=host,
+                port=at_port,
+                path=uds,
+                sockets=sockets,
+                certfile=certfile,
+                keyfile=keyfile,
+                limits=limits,
+                stop=closing,
+                grace=grace + _FLUSH,
+            )
+        else:
+            from trimcp.transports.http.h1listener import serve_http1
+            from trimcp.transports.http.listening import tls_context
+            from trimcp.transports.websocket import serve_upgraded
+
+            if ssl_context is None and certfile is not None:
+                ssl_context = tls_context(certfile, keyfile)
+            listen = partial(
+                serve_http1,
+                face,
+                host=host,
+                port=at_port,
+                path=uds,
+                sockets=sockets,
+                ssl_context=ssl_context,
+                limits=limits,
+                upgrade_websocket=serve_upgraded,
+                stop=closing,
+                grace=grace + _FLUSH,
+            )
+        ended = trio.Event()
+        urls = await nursery.start(_listen, listen, ended)
+        task_status.started([_endpoint(url, settings) for url in urls])
+        await stop.wait()
+        # The software stops accepting at once, and ends each connection with the answer that is under way.
+        closing.set()
+        await face.drain(grace)
+        await ended.wait()
+
+
+async def _listen(
+    listen: Callable[..., Awaitable[None]], ended: trio.Event, task_status: trio.TaskStatus[list[str]]
+) -> None:
+    await listen(task_status=task_status)
+    ended.set()
+
+
+def _endpoint(url: str, settings: Settings) -> str:
+    """Return the URL to give to a client."""
+    if url.startswith("unix:"):
+        url = f"http+unix://{quote(url.removeprefix('unix:'), safe='')}"
+    path = settings.path if settings.path is not None else settings.websocket_path
+    if settings.path is None:
+        url = url.replace("http", "ws", 1)
+    return f"{url}{path}"
+
+
+async def serve_websocket(
+    server: Server[Any],
+    *,
+    port: int = 8000,
+    path: str = "/ws",
+    settings: Settings | None = None,
+    **options: Unpack[Listening],
+) -> None:
+    """Serve over WebSocket alone, on a port of its own, until cancelled or stopped.
+
+    Args:
+        server: what is served.
+        port: 0 takes a free one.
+        path: where it is served; other paths are 404.
+        settings: identity, origins and sizes; its paths are not used.
+        options: as for `serve_http`.
+    """
+    settings = Settings() if settings is None else settings
+    settings = attrs.evolve(settings, path=None, sse_path=None, websocket_path=path)
+    await serve_http(server, port=port, settings=settings, **options)
+
+
+def run_http(
+    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[Running]
+) -> None:
+    """Serve over HTTP as the whole program, with an orderly end.
+
+    On SIGTERM or SIGINT no more connections are taken, calls under way get `grace` seconds to answer, then they are
+    cancelled with an error reply, and every clean-up runs. A second signal ends the process at once.
+
+    Args:
+        server: what is served.
+        ready: called with the URLs it listens on.
+        options: as for `serve_http`.
+    """
+    trio.run(partial(_run_until_signal, server, ready, **options))
+
+
+async def _run_until_signal(
+    server: Server[Any], ready: Callable[[list[str]], object] | None, **options: Unpack[Running]
+) -> None:
+    with signals() as stop:
+        async with open_service_nursery() as nursery:
+            ended = trio.Event()
+            serve = partial(serve_http, server, stop=stop, **options)
+            urls = await nursery.start(_listen, serve, ended)
+            if ready is not None:
+                ready(urls)
+            await ended.wait()
+
+
+def asgi_app(
+    server: Server[Any], *, settings: Settings | None = None, limits: HttpLimits | None = None, root: str = ""
+) -> AsgiApp:
+    """Return an ASGI application that serves over HTTP and WebSocket, for Hypercorn on Trio: `app = asgi_app(server)`.
+
+    It can be mounted in any ASGI application that runs on Trio. Where that does not forward the lifespan, write
+    `async with app.lifespan():` in its own.
+
+    Args:
+        server: what is served.
+        settings: paths, identity, origins, streams and sessions.
+        limits: how large and slow requests may be.
+        root: the prefix under which it is mounted, for parents that do not say so in `root_path`.
+    """
+    from trimcp.transports.http.asgi import AsgiApp
+
+    return AsgiApp(partial(http_face, server, settings), root=root, limits=HttpLimits() if limits is None else limits)
+
+
+# Calling
+
+
+def http(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    mode: Mode = "auto",
+    uds: str | None = None,
+    client: httpx2.AsyncClient | None = None,
+    retry_calls: bool = False,
+    trace: Write | None = None,
+) -> HttpServer:
+    """Name a server that is reached over HTTP, for `client.connect(trimcp.http("http://127.0.0.1:8000/mcp"))`.
+
+    Which revision and which of the transports it speaks (Streamable HTTP, HTTP+SSE) is found out when connecting.
+
+    Args:
+        url: its endpoint: "http://...", "https://...", or "http+unix://%2Frun%2Fserver.sock/mcp".
+        headers: to send with every request, such as `{"Authorization": "Bearer ..."}`.
+        mode: "auto", or "streamable" or "sse" to try one transport only.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        client: an `httpx2.AsyncClient` of your own, with its proxies and certificates.
+        retry_calls: send `tools/call` again where its answer was lost, although it may be carried out twice.
+        trace: called with a line for every message, secrets masked; by default the environment decides.
+    """
+    from trimcp.transports.http.client import HttpServer
+
+    return HttpServer(
+        url,
+        headers,
+        uds,
+        mode,
+        client,
+        retry_calls=retry_calls,
+        trace=trace or trace_from_environment(),
+    )
+
+
+def websocket(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    uds: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    trace: Write | None = None,
+) -> WebSocketServer:
+    """Name a server that is reached over WebSocket, for `client.connect(trimcp.websocket("ws://127.0.0.1:8000/ws"))`.
+
+    Args:
+        url: "ws://..." or "wss://...".
+        headers: to send with the handshake.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        ssl_context: for wss; by default what this system trusts.
+        trace: called with a line for every message, secrets masked; by default the environment decides.
+    """
+    from trimcp.transports.websocket_client import WebSocketServer
+
+    return WebSocketServer(url, headers, uds, ssl_context, trace=trace or trace_from_environment())

@@ -31,7 +31,7 @@ class Settings:
     """All of a face that can be set. Sizes are bytes, times are seconds.
 
     Attributes:
-        path: where Streamable HTTP is served.
+        path: where Streamable HTTP is served; None leaves it out.
         sse_path, messages_path: where HTTP+SSE of 2024-11-05 is; None for the first leaves it out.
         websocket_path: where WebSocket is; None leaves it out.
         health: whether `/healthz` and `/readyz` are answered.
@@ -55,7 +55,7 @@ class Settings:
         replay_time: for which a stream that was read to its end can still be asked for again.
     """
 
-    path: str = "/mcp"
+    path: str | None = "/mcp"
     sse_path: str | None = "/sse"
     messages_path: str = "/messages"
     websocket_path: str | None = "/ws"
