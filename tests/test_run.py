@@ -16,6 +16,9 @@ import pytest
 import trio
 
 import trimcp
+from trimcp.transports.child import StdioServer
+from trimcp.transports.http.client import HttpServer
+from trimcp.transports.websocket_client import WebSocketServer
 
 SERVER = textwrap.dedent(
     """
@@ -187,9 +190,19 @@ async def test_the_environment_turns_the_trace_on(tmp_path: Path, monkeypatch: p
 
 def test_a_hosts_configuration_gives_servers_to_connect_to(tmp_path: Path) -> None:
     config = tmp_path / "servers.json"
-    entry = {"command": "python", "args": ["-m", "weather"], "env": {"LEVEL": "3"}}
-    config.write_text(json.dumps({"mcpServers": {"weather": entry}}))
+    entries = {
+        "weather": {"command": "python", "args": ["-m", "weather"], "env": {"LEVEL": "3"}},
+        "web": {"url": "https://example.org/mcp", "headers": {"X-Key": "k"}},
+        "socket": {"url": "wss://example.org/ws"},
+    }
+    config.write_text(json.dumps({"mcpServers": entries}))
     servers = trimcp.load_servers(config)
-    assert list(servers) == ["weather"]
-    assert servers["weather"].command == ("python", "-m", "weather")
-    assert dict(servers["weather"].env or {}) == {"LEVEL": "3"}
+    assert list(servers) == ["weather", "web", "socket"]
+    weather, web, socket = servers.values()
+    assert isinstance(weather, StdioServer)
+    assert weather.command == ("python", "-m", "weather")
+    assert dict(weather.env or {}) == {"LEVEL": "3"}
+    assert isinstance(web, HttpServer)
+    assert (web.url, web.headers) == ("https://example.org/mcp", {"x-key": "k"})
+    assert isinstance(socket, WebSocketServer)
+    assert socket.url == "wss://example.org/ws"

@@ -19,14 +19,28 @@ from trimcp.session.direct import direct_ends
 from trimcp.session.drive import Road, drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
+from trimcp.session.tree import Overdue
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stdio import claim_stdio
 from trimcp.transports.trace import Write, trace_writer, traced
 
 if TYPE_CHECKING:
+    from trimcp.client.hosts import ServerEntry
     from trimcp.transports.child import StdioServer
+    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.websocket_client import WebSocketServer
 
-__all__ = ["InProcess", "in_process", "load_servers", "run_stdio", "serve_stdio", "stdio", "trace_from_environment"]
+__all__ = [
+    "InProcess",
+    "in_process",
+    "load_servers",
+    "run_stdio",
+    "serve_stdio",
+    "signals",
+    "stdio",
+    "target_of",
+    "trace_from_environment",
+]
 
 _TRACE = "TRIMCP_TRACE"
 
@@ -63,7 +77,7 @@ def run_stdio(server: Server[Any], *, grace: float = 5.0) -> None:
 
 
 async def _serve_stdio_until_signal(server: Server[Any], grace: float) -> None:
-    with _signals() as stop:
+    with signals() as stop:
         async with server.running() as running, claim_stdio() as channel:
             session = server.session(running)
             async with open_service_nursery() as nursery:
@@ -73,12 +87,12 @@ async def _serve_stdio_until_signal(server: Server[Any], grace: float) -> None:
 
 async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
     await stop.wait()
-    await session.drain(grace)
+    await session.drain(grace, Overdue([session], grace))
     session.close()
 
 
 @contextmanager
-def _signals() -> Iterator[trio.Event]:
+def signals() -> Iterator[trio.Event]:
     """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process, even with a frozen loop."""
     stop = trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -125,25 +139,39 @@ def stdio(
 
 def load_servers(
     source: str | Path | Mapping[str, Any], *, on_stderr: Callable[[str], object] | None = None
-) -> dict[str, StdioServer]:
+) -> dict[str, StdioServer | HttpServer | WebSocketServer]:
     """Return the servers of an `mcpServers` configuration by name, each ready for `client.connect` or `Group.open`.
 
     Args:
-        source: a host's configuration file (`{"mcpServers": {name: {"command": ..., "args": ..., "env": ...}}}`), or
-            its contents. `${VAR}` in it stands for a variable of our environment.
+        source: a host's configuration file (`{"mcpServers": {name: {"command": ..., "args": ..., "env": ...}}}`, or
+            `{"url": ..., "headers": ...}` for one that is served somewhere), or its contents. `${VAR}` in it stands
+            for a variable of our environment.
         on_stderr: as for `stdio`.
 
     Raises:
-        LocalError: the file cannot be read or an entry is not one we can start; the text says which, and why.
+        LocalError: the file cannot be read or an entry is not one we can use; the text says which, and why.
     """
     from trimcp.client.hosts import read_servers
-    from trimcp.transports.child import StdioServer
 
+    return {name: target_of(entry, on_stderr=on_stderr) for name, entry in read_servers(source).items()}
+
+
+def target_of(
+    entry: ServerEntry, *, on_stderr: Callable[[str], object] | None = None
+) -> StdioServer | HttpServer | WebSocketServer:
+    """Return what an entry of an `mcpServers` configuration names as something to connect to."""
     trace = trace_from_environment()
-    return {
-        name: StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
-        for name, entry in read_servers(source).items()
-    }
+    if entry.url is None:
+        from trimcp.transports.child import StdioServer
+
+        return StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
+    if entry.url[:2].lower() == "ws":
+        from trimcp.transports.websocket_client import WebSocketServer
+
+        return WebSocketServer(entry.url, headers=entry.headers, trace=trace)
+    from trimcp.transports.http.client import HttpServer
+
+    return HttpServer(entry.url, headers=entry.headers, trace=trace)
 
 
 @attrs.frozen

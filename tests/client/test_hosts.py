@@ -35,6 +35,19 @@ def test_a_hosts_file(tmp_path: Path) -> None:
     }
 
 
+def test_a_server_that_is_served_somewhere() -> None:
+    entry = {
+        "type": "http",
+        "url": "https://${PLACE}/mcp",
+        "headers": {"Authorization": "Bearer ${env:SECRET}", "X-Empty": "${NONE:-}"},
+    }
+    (server,) = read_servers({"web": entry}, environment={"PLACE": "example.org", "SECRET": "hush"}).values()
+    headers = {"Authorization": "Bearer hush", "X-Empty": ""}
+    assert server == ServerEntry("web", url="https://example.org/mcp", headers=headers)
+    assert server.command == ()
+    assert "hush" not in repr(server)
+
+
 def test_servers_may_stand_under_another_name_or_none() -> None:
     entry = {"a": {"command": "x"}}
     assert read_servers({"servers": entry}) == read_servers(entry) == read_servers({"mcpServers": entry})
@@ -48,8 +61,19 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        ({"url": "https://example.org/mcp"}, '\'a\' has a "url".*not support yet; give it a "command"'),
-        ({}, 'no "command"'),
+        ({}, 'neither a "command" nor a "url"'),
+        ({"url": "https://example.org/mcp", "command": "x"}, 'a "command" and a "url"; give it one'),
+        ({"url": 1}, '"url" must be a string'),
+        ({"url": "example.org/mcp"}, '"url" must begin with http://'),
+        ({"url": "ftp://example.org"}, '"url" must begin with http://'),
+        ({"url": "https:///mcp"}, '"url" must begin with http://'),
+        ({"url": "https://e.org", "headers": ["x"]}, '"headers" must be'),
+        ({"url": "https://e.org", "headers": {"x": 1}}, '"headers" must be'),
+        ({"url": "https://e.org", "headers": {"x y": "z"}}, "the header 'x y' cannot be sent"),
+        ({"url": "https://e.org", "headers": {"x": "a\r\nb"}}, "the header 'x' cannot be sent"),
+        ({"url": "https://e.org", "headers": {"x": "a\n"}}, "the header 'x' cannot be sent"),
+        ({"url": "https://e.org", "headers": {"x": "é"}}, "the header 'x' cannot be sent"),
+        ({"url": "https://${NOT_SET_ANYWHERE}"}, "NOT_SET_ANYWHERE, which is not set"),
         ("x", "must be an object"),
         ({"command": ["x"]}, '"command" must be a string'),
         ({"command": "x", "args": "y"}, '"args" must be a list'),
@@ -64,10 +88,10 @@ def test_a_wrong_entry_is_named(entry: Any, why: str) -> None:
 
 
 def test_nobody_looks_at_entries_that_are_not_wanted() -> None:
-    config = {"mcpServers": {"a": {"url": "https://example.org"}, "off": {"disabled": True}, "b": {"command": "x"}}}
+    config = {"mcpServers": {"a": {"url": "example.org"}, "off": {"disabled": True}, "b": {"command": "x"}}}
     assert name_servers(config) == ["a", "b"]
     assert read_servers(config, only=["b"]) == {"b": ServerEntry("b", ("x",), {})}
-    with pytest.raises(LocalError, match="'a' has a \"url\""):
+    with pytest.raises(LocalError, match="'a': \"url\" must begin"):
         read_servers(config)
 
 

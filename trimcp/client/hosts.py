@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,28 +16,35 @@ import attrs
 
 from trimcp.errors import LocalError
 
-__all__ = ["ServerEntry", "name_servers", "read_servers"]
+__all__ = ["ServerEntry", "expand_variables", "name_servers", "read_servers"]
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_URL: Final = re.compile(r"(https?|wss?)://[^/\s]", re.IGNORECASE)
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+_HEADER_VALUE: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|")
 
 
 @attrs.frozen
 class ServerEntry:
-    """One server as a host's configuration names it.
+    """One server as a host's configuration names it: either a command to start or a URL to connect to.
 
     Attributes:
         name: its key in the file.
-        command: the program and its arguments, variables expanded.
+        command: the program and its arguments, variables expanded; empty where there is a URL.
         env: variables to add to its environment.
         cwd: where it runs, or None.
+        url: where it is served (http, https, ws or wss), or None where there is a command.
+        headers: what to send with every request to the URL; they often hold secrets, so they are not in the repr.
     """
 
     name: str
-    command: tuple[str, ...]
-    env: Mapping[str, str]
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     cwd: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
 def name_servers(source: Source) -> list[str]:
@@ -54,7 +61,7 @@ def read_servers(
 ) -> dict[str, ServerEntry]:
     """Return the servers a configuration names, in its order, without those marked `"disabled": true`.
 
-    `${NAME}` and `${NAME:-default}` are replaced in commands, arguments, variables and directories.
+    `${NAME}` and `${NAME:-default}` are replaced in commands, arguments, variables, directories, URLs and headers.
 
     Args:
         source: a JSON file, or what one holds; `mcpServers` or `servers` on top may be left out.
@@ -62,8 +69,7 @@ def read_servers(
         environment: where variables come from; by default this process's environment.
 
     Raises:
-        LocalError: the file cannot be read, an entry is wrong or names a URL, or a variable is not set; the text
-            names the place.
+        LocalError: the file cannot be read, an entry is wrong, or a variable is not set; the text names the place.
     """
     variables = os.environ if environment is None else environment
     return {
@@ -98,11 +104,37 @@ def _load(path: Path) -> Mapping[str, Any]:
 def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
     where = f"server {name!r}"
     if not isinstance(entry, Mapping):
-        raise LocalError(f"{where} must be an object with a command")
+        raise LocalError(f'{where} must be an object with a "command" or a "url"')
+
+    def expanded(text: str) -> str:
+        return expand_variables(text, variables, where)
+
+    if "url" in entry and "command" in entry:
+        raise LocalError(f'{where} has a "command" and a "url"; give it one of them')
+    if "url" in entry:
+        return _remote(name, entry, where, expanded)
     if "command" not in entry:
-        if "url" in entry:
-            raise LocalError(f'{where} has a "url", which this version does not support yet; give it a "command"')
-        raise LocalError(f'{where} has no "command"')
+        raise LocalError(f'{where} has neither a "command" nor a "url"')
+    return _local(name, entry, where, expanded)
+
+
+def _remote(name: str, entry: Mapping[str, Any], where: str, expanded: Callable[[str], str]) -> ServerEntry:
+    url, headers = entry["url"], entry.get("headers") or {}
+    if not isinstance(url, str):
+        raise LocalError(f'{where}: "url" must be a string')
+    if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
+        raise LocalError(f'{where}: "headers" must be an object of strings')
+    url = expanded(url)
+    if not _URL.match(url):
+        raise LocalError(f'{where}: "url" must begin with http://, https://, ws:// or wss://')
+    found = {header: expanded(value) for header, value in headers.items()}
+    for header, value in found.items():
+        if not _HEADER.fullmatch(header) or not _HEADER_VALUE.fullmatch(value):
+            raise LocalError(f"{where}: the header {header!r} cannot be sent; mind line breaks and non-ASCII letters")
+    return ServerEntry(name, url=url, headers=found)
+
+
+def _local(name: str, entry: Mapping[str, Any], where: str, expanded: Callable[[str], str]) -> ServerEntry:
     command, args = entry["command"], entry.get("args", [])
     env, cwd = entry.get("env") or {}, entry.get("cwd")
     if not isinstance(command, str) or not command:
@@ -113,10 +145,6 @@ def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
         raise LocalError(f'{where}: "env" must be an object of strings')
     if cwd is not None and not isinstance(cwd, str):
         raise LocalError(f'{where}: "cwd" must be a string')
-
-    def expanded(text: str) -> str:
-        return _expand(text, variables, where)
-
     return ServerEntry(
         name,
         (expanded(command), *map(expanded, args)),
@@ -125,7 +153,13 @@ def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
     )
 
 
-def _expand(text: str, variables: Mapping[str, str], where: str) -> str:
+def expand_variables(text: str, variables: Mapping[str, str], where: str) -> str:
+    """Return text with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced.
+
+    Raises:
+        LocalError: a variable is not set and has no default; the text names it and `where` it is wanted.
+    """
+
     def value(match: re.Match[str]) -> str:
         name, default = match.groups()
         found = variables.get(name, default)
