@@ -312,7 +312,7 @@ def event(message: Any, **fields: Any) -> bytes:
     return encode_event(message if isinstance(message, bytes) else orjson.dumps(message), **fields)
 
 
-def reply_event(id: Any, result: Any = None, **fields: Any) -> bytes:
+def reply_event(id: Any, result: Any = None, /, **fields: Any) -> bytes:
     return event(encode_result(id, {} if result is None else result), **fields)
 
 

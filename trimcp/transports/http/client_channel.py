@@ -167,7 +167,7 @@ class HttpChannel(MessageChannel):
         self._posts = Posts(self._nursery, server.max_posts)
         self._notices = Notices(self, self._nursery, server.timeouts.notice, self._listen)
         if server.mode == "sse":
-            self._events = EventRoad(self, server.timeouts.endpoint)
+            self._events = EventRoad(self, self._nursery, server.timeouts.endpoint)
             self._nursery.start_soon(self._read_events, self._events)
 
     # The channel
@@ -285,7 +285,7 @@ class HttpChannel(MessageChannel):
         """Try `initialize` by the older transport after it met `trouble`; None if that has taken over."""
         if self.server.mode != "auto" or trouble.status not in _OLDER or trouble.answer is not None:
             return trouble
-        events = EventRoad(self, self.server.timeouts.endpoint)
+        events = EventRoad(self, self._nursery, self.server.timeouts.endpoint)
         self._nursery.start_soon(self._read_events, events)
         await events.known.wait()
         if not events.open:

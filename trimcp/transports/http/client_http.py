@@ -9,8 +9,9 @@ import contextvars
 import logging
 import math
 import socket
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.request import getproxies
@@ -33,6 +34,8 @@ _LONGEST: Final = 200
 # request that meets a closing connection may be lost.
 _KEPT: Final = 4.0
 _KEPT_CONNECTIONS: Final = 64
+_PIECE: Final = 1024 * 1024
+_READ_AHEAD: Final = 65_536  # bytes, and so the most pieces, that httpcore2 reads ahead
 
 _log = logging.getLogger("trimcp.http")
 _ours: contextvars.ContextVar[bool] = contextvars.ContextVar("trimcp_http", default=False)
@@ -75,9 +78,9 @@ class Reply:
 
     @property
     def elsewhere(self) -> str | None:
-        """The origin a redirect points to that was not followed, or None."""
+        """The other origin a redirect points to, or None."""
         target = self._http.target(self._response)
-        return None if target is None else origin(target)
+        return None if target is None or origin(target) == origin(self._http.url) else origin(target)
 
     def header(self, name: str) -> str:
         """Return a header's value, or "" where there is none."""
@@ -86,14 +89,17 @@ class Reply:
 
     @asynccontextmanager
     async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the body in pieces, decompressed, each of at most a megabyte.
+        """Yield the body in pieces, decompressed, each of at most a megabyte. Leaving early cuts the connection.
 
         Raises:
             Cut: the connection broke, or what came is no HTTP or not what it says it is compressed with.
         """
         with self._http.cuts():
-            async with aclosing(self._response.aiter_bytes()) as chunks:
-                yield chunks
+            raw = self._response.aiter_raw()
+            try:
+                yield _Pieces(raw, _unpacker(self.header("content-encoding")))
+            finally:
+                await _abandon(raw)
 
     async def body(self, limit: int) -> bytes:
         """Return the whole body.
@@ -189,8 +195,8 @@ class Http:
             target = self.target(response)
             if target is None or origin(target) != origin(url) or redirects == _MAX_REDIRECTS:
                 return response
-            if method != "GET" and response.status_code not in (307, 308):
-                return response
+            if method != "GET" and response.status_code not in (301, 307, 308):
+                return response  # it asks for a GET instead, or many believe it does
             await response.aclose()
             if response.status_code in (301, 308) and len(self._moved) < 8:
                 self._moved[url] = target
@@ -237,7 +243,7 @@ async def opened_http(server: HttpServer) -> AsyncIterator[Http]:
     """Yield exchanges with a server, over a client made for it or over the one it names."""
     url = httpx2.URL(server.address)
     auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
-    headers = {"user-agent": "trimcp", **server.headers}
+    headers = {"user-agent": "trimcp", "accept-encoding": "gzip", **server.headers}
     client = server.client or _client(server, url)
     try:
         yield Http(url.copy_with(userinfo=b""), client, headers, _timeout(server.timeouts), auth)
@@ -267,6 +273,59 @@ def _client(server: HttpServer, url: httpx2.URL) -> httpx2.AsyncClient:
         socket_options=_KEEP_ALIVE if server.socket is None else None,
     )
     return httpx2.AsyncClient(transport=transport)
+
+
+@attrs.define(eq=False)
+class _Pieces:
+    """A body as it was before it was compressed, piece by piece."""
+
+    _raw: AsyncIterator[bytes]
+    _unpacker: zlib._Decompress | None
+    _tail: bytes = attrs.field(init=False, default=b"")
+
+    def __aiter__(self) -> _Pieces:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while True:
+            packed = self._tail or await anext(self._raw)
+            if self._unpacker is None:
+                return packed
+            try:
+                piece = self._unpacker.decompress(packed, _PIECE)
+            except zlib.error as error:
+                raise Cut(f"what the server sent could not be decompressed: {error}") from error
+            self._tail = self._unpacker.unconsumed_tail
+            if piece:
+                return piece
+
+
+def _unpacker(coding: str) -> zlib._Decompress | None:
+    """Return what undoes a Content-Encoding, None if there is none.
+
+    httpx2 would do it, but for coding upon coding, in any number of which a few bytes can stand for a terabyte.
+    """
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
+        return None
+    if coding not in ("gzip", "x-gzip"):
+        raise Cut(f"the server compressed its reply with {coding!r:.100}, which was not asked for")
+    return zlib.decompressobj(16 + zlib.MAX_WBITS)
+
+
+async def _abandon(raw: AsyncIterator[bytes]) -> None:
+    """Leave a body that may not have been read to its end.
+
+    httpx2 does not close the innermost of its generators when the outer ones are closed, and Trio complains about that
+    one. What unwinds all of them is a cancellation, which meets the next read, behind the little that was read ahead.
+    """
+    with trio.CancelScope() as scope, suppress(httpx2.HTTPError, httpx2.StreamError):
+        scope.cancel(reason="the rest of the reply is of no interest")
+        pieces = 0
+        async for _ in raw:
+            pieces += 1
+            if pieces > _READ_AHEAD:
+                break
 
 
 def _keep_alive() -> list[tuple[int, int, int]]:

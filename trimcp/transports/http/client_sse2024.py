@@ -2,6 +2,9 @@
 
 The stream is the connection. Its first event names where to POST, which must be on the same origin; its end is the end
 of the session. Messages are sent one after another, in order, as over a pipe. (2024-11-05 basic/transports.)
+
+A server should accept a message at once, but some do so only when they have answered it, which may take as long as a
+call takes. So the next message waits for that a moment only.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from trimcp.wire.revisions import find
 __all__ = ["EventRoad"]
 
 _MAX_BODY: Final = 64 * 1024
+_MOMENT: Final = 1.0
+_MOST: Final = 64
 
 _log = logging.getLogger("trimcp.http")
 
@@ -47,6 +52,7 @@ class EventRoad:
 
     Args:
         road: what it is made with.
+        nursery: where messages are sent that the server takes its time to accept.
         timeout: seconds the server may take to name its endpoint.
 
     Attributes:
@@ -55,6 +61,7 @@ class EventRoad:
     """
 
     _road: _Road
+    _nursery: trio.Nursery
     _timeout: float
     known: trio.Event = attrs.field(init=False, factory=trio.Event)
     why: str | None = attrs.field(init=False, default=None)
@@ -62,6 +69,8 @@ class EventRoad:
     _version: str | None = attrs.field(init=False, default=None)
     _handshake: RequestId | None = attrs.field(init=False, default=None)
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _under_way: int = attrs.field(init=False, default=0)
+    _accepted: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     @property
     def open(self) -> bool:
@@ -79,6 +88,7 @@ class EventRoad:
             self.why = "the event stream could not be read; the log has the details"
         finally:
             self.known.set()
+            self._accepted.unpark_all()
 
     async def _read(self) -> str:
         road = self._road
@@ -140,7 +150,7 @@ class EventRoad:
     # What goes out
 
     async def send(self, outgoing: Outgoing) -> None:
-        """Send a message once those before it are sent. A request that is refused is answered so.
+        """Send a message once those before it were accepted, or waited for. A refused request is answered so.
 
         Raises:
             trio.BrokenResourceError: the stream has ended.
@@ -155,16 +165,33 @@ class EventRoad:
                 return
         async with self._lock:
             await self.known.wait()
+            while self._under_way >= _MOST and self.open:
+                await self._accepted.park()
             if not self.open:
                 raise trio.BrokenResourceError(self.why or "the server named no endpoint")
+            over = trio.Event()
+            self._under_way += 1
+            self._nursery.start_soon(self._send, outgoing, over)
+            with trio.move_on_after(_MOMENT):
+                await over.wait()
+
+    async def _send(self, outgoing: Outgoing, over: trio.Event) -> None:
+        try:
             attempt = 0
             while (trouble := await self._attempt(outgoing)) is not None:
                 pause = self._road.patience.before_next(attempt, trouble, "", False)
                 if pause is None or not self.open:
                     self._give_up(outgoing, trouble)
-                    return
+                    break
                 await trio.sleep(pause)
                 attempt += 1
+        except Exception:
+            _log.exception("a message over HTTP+SSE crashed")
+            self._give_up(outgoing, Trouble("the message could not be sent; the log has the details"))
+        finally:
+            self._under_way -= 1
+            self._accepted.unpark_all()
+            over.set()
 
     async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
         road = self._road
