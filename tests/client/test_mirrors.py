@@ -431,6 +431,14 @@ async def test_a_tool_that_became_invalid_is_forgotten(caplog: pytest.LogCapture
         assert channel.headers_of("tools/call") == []
 
 
+def test_the_newest_page_counts() -> None:
+    mirrors = Mirrors()
+    mirrors.take([Tool("a", schema(region="Region")), Tool("b", schema(region="Region"))])
+    mirrors.take([Tool("a", schema(region="No Header")), Tool("c", schema())])
+    assert mirrors.headers("a", {"region": "x"}) == {}
+    assert mirrors.headers("b", {"region": "x"}) == {"mcp-param-region": "x"}
+
+
 def test_a_hostile_list_costs_few_words_and_little_memory(caplog: pytest.LogCaptureFixture) -> None:
     mirrors = Mirrors()
     bad = [Tool("\x1b[2J" * 1000 + str(i), schema(a="")) for i in range(500)]
