@@ -65,14 +65,20 @@ class Ticker:
             self._hurry(now)
             if now - kept_alive >= self.settings.keep_alive / 2:  # a stream is silent for this long twice at most
                 kept_alive = now
-                for stream in list(self._streams):
-                    stream.keep_alive()
+                self._keep_alive()
             if now - swept >= min(_SWEEP, self.settings.session_idle):
                 swept = now
                 sessions.sweep(now)
 
     def _until_sweep(self, sessions: SessionTable) -> float:
         return min(_SWEEP, self.settings.session_idle) if len(sessions) else float("inf")
+
+    def _keep_alive(self) -> None:
+        for stream in list(self._streams):
+            if stream.read:
+                stream.keep_alive()
+            else:  # we ended it, and nobody tells us of the connection of a response that is over
+                self.unwatch(stream)
 
     def _hurry(self, now: float) -> None:
         """Make streams of what was silent for too long. The oldest come first."""
