@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket
 import ssl
@@ -26,6 +27,7 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 
 _AT_ONCE: Final = 64  # connections taken before other tasks run
 _PAUSE: Final = 1.0
+_QUIET: Final = 60.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -112,7 +114,7 @@ class _Listener:
     _ssl_context: ssl.SSLContext | None
     _connections: set[Connection] = attrs.field(init=False, factory=set)
     _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _short: bool = attrs.field(init=False, default=False)
+    _complained: float = attrs.field(init=False, default=-math.inf)
 
     async def accept(self, sock: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -135,7 +137,6 @@ class _Listener:
                         break
                     log.debug("a connection was gone before it was accepted: %s", error.strerror)
                 else:
-                    self._short = False
                     self._welcome(accepted, address)
 
     async def drain(self, grace: float) -> None:
@@ -150,9 +151,10 @@ class _Listener:
             log.debug("%d connections are cut: their responses take too long", len(self._connections))
 
     def _complain(self, text: str, value: object) -> None:
-        """Say that we are short of something, once until it is over."""
-        if not self._short:
-            self._short = True
+        """Say that we are short of something, now and then."""
+        now = trio.current_time()
+        if now - self._complained >= _QUIET:
+            self._complained = now
             log.warning(text, value)
 
     def _welcome(self, sock: socket.socket, address: object) -> None:

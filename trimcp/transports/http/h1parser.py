@@ -107,6 +107,8 @@ class RequestParser:
             Refused: what was fed is no request we take. The same for every way in which the bytes may be split.
         """
         buffer = self._buffer
+        if not buffer:
+            return None
         if buffer[:2] == b"\r\n" and not self._forgiven:
             self._forgiven = True  # one empty line before a request, not two (RFC 9112 section 2.2)
             buffer = self._buffer = buffer[2:]

@@ -1,0 +1,453 @@
+"""The server on real sockets: where it listens, whom it accepts, TLS, and how it stops."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+from trio.testing import wait_all_tasks_blocked
+
+from tests.transports.http.support import DummyFace, RawClient, request
+from trimcp.errors import LocalError
+from trimcp.transports.http.h1listener import serve_http1
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.listening import tls_context
+from trimcp.transports.http.model import Response
+
+HELLO = b'{"hello": 1}'
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+@asynccontextmanager
+async def serving(face: DummyFace, **settings: Any) -> AsyncIterator[list[str]]:
+    """Serve in the background, on a free port unless told otherwise; leaving cuts everything."""
+    if not settings.keys() & {"port", "path", "sockets"}:
+        settings["port"] = 0
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(partial(serve_http1, face, **settings))
+        nursery.cancel_scope.cancel()
+
+
+def port_of(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])
+
+
+async def connect(url: str) -> RawClient:
+    if url.startswith("unix:"):
+        return RawClient(await trio.open_unix_socket(url.removeprefix("unix:")))
+    return RawClient(await trio.open_tcp_stream("127.0.0.1", port_of(url)))
+
+
+async def until(condition: Any) -> None:
+    """Let the loop go round until something holds that the kernel, which has no event for us, has a part in."""
+    while not condition():
+        await wait_all_tasks_blocked(0.001)
+
+
+async def test_it_serves_on_a_port_the_system_chose() -> None:
+    before = open_descriptors()
+    face = DummyFace()
+    async with serving(face) as (url,):
+        assert url.startswith("http://127.0.0.1:")
+        client = await connect(url)
+        for n in range(3):
+            assert (await client.ask("POST", body=HELLO * n)).body == HELLO * n
+        head = face.handlers[0].head
+        assert isinstance(client.stream, trio.SocketStream)
+        assert head.peer == f"127.0.0.1:{client.stream.socket.getsockname()[1]}"
+        assert (head.loopback, head.secure) == (True, False)
+        await client.stream.aclose()
+    assert open_descriptors() == before
+
+
+async def test_it_serves_on_every_address() -> None:
+    async with serving(DummyFace(), host=None) as urls:
+        assert len({port_of(url) for url in urls}) == 1
+        assert any(url.startswith("http://0.0.0.0:") for url in urls)
+        for url in urls:
+            host = "::1" if "[" in url else "127.0.0.1"
+            client = RawClient(await trio.open_tcp_stream(host, port_of(url)))
+            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            await client.stream.aclose()
+
+
+async def test_a_name_stands_for_its_addresses() -> None:
+    async with serving(DummyFace(), host="localhost") as urls:
+        assert urls
+        assert all(url.startswith(("http://127.0.0.1:", "http://[::1]:")) for url in urls)
+        assert len({port_of(url) for url in urls}) == 1
+
+
+async def test_it_serves_on_sockets_of_others_and_beside_others() -> None:
+    with socket.socket() as theirs:
+        theirs.bind(("127.0.0.1", 0))
+        async with serving(DummyFace(), sockets=[theirs], port=0) as urls:
+            assert port_of(urls[0]) == theirs.getsockname()[1]
+            assert len(urls) == 2
+            for url in urls:
+                client = await connect(url)
+                assert (await client.ask("POST", body=HELLO)).body == HELLO
+                await client.stream.aclose()
+        assert theirs.fileno() == -1
+
+
+async def test_processes_can_share_a_port() -> None:
+    async with serving(DummyFace(), reuse_port=True) as (url,):
+        with pytest.raises(LocalError, match="Address already in use"):
+            await serve_http1(DummyFace(), port=port_of(url))
+        async with serving(DummyFace(), port=port_of(url), reuse_port=True) as (other,):
+            assert other == url
+            client = await connect(url)
+            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            await client.stream.aclose()
+
+
+async def test_where_it_cannot_listen() -> None:
+    with pytest.raises(ValueError, match="where to listen"):
+        await serve_http1(DummyFace())
+    with pytest.raises(LocalError, match=r"cannot listen on 192\.0\.2\.1:0: "):
+        await serve_http1(DummyFace(), host="192.0.2.1", port=0)
+
+
+# Bodies, slow readers, clients that leave
+
+
+async def test_large_bodies_both_ways() -> None:
+    face = DummyFace(max_body=32 * 1024 * 1024)
+    async with serving(face) as (url,):
+        client = await connect(url)
+        body = os.urandom(20_000_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.request, "POST", body=body))
+            assert (await client.answer()).body == body
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert face.ended == [("/echo", 200, len(body)), ("/echo", 200, len(HELLO))]
+        await client.stream.aclose()
+
+
+async def test_a_slow_reader_disturbs_nobody_and_goes_on_when_it_reads() -> None:
+    face = DummyFace()
+    async with serving(face) as (url,):
+        slow, other = await connect(url), await connect(url)
+        await slow.request("POST", "/wait", body=HELLO)
+        await until(lambda: face.handlers and face.handlers[0].body is not None)
+        reply = face.handlers[0].reply
+        reply.start(Response(200, (), b"x" * 32_000_000))
+        reply.write(b"y" * 1_000_000)
+        assert 0 < reply.waiting < 33_000_100
+        for _ in range(10):
+            assert (await other.ask("POST", body=HELLO)).body == HELLO
+        assert reply.waiting > 10_000_000
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reply.room)
+            assert (await slow.head())[0] == 200
+            assert await slow.chunk() == b"x" * 32_000_000
+            assert await slow.chunk() == b"y" * 1_000_000
+        assert reply.waiting == 0
+        assert face.handlers[0].drained == 1
+        reply.finish(b"z")
+        assert await slow.chunk() == b"z"
+        assert await slow.chunk() == b""
+        await slow.stream.aclose()
+        await other.stream.aclose()
+
+
+async def test_a_reader_that_takes_nothing_is_reset() -> None:
+    face = DummyFace()
+    async with serving(face, limits=HttpLimits(stall_timeout=0.1)) as (url,):
+        client = await connect(url)
+        await client.request("POST", "/wait", body=HELLO)
+        await until(lambda: face.handlers and face.handlers[0].body is not None)
+        face.handlers[0].reply.start(Response(200, (), b"x" * 32_000_000))
+        await until(lambda: face.handlers[0].gone)
+        with pytest.raises(trio.BrokenResourceError):
+            await client.rest()
+        await client.stream.aclose()
+
+
+async def test_a_client_that_leaves_is_noticed_while_its_request_runs() -> None:
+    face = DummyFace()
+    async with serving(face) as (url,):
+        for reset in (False, True):
+            client = await connect(url)
+            await client.request("POST", "/wait", body=HELLO)
+            await until(lambda: face.handlers and face.handlers[-1].body is not None)
+            assert isinstance(client.stream, trio.SocketStream)
+            if reset:
+                client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await client.stream.aclose()
+            await until(lambda: face.handlers[-1].gone)
+            face.handlers[-1].reply.send(Response(200))
+        assert face.ended == [("/wait", 0, 0)] * 2
+
+
+async def test_pipelined_requests_are_all_answered() -> None:
+    face = DummyFace()
+    async with serving(face) as (url,):
+        client = await connect(url)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.send, b"".join(request("POST", body=b"%d" % n) for n in range(3_000)))
+            for n in range(3_000):
+                assert (await client.answer()).body == b"%d" % n
+        await client.send(request("POST", "/wait", body=HELLO) * 2)  # the second has to wake a reader that waits
+        for n in (3_000, 3_001):
+            await until(lambda n=n: len(face.handlers) > n)  # type: ignore[misc]
+            await wait_all_tasks_blocked(0.01)
+            face.handlers[n].reply.send(Response(202))
+            assert (await client.answer()).status == 202
+        await client.stream.aclose()
+
+
+async def test_a_refusal_reaches_a_client_that_sends_everything_first() -> None:
+    async with serving(DummyFace(max_body=1_000)) as (url,):
+        for data in (request("POST", body=b"x" * 900_000), request("POST", "/no", body=b"x" * 900_000)):
+            client = await connect(url)
+            await client.send(data)
+            assert (await client.answer()).status in (403, 413)
+            await client.closed()
+            await client.stream.aclose()
+
+
+async def test_abort_resets_the_connection() -> None:
+    face = DummyFace()
+    async with serving(face) as (url,):
+        client = await connect(url)
+        await client.request("POST", "/wait", body=b"", version="1.0")
+        await until(lambda: face.handlers and face.handlers[0].body is not None)
+        face.handlers[0].reply.start(Response(200, (), b"half"))
+        await client.head()
+        face.handlers[0].reply.abort()
+        with pytest.raises(trio.BrokenResourceError):
+            await client.rest()
+        await client.stream.aclose()
+
+
+# How many
+
+
+async def test_connections_beyond_the_cap_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(DummyFace(), limits=HttpLimits(max_connections=2)) as (url,):
+        first, second, third = [await connect(url) for _ in range(3)]
+        await third.request("POST", body=HELLO)
+        for client in (first, second):
+            assert (await client.ask("POST", body=HELLO)).body == HELLO
+        with trio.move_on_after(0.05):
+            await third.answer()
+            raise AssertionError("it was accepted")
+        await first.stream.aclose()
+        assert (await third.answer()).body == HELLO
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        for client in (second, third):
+            await client.stream.aclose()
+
+
+class Exhausted(socket.socket):
+    """A listening socket of a process that has no descriptors left."""
+
+    exhausted = False
+    tries = 0
+
+    def accept(self) -> Any:
+        self.tries += 1
+        if self.exhausted:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+async def test_a_lack_of_descriptors_is_survived_without_spinning(caplog: pytest.LogCaptureFixture) -> None:
+    with Exhausted() as listening:
+        listening.bind(("127.0.0.1", 0))
+        async with serving(DummyFace(), sockets=[listening]) as (url,):
+            first = await connect(url)
+            assert (await first.ask("POST", body=HELLO)).body == HELLO
+            tries, listening.exhausted = listening.tries, True
+            second = await connect(url)
+            await second.request("POST", body=HELLO)
+            await until(lambda: listening.tries > tries)
+            await wait_all_tasks_blocked(0.02)
+            assert listening.tries == tries + 1
+            listening.exhausted = False
+            await first.stream.aclose()  # at once, not after a pause
+            with trio.fail_after(0.9):
+                assert (await second.answer()).body == HELLO
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert "Too many open files" in caplog.text
+            await second.stream.aclose()
+
+
+async def test_connections_that_are_gone_before_they_are_accepted_disturb_nobody() -> None:
+    async with serving(DummyFace()) as (url,):
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port_of(url))) as gone:
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client = await connect(url)
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        await client.stream.aclose()
+
+
+async def test_everything_is_given_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    face = DummyFace()
+    async with serving(face) as (url,):
+        before = open_descriptors()
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        clients = [await connect(url) for _ in range(100)]
+        for n, client in enumerate(clients):
+            await client.request("POST", "/wait" if n % 2 else "/echo", body=HELLO)
+        await until(lambda: len([handler for handler in face.handlers if handler.body]) == 100)
+        for client in clients:
+            await client.stream.aclose()
+        await until(lambda: open_descriptors() == before)
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
+        assert [record.levelname for record in caplog.records] == ["DEBUG"] * 50
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(path))
+    return path
+
+
+async def connect_tls(url: str, authority: trustme.CA) -> RawClient:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    stream = await trio.open_tcp_stream("127.0.0.1", port_of(url))
+    return RawClient(trio.SSLStream(stream, context, server_hostname="localhost"))
+
+
+async def test_tls(authority: trustme.CA, certificate: Path) -> None:
+    face = DummyFace()
+    async with serving(face, ssl_context=tls_context(certificate)) as (url,):
+        assert url.startswith("https://127.0.0.1:")
+        client = await connect_tls(url, authority)
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert isinstance(client.stream, trio.SSLStream)
+        assert client.stream.selected_alpn_protocol() == "http/1.1"
+        assert face.handlers[0].head.secure
+        body = os.urandom(1_000_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(client.request, "POST", body=body))
+            assert (await client.answer()).body == body
+        await client.send(request("POST", "/wait", body=HELLO) * 3)
+        for n in range(3):
+            await until(lambda n=n: len(face.handlers) > n + 2)  # type: ignore[misc]
+            face.handlers[n + 2].reply.send(Response(202))
+            assert (await client.answer()).status == 202
+        await client.request("POST", "/echo", "Connection: close", body=HELLO)
+        assert (await client.answer()).body == HELLO
+        await client.closed()  # with a goodbye: it would raise BrokenResourceError otherwise
+        await client.stream.aclose()
+
+        client = await connect_tls(url, authority)
+        await client.request("POST", "/wait", body=HELLO)
+        await until(lambda: len(face.handlers) > 6)
+        await trio.aclose_forcefully(client.stream)
+        await until(lambda: face.handlers[-1].gone)
+
+
+async def test_what_is_no_tls_ends_quietly(certificate: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limits = HttpLimits(head_timeout=0.05)
+    async with serving(DummyFace(), ssl_context=tls_context(certificate), limits=limits) as (url,):
+        plain, silent = await connect(url), await connect(url)
+        await plain.request()
+        for client in (plain, silent):
+            try:
+                await client.rest()  # an alert, perhaps
+            except trio.BrokenResourceError:
+                pass
+            await client.stream.aclose()
+        assert caplog.records == []
+
+
+# Unix sockets
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.sock"
+    face = DummyFace()
+    async with serving(face, path=path, mode=0o660) as urls:
+        assert urls == [f"unix:{path}"]
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o660
+        assert os.listdir(tmp_path) == [path.name]
+        client = await connect(urls[0])
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (face.handlers[0].head.peer, face.handlers[0].head.loopback) == ("unix", True)
+        await client.request("POST", "/wait", body=HELLO)
+        await until(lambda: len(face.handlers) == 2)
+        await client.stream.aclose()
+        await until(lambda: face.handlers[1].gone)
+        with pytest.raises(LocalError, match="somebody else does"):
+            await serve_http1(face, path=path)
+    assert os.listdir(tmp_path) == []
+
+
+# The end
+
+
+async def test_it_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    face, stop = DummyFace(), trio.Event()
+    before = open_descriptors()
+    path = tmp_path / "mcp.sock"
+    async with trio.open_nursery() as nursery:
+        serve = partial(serve_http1, face, port=0, path=path, stop=stop, grace=10)
+        urls: list[str] = await nursery.start(serve)
+        idle, fresh, busy = [await connect(urls[0]) for _ in range(3)]
+        await idle.ask("POST", body=HELLO)
+        await busy.request("POST", "/wait", body=HELLO)
+        await until(lambda: len(face.handlers) == 2)
+        stop.set()
+        await idle.closed()
+        await fresh.closed()
+        assert not path.exists()
+        with pytest.raises(OSError):
+            await connect(urls[0])
+        face.handlers[1].reply.send(Response(200, (), b"done"))
+        answer = await busy.answer()
+        assert (answer.body, answer.headers["connection"]) == (b"done", "close")
+        await busy.closed()
+        for client in (idle, fresh, busy):
+            await client.stream.aclose()
+        with trio.fail_after(5):
+            await until(lambda: not nursery.child_tasks)
+    assert open_descriptors() == before
+
+
+async def test_what_does_not_end_in_time_is_cut() -> None:
+    face, stop = DummyFace(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve_http1, face, port=0, stop=stop, grace=0.05))
+        client = await connect(url)
+        await client.request("POST", "/wait", body=HELLO)
+        await until(lambda: face.handlers and face.handlers[0].body is not None)
+        stop.set()
+        with pytest.raises(trio.BrokenResourceError):
+            await client.rest()
+        await client.stream.aclose()
+    assert face.handlers[0].gone == 1
