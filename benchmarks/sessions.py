@@ -34,6 +34,7 @@ WARM = 5
 START_LIMIT = 30.0
 PHASE_LIMIT = 120.0
 SETTLE_LIMIT = 10.0
+END_LIMIT = 45.0  # what is kept for a while after a session, such as a deadline that was set for its connection
 
 
 @attrs.frozen
@@ -66,6 +67,14 @@ class Round:
     after: Counts
 
 
+@attrs.frozen
+class Measured:
+    """The rounds of one server, and what it has some time after the last."""
+
+    rounds: list[Round]
+    end: Counts
+
+
 @attrs.define(eq=False)
 class Under:
     """A server under measurement, with a session in which it is asked for its counts."""
@@ -83,15 +92,15 @@ class Under:
         finally:
             connection.close()
 
-    async def settled(self, base: Counts) -> Counts:
-        """Return the counts once tasks and descriptors are back at the base, or after a while as they are."""
-        deadline = trio.current_time() + SETTLE_LIMIT
+    async def settled(self, base: Counts, limit: float, objects: float = float("inf")) -> Counts:
+        """Return the counts once they are back at the base (objects: nearly), or after a while as they are."""
+        deadline = trio.current_time() + limit
         while True:
             now = await self.counts()
             back = now.descriptors <= base.descriptors and now.tasks <= base.tasks
-            if back or trio.current_time() > deadline:
+            if (back and now.objects <= base.objects + objects) or trio.current_time() > deadline:
                 return now
-            await trio.sleep(0.05)
+            await trio.sleep(0.1)
 
     async def round(self, sessions: int, under_way: int) -> Round:
         """Open, call and close so many sessions."""
@@ -101,7 +110,7 @@ class Under:
         while_open = await self.counts()
         calling = await self._spend(partial(each, opened, Session.call, under_way))
         closing = await self._spend(partial(each, opened, Session.close, under_way))
-        return Round(before, opening, while_open, calling, closing, await self.settled(before))
+        return Round(before, opening, while_open, calling, closing, await self.settled(before, SETTLE_LIMIT))
 
     async def _spend(self, work: Callable[[], Awaitable[None]]) -> Spent:
         cpu, wall = cpu_seconds(self.process), time.perf_counter()
@@ -136,9 +145,10 @@ async def serving(command: Path) -> AsyncIterator[Under]:
         await process.stdout.aclose()
 
 
-async def measure(peers: list[str], sessions: int, rounds: int, under_way: int) -> dict[str, list[Round]]:
-    """Return the rounds of each peer."""
+async def measure(peers: list[str], sessions: int, rounds: int, under_way: int) -> dict[str, Measured]:
+    """Return what was measured of each peer."""
     found: dict[str, list[Round]] = {peer: [] for peer in peers}
+    ends: dict[str, Counts] = {}
     servers: dict[str, Under] = {}
 
     async def with_servers(left: list[str]) -> None:
@@ -151,9 +161,16 @@ async def measure(peers: list[str], sessions: int, rounds: int, under_way: int) 
         for _ in range(rounds):
             for peer, server in servers.items():
                 found[peer].append(await server.round(sessions, under_way))
+        for peer, server in servers.items():
+            ends[peer] = await server.settled(found[peer][0].before, END_LIMIT, objects=few(sessions))
 
     await with_servers(peers)
-    return found
+    return {peer: Measured(found[peer], ends[peer]) for peer in peers}
+
+
+def few(sessions: int) -> float:
+    """Return how many objects more or less are no leak after so many sessions."""
+    return 100 + sessions / 10
 
 
 # What it comes to
@@ -169,14 +186,20 @@ def held(rounds: list[Round], of: str, sessions: int) -> float:
     return float(getattr(rounds[0].open, of) - getattr(rounds[0].before, of)) / sessions
 
 
-def added(rounds: list[Round], of: str) -> float:
-    """Return by how much there was more after these rounds than before."""
-    return float(getattr(rounds[-1].after, of) - getattr(rounds[0].before, of))
+def grown(round: Round) -> int:
+    """Return by how many bytes the memory after a round exceeded that before."""
+    return round.after.resident - round.before.resident
 
 
-def figures(rounds: list[Round], sessions: int) -> dict[str, float]:
+def left(measured: Measured, of: str) -> int:
+    """Return how much more there was in the end than before the first round."""
+    found: int = getattr(measured.end, of) - getattr(measured.rounds[0].before, of)
+    return found
+
+
+def figures(measured: Measured, sessions: int) -> dict[str, float]:
     """Return what a server's rounds come to, by name; of all of it less is better."""
-    last, kib = len(rounds), 1024 * sessions
+    rounds, kib = measured.rounds, 1024 * sessions
     return {
         "a session with an open stream: KiB": held(rounds, "resident", kib),
         "the same: objects the collector knows": held(rounds, "objects", sessions),
@@ -186,37 +209,41 @@ def figures(rounds: list[Round], sessions: int) -> dict[str, float]:
         "a call in each: CPU ms": spent(rounds, "calling", "cpu", sessions),
         "closing one: CPU ms": spent(rounds, "closing", "cpu", sessions),
         "closing one: wall-clock ms": spent(rounds, "closing", "wall", sessions),
-        "kept of each after round 1: KiB": added(rounds[:1], "resident") / kib,
-        f"added by each in round {last}: KiB": added(rounds[-1:], "resident") / kib,
-        f"objects left of each after round {last}": added(rounds, "objects") / last / sessions,
-        f"tasks left after round {last}": added(rounds, "tasks"),
-        f"descriptors left after round {last}": added(rounds, "descriptors"),
+        "kept of each after round 1: KiB": grown(rounds[0]) / kib,
+        f"added by each in round {len(rounds)}: KiB": grown(rounds[-1]) / kib,
+        "objects left in the end": left(measured, "objects"),
+        "tasks left in the end": left(measured, "tasks"),
+        "descriptors left in the end": left(measured, "descriptors"),
     }
 
 
-def table(found: dict[str, list[Round]], sessions: int) -> str:
+def table(found: dict[str, Measured], sessions: int) -> str:
     """Return the figures as Markdown, with ours over the official SDK's."""
-    rows = {peer: figures(rounds, sessions) for peer, rounds in found.items()}
+    rows = {peer: figures(measured, sessions) for peer, measured in found.items()}
     lines = [f"| {sessions:,} sessions | {' | '.join(rows)} | trimcp / {OFFICIAL} |", "| --- " * (len(rows) + 2) + "|"]
     for name in next(iter(rows.values())):
         values = {peer: row[name] for peer, row in rows.items()}
-        ratio = f"{values[OURS] / values[OFFICIAL]:.2f}" if len(values) > 1 and values[OFFICIAL] > 0.0 else ""
+        # What is left of something is a small number of either sign; a ratio of two such says nothing.
+        comparable = len(values) > 1 and "left" not in name and "added" not in name
+        ratio = f"{values[OURS] / values[OFFICIAL]:.2f}" if comparable else ""
         lines.append(f"| {name} | {' | '.join(f'{value:,.2f}' for value in values.values())} | {ratio} |")
     return "\n".join(lines)
 
 
-def misses(found: dict[str, list[Round]], sessions: int) -> list[str]:
+def misses(found: dict[str, Measured], sessions: int) -> list[str]:
     """Return each promise that ours did not keep."""
     ours = found[OURS]
     promises = {
-        f"round {len(ours)} added more than 0.5 KiB for each session": added(ours[-1:], "resident") <= 512 * sessions,
-        "tasks are left": added(ours, "tasks") <= 0,
-        "descriptors are left": added(ours, "descriptors") <= 0,
-        "objects are left": added(ours, "objects") <= sessions / 10,
+        f"round {len(ours.rounds)} added more than 0.5 KiB for each session": grown(ours.rounds[-1]) <= 512 * sessions,
+        "tasks are left": left(ours, "tasks") <= 0,
+        "descriptors are left": left(ours, "descriptors") <= 0,
+        "objects are left": left(ours, "objects") <= few(sessions),
     }
     if OFFICIAL in found:
-        cheap = held(ours, "resident", sessions) <= held(found[OFFICIAL], "resident", sessions) / 2
-        promises[f"a session costs more than half of one of {OFFICIAL}"] = cheap
+        theirs = held(found[OFFICIAL].rounds, "resident", sessions)
+        promises[f"a session costs more than half of one of {OFFICIAL}"] = (
+            held(ours.rounds, "resident", sessions) <= theirs / 2
+        )
     return [name for name, kept in promises.items() if not kept]
 
 
@@ -242,7 +269,9 @@ def main() -> None:
     found = trio.run(measure, peers, options.sessions, options.rounds, options.under_way)
     print(table(found, options.sessions))
     if options.json is not None:
-        options.json.write_text(json.dumps({peer: [attrs.asdict(round) for round in found[peer]] for peer in peers}))
+        options.json.write_text(
+            json.dumps({peer: attrs.asdict(measured) for peer, measured in found.items()}, indent=1)
+        )
     if options.check and OURS in found and (told := misses(found, options.sessions)):
         sys.exit("; ".join(told))
 

@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from functools import partial
+from urllib.parse import urlsplit
 
 import trio
 
@@ -37,8 +38,8 @@ async def counts() -> str:
 
 async def over_http() -> None:
     async with trio.open_nursery() as nursery:
-        listener = await nursery.start(partial(trimcp.serve_http, server, port=0))
-        print(listener.port, flush=True)
+        (url,) = await nursery.start(partial(trimcp.serve_http, server, port=0))
+        print(urlsplit(url).port, flush=True)
 
 
 async def in_memory(calls: int, under_way: int) -> None:
