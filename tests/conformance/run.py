@@ -16,7 +16,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -199,37 +198,24 @@ def read_results(folder: Path, output: str) -> tuple[list[dict[str, Any]], str |
 @asynccontextmanager
 async def our_server(host: str, results: Path) -> AsyncIterator[str]:
     """Start our server on a host, yield its URL, and see that it ends well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, str(HERE / "server.py"), "--transport", "http", "--port", str(port)]
+    command = [sys.executable, str(HERE / "server.py"), "--transport", "http", "--host-software", host]
     log = results / f"server-{host}.log"
     with log.open("wb") as stderr:
-        process = await trio.lowlevel.open_process([*command, "--host-software", host], stderr=stderr)
+        process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=stderr)
     try:
-        await _listening(port, process, log)
-        yield f"http://127.0.0.1:{port}/mcp"
-        process.send_signal(signal.SIGTERM)
-        with trio.move_on_after(15):
-            await process.wait()
+        assert process.stdout is not None
+        with trio.fail_after(SLOWEST):
+            url = (await process.stdout.receive_some()).decode().strip()
+        if url:
+            yield url
+            process.send_signal(signal.SIGTERM)
+            with trio.move_on_after(SLOWEST):
+                await process.wait()
     finally:
         if process.poll() is None:
             process.kill()
-    if process.returncode or "Traceback" in tail(log):
+    if not url or process.returncode or "Traceback" in tail(log):
         raise SystemExit(f"the server on {host} ended with {process.returncode}\n{tail(log)}")
-
-
-async def _listening(port: int, process: trio.Process, log: Path) -> None:
-    """Return once something listens at that port."""
-    for _ in range(200):
-        if process.poll() is not None:
-            break
-        try:
-            await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
-            return
-        except OSError:
-            await trio.sleep(0.05)  # a process of its own has no event to wait for
-    raise SystemExit(f"the server does not listen\n{tail(log)}")
 
 
 def tail(log: Path) -> str:

@@ -450,17 +450,35 @@ async def test_input_required_result_prompt(*, ctx: trimcp.Context) -> str:
 def parse_options() -> argparse.Namespace:
     """Return what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--transport", choices=["stdio", "http", "sse", "ws"], default="stdio")
-    parser.add_argument("--port", type=int, default=0, help="of the loopback interface; 0 lets the system choose")
+    parser.add_argument("--transport", choices=["stdio", *PATHS], default="stdio")
+    parser.add_argument("--port", type=int, default=0, help="of the loopback interface; 0 takes a free one")
     parser.add_argument("--page-size", type=int, help="entries to a page of a list; all on one without it")
     parser.add_argument("--host-software", choices=["own", "hypercorn"], default="own")
     return parser.parse_args()
 
 
+# Where each transport is found. Over HTTP all three are, since they share a port.
+PATHS: dict[str, dict[str, str | None]] = {
+    "http": {"path": "/mcp", "sse_path": "/sse", "websocket_path": "/ws"},
+    "sse": {"path": None, "sse_path": "/sse", "websocket_path": None},
+    "ws": {"path": None, "sse_path": None, "websocket_path": "/ws"},
+}
+
+
 def main() -> None:
     options = parse_options()
     server.page_size = options.page_size
-    trimcp.run_stdio(server)
+    if options.transport == "stdio":
+        trimcp.run_stdio(server)
+    else:
+        settings = trimcp.HttpSettings(retry=100, **PATHS[options.transport])
+        software = options.host_software
+        trimcp.run_http(server, port=options.port, settings=settings, software=software, ready=announce)
+
+
+def announce(urls: list[str]) -> None:
+    """Print where the server is found, for whoever started it."""
+    print(*urls, flush=True)
 
 
 if __name__ == "__main__":
