@@ -54,7 +54,7 @@ def wait_for(file: Path, text: str) -> None:
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the server in this process, which needs no time to start."""
     server = in_process(load_server(SERVER))
-    monkeypatch.setattr(conversation, "find_target", lambda target, on_stderr: server)
+    monkeypatch.setattr(conversation, "find_target", lambda *words: server)
 
 
 # Words
@@ -78,7 +78,12 @@ def test_help_lists_all_commands() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["call", "https://x.example/mcp", "t"], "name a command"),
+        (["call", "https://", "t"], "names a host"),
+        (["call", SERVER, "t", "--header", "X-Key: 1"], "headers are sent to a URL"),
+        (["call", "https://x.example/mcp", "t", "--header", "word"], "write a header as 'Name: value'"),
+        (["call", "https://x.example/mcp", "t", "--header", "a b: c"], "cannot be the name of a header"),
+        (["inspect", "https://x.example/mcp", "--bearer", "NOT_SET_ANYWHERE"], "there is no such variable"),
+        (["inspect", "ws://x.example/ws", "--header", "Upgrade: ${NOT_SET_ANYWHERE}"], "which is not set"),
         (["call", "--timeout", "0", "x", "t"], "--timeout"),
         (["call", "--revision", "1999-01-01", "x", "t"], "--revision"),
         (["call", "x"], "Missing argument 'TOOL'"),

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.cli.targets import find_target
+from trimcp.cli.targets import find_target, read_headers
+from trimcp.transports.child import StdioServer
+from trimcp.transports.http.client import HttpServer
+from trimcp.transports.websocket_client import WebSocketServer
 
 
 @pytest.fixture
@@ -46,7 +49,10 @@ def test_an_only_entry_needs_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("https://example.org/mcp", "standard input and output only; name a command"),
+        ("https://", "names a host"),
+        ("http+unix:///mcp", "names a host"),
+        ("wss://example.org:0/", "names a host"),
+        ("http://[::1/mcp", "no URL"),
         ("nope.py", "there is no file nope.py"),
         ("nope.json:git", "there is no file nope.json"),
         ("unbalanced '", "cannot take"),
@@ -70,9 +76,9 @@ def test_the_entries_of_a_hosts_file_are_named(hosts: Path) -> None:
 
 def test_an_entry_that_cannot_be_used_hides_no_other(tmp_path: Path) -> None:
     file = tmp_path / "servers.json"
-    file.write_text('{"mcpServers": {"web": {"url": "https://example.org"}, "git": {"command": "g"}}}')
-    assert find_target(f"{file}:git").command == ("g",)
-    with pytest.raises(Failure, match='has a "url"'):
+    file.write_text('{"mcpServers": {"web": {"url": "example.org"}, "git": {"command": "g"}}}')
+    assert find_target(f"{file}:git") == StdioServer(("g",), env={})
+    with pytest.raises(Failure, match='"url" must begin with'):
         find_target(f"{file}:web")
 
 
@@ -81,3 +87,66 @@ def test_a_broken_hosts_file_is_a_usage_error(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(Failure, match="not valid JSON"):
         find_target(f"{file}:git")
+
+
+# URLs
+
+
+def test_a_url_is_connected_to() -> None:
+    target = find_target("https://example.org/mcp")
+    assert isinstance(target, HttpServer)
+    assert target.url == "https://example.org/mcp"
+    socket = find_target("http+unix://%2Frun%2Fa.sock/mcp")
+    assert isinstance(socket, HttpServer)
+    assert socket.socket == "/run/a.sock"
+    assert isinstance(find_target("WSS://example.org/ws"), WebSocketServer)
+
+
+def test_an_entry_with_a_url_keeps_its_headers_and_takes_more(tmp_path: Path) -> None:
+    file = tmp_path / "servers.json"
+    entries = {
+        "web": {"url": "https://example.org/mcp", "headers": {"X-Key": "k", "Accept-Language": "nb"}},
+        "socket": {"type": "ws", "url": "ws://example.org/ws"},
+    }
+    file.write_text(json.dumps({"mcpServers": entries}))
+    target = find_target(f"{file}:web", headers={"x-key": "mine", "Authorization": "Bearer t"})
+    assert isinstance(target, HttpServer)
+    assert target.headers == {"x-key": "mine", "accept-language": "nb", "authorization": "Bearer t"}
+    assert "Bearer t" not in repr(target)
+    assert isinstance(find_target(f"{file}:socket", headers={"x": "y"}), WebSocketServer)
+
+
+def test_a_program_takes_no_headers() -> None:
+    with pytest.raises(Failure, match="takes environment variables"):
+        find_target("some-server", headers={"x": "y"})
+
+
+def test_headers_are_read_with_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KEY", "hush")
+    assert read_headers(["X-Key: ${KEY}", "X-Url:http://a:1/", "X-None:"]) == {
+        "X-Key": "hush",
+        "X-Url": "http://a:1/",
+        "X-None": "",
+    }
+    assert read_headers([], "KEY") == {"Authorization": "Bearer hush"}
+    (tmp_path / "token").write_text("from a file\n")
+    assert read_headers([], f"@{tmp_path}/token") == {"Authorization": "Bearer from a file"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "bearer", "told"),
+    [
+        (["hush"], None, "write a header as"),
+        ([": hush"], None, "write a header as"),
+        (["X-Key: hush ${NOT_SET_ANYWHERE}"], None, "the header X-Key wants the environment variable NOT_SET"),
+        ([], "hush", "there is no such variable"),
+        ([], "@/nowhere", "cannot read the token from /nowhere"),
+        ([], "@/dev/null", "the file /dev/null is empty"),
+    ],
+)
+def test_what_is_no_header_is_refused_without_being_shown(headers: list[str], bearer: str | None, told: str) -> None:
+    with pytest.raises(Failure) as caught:
+        read_headers(headers, bearer)
+    assert told in caught.value.message
+    assert "hush" not in caught.value.message
+    assert caught.value.exit_code == USAGE

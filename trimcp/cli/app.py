@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final, TypeVar, get_args
 
 import click
@@ -16,12 +17,14 @@ from trimcp.cli.conversation import Body, Options, converse, own_version
 from trimcp.cli.exits import EXIT_CODES, TOOL_ERROR, USAGE, Failure
 from trimcp.cli.inspecting import describe, offer_json, take_stock
 from trimcp.cli.loading import load_server, trace_of
+from trimcp.cli.options import network_options, read_options
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import TARGET_HELP
+from trimcp.cli.targets import TARGET_HELP, read_headers
 from trimcp.cli.text import as_json, describe_content, describe_resource, one_line
 from trimcp.cli.values import ValueProblem, parse_arguments
 from trimcp.client.facade import ClientSession
 from trimcp.run import run_stdio
+from trimcp.server.server import Server
 from trimcp.wire.content import ResourceContents
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
@@ -34,12 +37,14 @@ __all__ = ["app"]
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _NAMES_SHOWN: Final = 20
+_WORDS: Final = "trimcp.words"
 
 
 class _Command(click.Command):
     """A command whose server may stand last, after `--`, and whose `--trace` may have a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
         at = args.index("--") if "--" in args else len(args)
         ours = ["--trace=-" if arg == "--trace" else arg for arg in args[:at]]
         rest = args[at:]
@@ -65,6 +70,15 @@ def _connects(function: CommandT) -> CommandT:
         click.option("--trace", metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked."),
         click.option("--log-level", type=click.Choice(get_args(LoggingLevel)), help="Lowest log level to ask for."),
         click.option("-q", "--quiet", is_flag=True, help="No progress, no logs."),
+        click.option(
+            *("--header", "headers", "-H"),
+            multiple=True,
+            metavar="'NAME: VALUE'",
+            help="Send a header to a URL; ${VARIABLE} in it is replaced.",
+        ),
+        click.option(
+            "--bearer", metavar="VARIABLE|@FILE", help="Send the token that a variable or file holds to a URL."
+        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -72,6 +86,7 @@ def _connects(function: CommandT) -> CommandT:
 
 
 def _finish(target: str, options: dict[str, Any], body: Body) -> None:
+    options["headers"] = read_headers(options["headers"], options.pop("bearer"))
     sys.exit(converse(target, Options(**options), body))
 
 
@@ -93,28 +108,43 @@ def app() -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--grace", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds calls may still take.")
 @click.option("--trace", metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked.")
-def run(server: str, arguments: tuple[str, ...], grace: float, trace: str | None) -> None:
-    """Serve SERVER, a FILE.py or package.module with a trimcp.Server, over standard input and output.
+@network_options
+def run(server: str, arguments: tuple[str, ...], grace: float, trace: str | None, **network: Any) -> None:
+    """Serve SERVER, a FILE.py or package.module with a trimcp.Server, over standard input and output or a network.
 
-    It ends when the client leaves. On Ctrl-C or SIGTERM it takes no more calls, lets those under way answer, and
-    then ends; a second one ends it at once. What follows `--` becomes the program's own arguments.
+    It ends when the client leaves; over a network it stays. On Ctrl-C or SIGTERM it takes no more calls, lets those
+    under way answer, and then ends; a second one ends it at once. What follows `--` becomes the program's own
+    arguments.
 
     \b
     Examples:
       trimcp run weather.py
       trimcp run package.module:server --grace 30
       trimcp run codesearch.py -- ~/project
+      trimcp run weather.py --http --port 0
+      trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
+      trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
     """
+    words = click.get_current_context().meta[_WORDS]
+    options = read_options(network)
     if trace is not None:
         os.environ["TRIMCP_TRACE"] = "stderr" if trace == "-" else trace
     sys.argv = [server, *arguments]
+    if options is None:
+        run_stdio(_load(server), grace=grace)
+    else:
+        from trimcp.cli.serving import serve  # a server on standard input and output should not pay for it
+
+        sys.exit(serve(partial(_load, server), words, options, grace))
+
+
+def _load(name: str) -> Server[Any]:
     try:
-        found = load_server(server)
+        return load_server(name)
     except Failure:
         raise
     except Exception as error:  # whatever the user's module raises
-        raise Failure(f"{server} cannot be loaded, it fails by itself:\n{trace_of(error)}", USAGE) from None
-    run_stdio(found, grace=grace)
+        raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}", USAGE) from None
 
 
 @app.command("inspect", cls=_Command, epilog=TARGET_HELP + "\n" + EXIT_CODES)
@@ -128,6 +158,7 @@ def inspect_(target: str, wants_json: bool, **options: Any) -> None:
       trimcp inspect weather.py
       trimcp inspect --json -- npx -y @modelcontextprotocol/server-everything
       trimcp inspect ~/.config/host/servers.json:git
+      trimcp inspect https://mcp.example/mcp --bearer MY_TOKEN
     """
 
     async def body(session: ClientSession, screen: Screen) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
@@ -16,13 +16,12 @@ import trio
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import find_target
+from trimcp.cli.targets import Target, find_target
 from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
 from trimcp.session.scopes import open_service_nursery
-from trimcp.transports.child import StdioServer
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 from trimcp.wire.logs import LoggingLevel
@@ -45,6 +44,7 @@ class Options:
         trace: "-" for standard error, else a file that every message is added to; None for no trace.
         log_level: the lowest level of log message wanted; None leaves that to the server.
         quiet: show results and errors only.
+        headers: sent to a URL with every request.
     """
 
     timeout: float | None = None
@@ -52,6 +52,7 @@ class Options:
     trace: str | None = None
     log_level: LoggingLevel | None = None
     quiet: bool = False
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
 def own_version() -> str:
@@ -80,16 +81,17 @@ def converse(target: str, options: Options, body: Body) -> int:
         Failure: it did not work; the text says what to do.
     """
     screen = Screen(options.quiet)
-    return trio.run(_attended, find_target(target, screen.server_says), options, body, screen)
+    server = find_target(target, screen.server_says, options.headers)
+    return trio.run(_attended, server, options, body, screen)
 
 
-async def _attended(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
+async def _attended(server: Target, options: Options, body: Body, screen: Screen) -> int:
     async with open_service_nursery() as nursery:
         nursery.start_soon(_explain_silence, screen)
         return await _converse(server, options, body, screen)
 
 
-async def _converse(server: StdioServer, options: Options, body: Body, screen: Screen) -> int:
+async def _converse(server: Target, options: Options, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
     client = _client(options, screen, asker)
     write = trace_to(options.trace, screen)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
 
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.client.hosts import name_servers, read_servers
+from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
 from trimcp.errors import LocalError
+from trimcp.run import target_of
 from trimcp.transports.child import StdioServer
 
-__all__ = ["TARGET_HELP", "find_target"]
+if TYPE_CHECKING:
+    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.websocket_client import WebSocketServer
+
+__all__ = ["TARGET_HELP", "Target", "find_target", "read_headers"]
 
 TARGET_HELP = """\
 \b
@@ -21,27 +30,45 @@ TARGET is one of
   "python server.py"    a command line, as one word in quotes; or write it last, after --
   server.py[:NAME]      a file with a trimcp.Server, run by this Python (also package.module:NAME)
   servers.json:NAME     an entry of an mcpServers file, as hosts and editors have them
+  https://HOST/mcp      a URL: http, https, ws, wss, or http+unix://%2Frun%2Fserver.sock/mcp
 """
 
+Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
+"""What a command can connect to."""
+
+_URL = re.compile(r"(https?|http\+unix|wss?)://", re.IGNORECASE)
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
 _ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)
 
 
-def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> StdioServer:
-    """Return the server that a TARGET names; nothing is started yet.
+def find_target(
+    text: str, on_stderr: Callable[[str], object] | None = None, headers: Mapping[str, str] | None = None
+) -> Target:
+    """Return the server that a TARGET names; nothing is started and nobody is connected to yet.
 
     Args:
         text: see `TARGET_HELP`.
         on_stderr: takes each line the server writes to its standard error.
+        headers: sent to it; only a URL can take them.
 
     Raises:
         Failure: it names none; the text says what to do.
     """
-    if re.match(r"(https?|wss?)://", text):
-        raise Failure(
-            f"{text} is a URL, and this version connects over standard input and output only; name a command", USAGE
-        )
+    try:
+        target = _find(text, on_stderr)
+        if not headers:
+            return target
+        if isinstance(target, StdioServer):
+            raise Failure("headers are sent to a URL; a program that is started takes environment variables", USAGE)
+        return attrs.evolve(target, headers={**target.headers, **{name.lower(): headers[name] for name in headers}})
+    except LocalError as error:
+        raise Failure(str(error), USAGE) from None
+
+
+def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
+    if _URL.match(text):
+        return target_of(ServerEntry("", url=text))
     entry = _ENTRY.fullmatch(text)
     if entry is not None and Path(entry["file"]).is_file():
         return _entry(entry["file"], entry["name"], on_stderr)
@@ -54,23 +81,58 @@ def find_target(text: str, on_stderr: Callable[[str], object] | None = None) -> 
     except ValueError as error:
         raise Failure(f"cannot take {text!r} apart: {error}", USAGE) from None
     if not command:
-        raise Failure("name a server: a command line in quotes, a .py file, or servers.json:NAME", USAGE)
+        raise Failure("name a server: a command line in quotes, a .py file, a URL, or servers.json:NAME", USAGE)
     missing = (file or entry) if len(command) == 1 and not Path(command[0]).exists() else None
     if missing is not None:
         raise Failure(f"there is no file {missing['file']}", USAGE)
     return StdioServer(tuple(command), on_stderr=on_stderr)
 
 
-def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | None) -> StdioServer:
-    try:
-        known = name_servers(file)
-        if name is None and len(known) == 1:
-            name = known[0]
-        if name is None or name not in known:
-            names = ", ".join(f"{file}:{each}" for each in known) or "none"
-            problem = f"say which server of {file}" if name is None else f"there is no server {name!r} in {file}"
-            raise Failure(f"{problem}; it has {names}", USAGE)
-        server = read_servers(file, only=[name])[name]
-    except LocalError as error:
-        raise Failure(str(error), USAGE) from None
-    return StdioServer(server.command, env=server.env, cwd=server.cwd, on_stderr=on_stderr)
+def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | None) -> Target:
+    known = name_servers(file)
+    if name is None and len(known) == 1:
+        name = known[0]
+    if name is None or name not in known:
+        names = ", ".join(f"{file}:{each}" for each in known) or "none"
+        problem = f"say which server of {file}" if name is None else f"there is no server {name!r} in {file}"
+        raise Failure(f"{problem}; it has {names}", USAGE)
+    return target_of(read_servers(file, only=[name])[name], on_stderr=on_stderr)
+
+
+def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, str]:
+    """Return headers as they are given on the command line, where secrets should not stand.
+
+    Args:
+        texts: "Name: value" each, `${VARIABLE}` in it replaced.
+        bearer: the name of an environment variable, or "@" and a file, that holds a bearer token.
+
+    Raises:
+        Failure: one is malformed, or what it names is not there; the text does not contain a value.
+    """
+    found = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise Failure("write a header as 'Name: value'", USAGE)
+        try:
+            found[name.strip()] = expand_variables(value.strip(), os.environ, f"the header {name.strip()}")
+        except LocalError as error:
+            raise Failure(str(error), USAGE) from None
+    if bearer is not None:
+        found["Authorization"] = f"Bearer {_read_token(bearer)}"
+    return found
+
+
+def _read_token(source: str) -> str:
+    if source.startswith("@"):
+        try:
+            token = Path(source[1:]).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure(f"cannot read the token from {source[1:]}: {error}", USAGE) from None
+    else:
+        token = os.environ.get(source, "").strip()
+    if not token:
+        # It may be the token itself, so it is not repeated.
+        where = f"the file {source[1:]} is empty" if source.startswith("@") else "there is no such variable"
+        raise Failure(f"--bearer names an environment variable, or @FILE, that holds the token; {where}", USAGE)
+    return token

@@ -1,0 +1,198 @@
+"""`trimcp run --http`: one process that serves, or a parent that looks after several."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+from urllib.parse import quote
+
+import attrs
+import trio
+
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.face import STATE_KEYS, settings_of, use_state_keys
+from trimcp.cli.options import NetworkOptions
+from trimcp.cli.workers import Worker, Workers, inherited
+from trimcp.errors import LocalError
+from trimcp.net import serve_http
+from trimcp.run import signals
+from trimcp.server.server import Server
+from trimcp.session.scopes import open_service_nursery
+from trimcp.transports.http.access import JsonFormatter
+from trimcp.transports.http.listening import open_tcp, open_unix, url_of
+from trimcp.transports.http.settings import Settings
+
+__all__ = ["serve"]
+
+_FIRST_HANDED: Final = 3  # sd_listen_fds(3)
+_LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
+
+
+def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: NetworkOptions, grace: float) -> int:
+    """Serve until a signal comes, and return the exit code.
+
+    Args:
+        load: returns the server; called only in a process that serves it.
+        words: the command's own, to start workers with.
+        options: how to serve.
+        grace: seconds that calls get to answer at the end.
+
+    Raises:
+        Failure: it did not work; the text says what to do.
+    """
+    settings = settings_of(options)
+    worker = inherited()
+    try:
+        if options.workers > 1 and worker is None:
+            return trio.run(_serve_by_workers, words, options, settings, grace)
+        server = load()
+        use_state_keys(server)
+        _set_up_logging(options)
+        return trio.run(_serve_here, server, options, settings, grace, worker)
+    except LocalError as error:
+        raise Failure(str(error), USAGE) from None
+
+
+async def _serve_here(
+    server: Server[Any], options: NetworkOptions, settings: Settings, grace: float, worker: Worker | None
+) -> int:
+    with ExitStack() as stack:
+        stop = stack.enter_context(signals())
+        sockets = worker.sockets if worker is not None else await _open_sockets(options, stack)
+        told: Callable[[], None] = (
+            worker.ready if worker is not None else partial(_announce, sockets, options, settings)
+        )
+        async with open_service_nursery() as nursery:
+            if worker is not None:
+                nursery.start_soon(_stop_with_parent, worker, stop)
+            await serve_http(
+                server,
+                sockets=sockets,
+                settings=settings,
+                certfile=options.certfile,
+                keyfile=options.keyfile,
+                software=options.software,
+                stop=stop,
+                grace=grace,
+                task_status=_Started(told),
+            )
+    return 0
+
+
+@attrs.frozen
+class _Started(trio.TaskStatus[list[str]]):
+    """Learns that a server listens."""
+
+    _told: Callable[[], None]
+
+    def started(self, value: list[str] | None = None) -> None:
+        self._told()
+
+
+async def _stop_with_parent(worker: Worker, stop: trio.Event) -> None:
+    await worker.stopped()
+    stop.set()
+
+
+async def _serve_by_workers(words: Sequence[str], options: NetworkOptions, settings: Settings, grace: float) -> int:
+    if sys.platform == "win32":
+        raise Failure("--workers hands sockets down to other processes, which this system cannot do", USAGE)
+    with ExitStack() as stack:
+        sockets = await _open_sockets(options, stack)
+        keys = os.environ.get(STATE_KEYS) or secrets.token_urlsafe(32)
+        workers = Workers(
+            [sys.executable, "-m", "trimcp.cli", "run", *words],
+            options.workers,
+            sockets,
+            {STATE_KEYS: keys},  # in the environment, which other users cannot read
+            grace,
+            _say,
+        )
+        return await workers.run(partial(_announce, sockets, options, settings))
+
+
+# Where to listen
+
+
+async def _open_sockets(options: NetworkOptions, stack: ExitStack) -> list[socket.socket]:
+    """Return listening sockets: those a service manager hands over, or new ones."""
+    sockets = _handed_over()
+    if not sockets and options.uds is not None:
+        sockets = [stack.enter_context(open_unix(options.uds, mode=options.uds_mode))]
+    elif not sockets:
+        sockets = await open_tcp(options.host, options.port)
+    for each in sockets:
+        stack.enter_context(each)
+    return sockets
+
+
+def _handed_over() -> list[socket.socket]:
+    """Return the sockets a service manager has opened for this very process (systemd.socket)."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    number = int(os.environ.pop("LISTEN_FDS", "0"))
+    del os.environ["LISTEN_PID"]
+    sockets = [socket.socket(fileno=_FIRST_HANDED + each) for each in range(number)]
+    for each in sockets:
+        each.set_inheritable(False)
+    return sockets
+
+
+# What a person is told
+
+
+def _announce(sockets: Sequence[socket.socket], options: NetworkOptions, settings: Settings) -> None:
+    for sock in sockets:
+        url = url_of(sock, secure=options.certfile is not None)
+        # Ours was bound under another name, then moved to this one.
+        file = os.path.abspath(options.uds) if options.uds is not None else sock.getsockname()
+        reached = f"http+unix://{quote(file, safe='')}" if url == "unix" else url
+        if settings.path is not None:
+            _say(f"listening on {reached}{settings.path}")
+        if settings.websocket_path is not None and url != "unix":
+            _say(f"listening on ws{url.removeprefix('http')}{settings.websocket_path}")
+        if settings.sse_path is not None:
+            _say(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
+    if settings.authenticate is None and not all(_is_private(sock) for sock in sockets):
+        _say("whoever reaches this address can use the server; --token-file asks for tokens")
+    _notify_manager("READY=1")
+
+
+def _is_private(sock: socket.socket) -> bool:
+    address = sock.getsockname()
+    return not isinstance(address, tuple) or str(address[0]).startswith(_LOOPBACK)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _notify_manager(state: str) -> None:
+    """Tell a service manager that waits for it (sd_notify(3)) how far we are."""
+    address = os.environ.pop("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+        except OSError as error:
+            _say(f"cannot tell the service manager: {error.strerror}")
+
+
+def _set_up_logging(options: NetworkOptions) -> None:
+    """Log to standard error, unless the server's own module has decided otherwise."""
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        handler.setFormatter(JsonFormatter() if options.log_json else plain)
+        root.addHandler(handler)
+    if options.access_log:
+        logging.getLogger("trimcp.access").setLevel(logging.INFO)
