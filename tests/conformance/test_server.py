@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import orjson
@@ -328,3 +330,17 @@ async def test_the_program_with_pages() -> None:
         with pytest.raises(trimcp.RemoteError) as caught:
             await session.list_page("tools/list", "nowhere")
         assert caught.value.code == -32602
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["http", "sse", "ws"])
+async def test_the_program_over(transport: str) -> None:
+    command = [sys.executable, fixtures.__file__, "--transport", transport]
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE))
+        url = (await process.stdout.receive_some()).decode().strip()
+        target = trimcp.websocket(url) if transport == "ws" else trimcp.http(url)
+        async with trimcp.Client("suite").connect(target) as session:
+            assert text_of(await session.call_tool("test_x_mcp_header", {"region": "eu"})) == "region: eu"
+            assert session.revision == (trimcp.LATEST_LEGACY if transport == "sse" else trimcp.LATEST)
+        process.terminate()  # the nursery fails if it does not end well
