@@ -200,10 +200,8 @@ def _endpoint(url: str, settings: Settings) -> str:
     """Return the URL to give to a client."""
     if url.startswith("unix:"):
         url = f"http+unix://{quote(url.removeprefix('unix:'), safe='')}"
-    path = settings.path if settings.path is not None else settings.websocket_path
-    if settings.path is None:
-        url = url.replace("http", "ws", 1)
-    return f"{url}{path}"
+    path = settings.path or settings.sse_path
+    return f"{url}{path}" if path else f"{url.replace('http', 'ws', 1)}{settings.websocket_path}"
 
 
 async def serve_websocket(

@@ -283,7 +283,9 @@ class HttpChannel(MessageChannel):
 
     async def fall_back(self, trouble: Trouble, offer: Outgoing) -> Trouble | None:
         """Try `initialize` by the older transport after it met `trouble`; None if that has taken over."""
-        if self.server.mode != "auto" or trouble.status not in _OLDER or trouble.answer is not None:
+        if self.server.mode != "auto" or trouble.status not in _OLDER:
+            return trouble
+        if trouble.answer is not None and trouble.status != 405:  # an endpoint without POST, whatever it says besides
             return trouble
         events = EventRoad(self, self._nursery, self.server.timeouts.endpoint)
         self._nursery.start_soon(self._read_events, events)
