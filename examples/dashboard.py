@@ -289,4 +289,5 @@ def tell_state(job: Job, state: JobState, why: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    trimcp.run_http(server, port=int(sys.argv[1]) if len(sys.argv) > 1 else 8000)
+    port = int(sys.argv[1]) if len(sys.argv) > 1 else 8000
+    trimcp.run_http(server, port=port, ready=lambda urls: print("serving at", *urls, flush=True))

@@ -163,7 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         trio.run(show, trimcp.http(options.url), options.batch, Console())
-    except KeyboardInterrupt:
+    except* KeyboardInterrupt:  # in the groups of the nurseries it came through
         pass
 
 

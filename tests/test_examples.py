@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -25,7 +28,7 @@ from trio.testing import MockClock
 import trimcp
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import Transcript, connected, every_revision, replay
-from trimcp.wire.revisions import V2024_11_05
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2024_11_05
 
 ROOT = Path(__file__).parents[1]
 SPEC = Path(os.environ.get("TRIMCP_SPEC") or ROOT.parent / "shared" / "spec")
@@ -569,3 +572,57 @@ def test_the_client_shows_text_as_text() -> None:
     assert "\x1b" not in shown
     assert client.sparkline([0, 7, 3.5, 7]) == "▁█▅█"
     assert client.sparkline([2, 2]) == "▁▁"
+
+
+@pytest.mark.parametrize("revision", [LATEST, LATEST_LEGACY, V2024_11_05], ids=lambda revision: revision.name)
+async def test_the_dashboard_streams_over_http(
+    dashboard: ModuleType, revision: trimcp.Revision, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(dashboard, "INTERVAL", 0.02)
+    (url,) = await nursery.start(partial(trimcp.serve_http, dashboard.server, port=0))
+    with trio.fail_after(30):
+        async with trimcp.Client("viewer", version="1.0").connect(trimcp.http(url), revision=revision) as session:
+            async with session.listen(resources=["metrics://now"]) as changes:
+                async with session.calling("watch", {"seconds": 3600, "metric": "tasks"}) as call:
+                    for _ in range(5):
+                        assert (await call.progress.receive()).total == 3600
+                        assert await changes.receive() == ResourceUpdated("metrics://now")
+                async with session.calling("batch", {"items": 3, "mib": 1}) as call:
+                    assert [step.progress async for step in call.progress] == [1, 2, 3]
+                    assert not (await call.result()).is_error
+            (job,) = await read_json(session, "jobs://recent")
+            assert job["state"] == "finished"
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+def test_the_dashboard_and_its_client_are_programs() -> None:
+    def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "120", "TERM": "xterm"}
+        command = [sys.executable, str(ROOT / "examples" / name), *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+    def read_until(process: subprocess.Popen[bytes], wanted: bytes) -> bytes:
+        assert process.stdout is not None
+        seen = b""
+        while wanted not in seen and (more := os.read(process.stdout.fileno(), 65_536)):
+            seen += more
+        return seen
+
+    def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=20)
+        return process.returncode, complaints
+
+    with start("dashboard.py", "0") as server:
+        try:
+            url = read_until(server, b"\n").decode().removeprefix("serving at ").strip()
+            with start("dashboard_client.py", url, "--batch", "3") as client:
+                try:
+                    assert b"3/3" in read_until(client, b"finished")
+                    assert interrupt(client) == (0, b"")
+                finally:
+                    client.kill()
+            assert interrupt(server) == (0, b"")
+        finally:
+            server.kill()
