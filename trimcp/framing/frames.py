@@ -1,0 +1,291 @@
+"""WebSocket frames as they arrive (RFC 6455, section 5), judged by their headers before their payload costs anything.
+
+A WebSocket library behind this gate sees what came, except that
+
+- a message over the limit is thrown away while it passes; an empty text frame stands in its place, and what is to be
+  told about it waits in `oversized`;
+- a message in fragments becomes one frame, so a million fragments cost no more than the text in them;
+- a frame that comes in drops is handed on in pieces of some size, for the same reason;
+- what no peer of ours may send ends the stream of frames, and `fault` says with which close code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import Final
+
+import attrs
+
+from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
+
+__all__ = ["Fault", "FrameGate"]
+
+_FIN: Final = 0x80
+_RESERVED: Final = 0x70
+_CONTINUATION, _TEXT, _BINARY, _CLOSE, _PONG = 0x0, 0x1, 0x2, 0x8, 0xA
+_MASKED: Final = 0x80
+_MAX_SHORT: Final = 125  # bytes of the longest payload whose length needs no further bytes; none for a control frame
+_NO_KEY: Final = b"\0\0\0\0"
+
+_PIECE: Final = 4096  # a frame under way is handed on in pieces of at least so many bytes
+_PATIENCE: Final = 16  # so many times its limit may a message have before it ends the connection
+_EACH: Final = 64  # what a message weighs beside its bytes
+
+
+@attrs.frozen
+class Fault:
+    """Why a connection cannot go on.
+
+    Attributes:
+        code: the close code that says so (RFC 6455, section 7.4.1).
+        reason: one line that may be sent to the peer.
+    """
+
+    code: int
+    reason: str
+
+
+class _Kind(Enum):
+    """What the frame under way is to us. All but `PART` pass as they came."""
+
+    CONTROL = auto()
+    CLOSE = auto()
+    WHOLE = auto()
+    """A message in one frame, not too large."""
+    PART = auto()
+    """Of a message in fragments, or of one that is thrown away."""
+
+
+class FrameGate:
+    """Lets through the frames of one direction of one connection.
+
+    Args:
+        max_message: bytes one message may have.
+        masked: whether frames must be masked (what clients send) or must not be.
+
+    Attributes:
+        fault: why nothing more is let through; None while all is well.
+        closing: a Close frame was let through; nothing follows it.
+        oversized: what to tell about each message that was thrown away, in order.
+        messages: let through and not yet taken.
+        weight: of those, in bytes, with a little for each.
+    """
+
+    __slots__ = (
+        "_final",
+        "_key",
+        "_kind",
+        "_left",
+        "_masked",
+        "_max_message",
+        "_message",
+        "_out",
+        "_ready",
+        "_rest",
+        "_size",
+        "_waiting",
+        "closing",
+        "fault",
+        "messages",
+        "oversized",
+        "weight",
+    )
+
+    def __init__(self, max_message: int, *, masked: bool) -> None:
+        self.fault: Fault | None = None
+        self.closing = False
+        self.oversized: deque[Malformed] = deque()
+        self.messages = 0
+        self.weight = 0
+        self._max_message = max_message
+        self._masked = masked
+        self._rest = b""  # the beginning of a header
+        self._out: deque[bytes | memoryview] = deque()
+        self._waiting = 0  # bytes in it
+        self._ready = False  # it holds the end of a frame
+        # The frame under way, its kind None between two frames:
+        self._kind: _Kind | None = None
+        self._left = 0  # bytes of payload still to come
+        self._key = _NO_KEY  # turned so that it fits the next byte
+        self._final = False
+        # The message under way that does not pass as it came: its text so far, or what looks for its id.
+        self._message: bytearray | IdScanner | None = None
+        self._size = 0  # of the message under way
+
+    def feed(self, data: bytes) -> None:
+        """Look at what has arrived. What follows a fault or a Close frame is dropped."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        begin = at = 0  # what lies between them passes
+        end = len(data)
+        while at < end and self.fault is None and not self.closing:
+            if self._kind is None:
+                header = _read_header(data, at)
+                if header is None:
+                    self._rest = data[at:]
+                    break
+                first, self._left, key, length = header
+                found = self._judge(first, key)
+                if isinstance(found, Fault):
+                    self.fault, self._message = found, None
+                    break
+                self._kind = found
+                if found is _Kind.PART:
+                    self._emit(data[begin:at])
+                    begin = at + length
+                at += length
+            there = min(self._left, end - at)
+            if self._kind is _Kind.PART:
+                self._absorb(data[at : at + there])
+                begin = at + there
+            at += there
+            self._left -= there
+            if not self._left:
+                self._finish()
+        self._emit(data[begin:at])
+
+    @property
+    def empty(self) -> bool:
+        """Whether all that passed was handed on."""
+        return not self._out
+
+    def take(self, max_bytes: int) -> bytes:
+        """Return what may be handed on now, at most so many bytes; b"" for nothing yet."""
+        if not self._out or (not self._ready and self._waiting < _PIECE):
+            return b""
+        piece = self._out.popleft()
+        if len(piece) > max_bytes:
+            whole = memoryview(piece)
+            piece = whole[:max_bytes]
+            self._out.appendleft(whole[max_bytes:])
+        self._waiting -= len(piece)
+        self._ready = self._ready and bool(self._out)
+        return bytes(piece)
+
+    def taken(self, size: int) -> None:
+        """Note that somebody took a message of this many bytes."""
+        self.messages -= 1
+        self.weight -= size + _EACH
+
+    def _judge(self, first: int, key: bytes | None) -> _Kind | Fault:
+        """Say what to do with the frame that begins, by its header."""
+        opcode = first & 0x0F
+        self._final = bool(first & _FIN)
+        if (key is not None) is not self._masked:
+            return Fault(1002, "clients mask their frames, servers do not")
+        if first & _RESERVED:
+            return Fault(1002, "no extension was agreed to")
+        if opcode >= _CLOSE:
+            if opcode > _PONG or not self._final or self._left > _MAX_SHORT:
+                return Fault(1002, "no such control frame")
+            return _Kind.CLOSE if opcode == _CLOSE else _Kind.CONTROL
+        if opcode == _BINARY:
+            return Fault(1003, "messages are text")
+        if opcode > _BINARY:
+            return Fault(1002, "no such frame")
+        if (opcode == _CONTINUATION) is (self._message is None):
+            return Fault(1002, "fragments out of order")
+        self._key = key or _NO_KEY
+        return self._judge_data(opcode)
+
+    def _judge_data(self, opcode: int) -> _Kind | Fault:
+        if opcode == _TEXT:
+            self._size = 0
+        self._size += self._left
+        if self._size > _PATIENCE * self._max_message:
+            return Fault(1009, f"a message may have {self._max_message:,} bytes")
+        if opcode == _TEXT and self._final and self._size <= self._max_message:
+            return _Kind.WHOLE
+        if self._message is None:
+            self._message = bytearray()
+        if self._size > self._max_message and isinstance(self._message, bytearray):
+            scanner = IdScanner()
+            scanner.feed(self._message)
+            self._message = scanner
+        return _Kind.PART
+
+    def _absorb(self, payload: bytes) -> None:
+        """Keep a piece of a message in fragments, or show a piece of one that is too large to what looks for its id."""
+        if not payload:
+            return
+        if self._masked:
+            payload = _unmasked(payload, self._key)
+            turn = len(payload) % 4
+            self._key = self._key[turn:] + self._key[:turn]
+        if isinstance(self._message, bytearray):
+            self._message += payload
+        elif self._message is not None:
+            self._message.feed(payload)
+
+    def _finish(self) -> None:
+        """The frame under way is complete."""
+        kind, self._kind = self._kind, None
+        self._ready = self._ready or kind is not _Kind.PART
+        if kind is _Kind.CLOSE:
+            self.closing = True
+            self._message = None
+        elif kind is _Kind.WHOLE:
+            self._count(self._size)
+        elif kind is _Kind.PART and self._final:
+            message, self._message = self._message, None
+            if isinstance(message, bytearray):
+                self._replace(bytes(message))
+            elif message is not None:
+                self.oversized.append(oversize(message, self._max_message))
+                self._replace(b"")
+
+    def _replace(self, text: bytes) -> None:
+        """Let a frame through in place of what was kept or thrown away."""
+        size = len(text)
+        mask = _MASKED if self._masked else 0
+        self._ready = True
+        if size <= _MAX_SHORT:
+            header = bytes((_FIN | _TEXT, mask | size))
+        elif size < 65536:
+            header = bytes((_FIN | _TEXT, mask | 126)) + size.to_bytes(2, "big")
+        else:
+            header = bytes((_FIN | _TEXT, mask | 127)) + size.to_bytes(8, "big")
+        self._emit(header + _NO_KEY if mask else header)
+        self._emit(text)
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        self.messages += 1
+        self.weight += size + _EACH
+
+    def _emit(self, data: bytes) -> None:
+        if not data:
+            return
+        self._waiting += len(data)
+        if self._out and len(self._out[-1]) + len(data) <= _PIECE:
+            self._out[-1] = bytes(self._out[-1]) + data
+        else:
+            self._out.append(data)
+
+
+def _read_header(data: bytes, at: int) -> tuple[int, int, bytes | None, int] | None:
+    """Return a frame's first byte, payload length, masking key and header length; None if it is not all there."""
+    there = len(data) - at
+    if there < 2:
+        return None
+    size = data[at + 1] & 0x7F
+    length = 2
+    if size > _MAX_SHORT:
+        length = 4 if size == 126 else 10
+        if there < length:
+            return None
+        size = int.from_bytes(data[at + 2 : at + length], "big")
+    key = None
+    if data[at + 1] & _MASKED:
+        length += 4
+        if there < length:
+            return None
+        key = data[at + length - 4 : at + length]
+    return data[at], size, key, length
+
+
+def _unmasked(payload: bytes, key: bytes) -> bytes:
+    size = len(payload)
+    keys = (key * (size // 4 + 1))[:size]
+    return (int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")

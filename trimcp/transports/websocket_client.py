@@ -1,0 +1,233 @@
+"""Where a server is reached over WebSocket, as a target for clients. trio-websocket is imported when one connects."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from socket import gaierror
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import attrs
+import trio
+
+from trimcp.channel import MessageChannel
+from trimcp.errors import ConnectionLost, LocalError
+from trimcp.framing.frames import FrameGate
+from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.trace import Write, traced
+from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
+from trimcp.wire.jsonrpc import ErrorResponse, parse
+
+if TYPE_CHECKING:
+    from trio_websocket import WebSocketConnection
+
+__all__ = ["WebSocketServer"]
+
+_UNIX: Final = "ws+unix"
+_PORTS: Final = {"ws": 80, "wss": 443, _UNIX: 0}
+_LONGEST: Final = 200
+
+_ADVICE: Final = {
+    400: "it does not understand the request; is there a proxy in between that knows no WebSocket?",
+    401: "it wants credentials that were not sent or are not valid; set headers={'Authorization': ...}",
+    403: "it knows who asks and does not allow it, or does not accept this address as its own",
+    404: "there is nothing at this path; check the URL (servers made with trimcp have their WebSocket at /ws)",
+    405: "what is at this path is no WebSocket; check the URL",
+    426: "it wants to speak something else; check the URL",
+    429: "too many ask; try again later",
+    503: "it has too much to do, or is shutting down; try again later",
+}
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    checked: dict[str, str] = {}
+    for name, value in (headers or {}).items():
+        if not _TOKEN.fullmatch(name):
+            raise LocalError(f"{name!r:.60} cannot be the name of a header")
+        if name.lower() == "host" or name.lower().startswith("sec-websocket-"):
+            raise LocalError(f"the header {name} belongs to the handshake and cannot be set")
+        if not (value.isascii() and value.isprintable()):
+            # The value may be a secret, so it is not quoted.
+            raise LocalError(f"the value of the header {name} must be a string of printable ASCII characters")
+        checked[name.lower()] = value
+    return checked
+
+
+def _masked(url: str) -> str:
+    """The part of a URL that is no secret: many services put a key into the path or the query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc if parts.scheme == _UNIX else _host(parts)}/..."
+
+
+def _host(parts: SplitResult) -> str:
+    """Return what the header Host says."""
+    if parts.scheme == _UNIX:
+        return "localhost"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else f"{parts.hostname}"
+    return f"{host}:{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else host
+
+
+@attrs.frozen
+class WebSocketServer:
+    """A server that is reached over WebSocket, in any revision.
+
+    Attributes:
+        url: "ws://host:port/path", with TLS "wss://...", on a Unix socket "ws+unix://%2Frun%2Fserver.sock/path".
+        headers: sent with the handshake, such as `{"Authorization": "Bearer ..."}`. Never logged.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        ssl_context: for wss; None for one that trusts what this system trusts.
+        max_message: bytes of the largest message taken from it.
+        timeout: seconds that connecting and the handshake may take together.
+        keep_alive: what is done when the server says nothing.
+        trace: called with a line for every message, secrets masked; None for no trace.
+    """
+
+    url: str = attrs.field(repr=lambda url: repr(_masked(url)))
+    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
+    uds: str | None = None
+    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
+    max_message: int = attrs.field(default=CLIENT_MAX_MESSAGE, kw_only=True)
+    timeout: float = attrs.field(default=30.0, kw_only=True)
+    keep_alive: KeepAlive = attrs.field(default=KEEP_ALIVE, kw_only=True)
+    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
+
+    @url.validator
+    def _check_url(self, attribute: Any, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise LocalError(f"this is no URL of a server: {error}") from None
+        if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+            raise LocalError("a WebSocket server's URL begins with ws:// or wss:// and names a host")
+        if not (url.isascii() and url.isprintable() and " " not in url):
+            raise LocalError("a URL has ASCII characters only; write others as %XX")
+        if "@" in parts.netloc:
+            raise LocalError("credentials in the URL are not sent; pass headers={'Authorization': ...}")
+
+    @property
+    def key(self) -> object:
+        """What is the same for the same server, so that its era is remembered."""
+        return ("websocket", self.url, self.uds)
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        parts = urlsplit(self.url)
+        return unquote(parts.netloc) if parts.scheme == _UNIX else self.uds
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Connect and yield a channel; leaving closes the connection. What the body raises comes out as itself.
+
+        Raises:
+            ConnectionLost: there is no connection; the text says why and what to do.
+        """
+        from trio_websocket import wrap_client_stream
+
+        from trimcp.transports.websocket import QUEUE, SUBPROTOCOL, opened
+        from trimcp.transports.websocket_link import Link
+
+        parts = urlsplit(self.url)
+        resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
+        headers = [(name.encode(), value.encode()) for name, value in self.headers.items()]
+
+        async def shake(nursery: trio.Nursery, gated: GatedStream) -> WebSocketConnection:
+            return await wrap_client_stream(
+                nursery,
+                gated,  # type: ignore[arg-type]  # any stream will do
+                _host(parts),
+                resource,
+                subprotocols=[SUBPROTOCOL],
+                extra_headers=headers,
+                message_queue_size=QUEUE,
+                max_message_size=self.max_message,
+            )
+
+        deadline = trio.current_time() + self.timeout
+        stream = await self._dial(parts)
+        gate = FrameGate(self.max_message, masked=False)
+        link = Link(stream, gate, GatedStream(stream, gate), shake, True, self.keep_alive)
+        try:
+            async with opened(link, deadline - trio.current_time()) as channel:
+                yield channel if self.trace is None else traced(channel, self.trace)
+        except HandshakeFailed as failure:
+            raise ConnectionLost(self._why_refused(failure)) from failure
+
+    async def _dial(self, parts: SplitResult) -> trio.abc.Stream:
+        """Open the stream to the server, with TLS if it is wanted."""
+        name = f"cannot connect to {_masked(self.url)}"
+        stream: trio.abc.Stream | None = None
+        try:
+            with trio.fail_after(self.timeout):
+    XX
+                else:
+                    stream = await trio.open_tcp_stream(str(parts.hostname), parts.port or _PORTS[parts.scheme])
+                if parts.scheme == "wss":
+                    context = self.ssl_context or ssl.create_default_context()
+                    secure = trio.SSLStream(stream, context, server_hostname=parts.hostname, https_compatible=True)
+                    stream = secure
+                    await secure.do_handshake()
+                return stream
+        except BaseException as error:
+            if stream is not None:
+                await trio.aclose_forcefully(stream)
+            if isinstance(error, trio.TooSlowError):
+                raise ConnectionLost(f"{name}: no answer within {self.timeout:g} seconds") from None
+            if isinstance(error, trio.BrokenResourceError):
+                raise ConnectionLost(f"{name}: {_tls_trouble(error)}") from error
+            if isinstance(error, OSError):
+                raise ConnectionLost(f"{name}: {_network_trouble(error)}") from error
+            raise
+
+    def _why_refused(self, failure: HandshakeFailed) -> str:
+        """Say what the server's answer to the handshake means, and what to do about it."""
+        head, _, body = failure.answer.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        status = first.split(" ")[1] if first.startswith("HTTP/") and " " in first else ""
+        text = f"no WebSocket at {_masked(self.url)}: "
+        if not (status.isascii() and status.isdigit() and len(status) == 3) or status == "101":
+            return f"{text}{failure}"
+        text += f"the server answered {_status_text(int(status))}"
+        error = parse(body) if body else None
+        if isinstance(error, ErrorResponse):
+            text += f" ({error.message[:_LONGEST]!r})"
+        if status.startswith("3"):
+            places = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("location:")]
+            return f"{text} and points to {places[0] if places else 'nowhere'!r:.200}; connect to that if you trust it"
+        return f"{text}; {_ADVICE.get(int(status), 'check the URL')}"
+
+
+def _status_text(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _tls_trouble(error: BaseException) -> str:
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({cause.verify_message}); pass ssl_context= with what to trust"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed ({cause.reason}); does the server speak TLS on this port?"
+    return "the connection broke while TLS began"
+
+
+def _network_trouble(error: OSError) -> str:
+    if isinstance(error, gaierror):
+        return f"no address is known for this host ({error.strerror})"
+    reasons = _leaves(error.__cause__) if error.__cause__ is not None else [error]
+    words = sorted({getattr(each, "strerror", None) or str(each) for each in reasons})
+    return f"{'; '.join(words)}; is the server running, and is this its address?"
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error]
