@@ -66,12 +66,13 @@ async def host(stream: trio.abc.Stream, upgrade: Upgrade, keep_alive: KeepAlive 
 @asynccontextmanager
 async def listening(upgrade: Upgrade, keep_alive: KeepAlive = KEEP_ALIVE) -> AsyncIterator[int]:
     """Accept connections on loopback, and yield the port."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await host(stream, upgrade, keep_alive)
+
     async with trio.open_nursery() as nursery:
-        listeners: list[trio.SocketListener] = await nursery.start(
-            lambda task_status: trio.serve_tcp(
-                lambda stream: host(stream, upgrade, keep_alive), 0, host="127.0.0.1", task_status=task_status
-            )
-        )
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
         yield listeners[0].socket.getsockname()[1]
         nursery.cancel_scope.cancel()
 
