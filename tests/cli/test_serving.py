@@ -245,6 +245,38 @@ async def test_tokens_let_their_owners_in_and_stay_out_of_sight(tmp_path: Path) 
     assert "t0ken" not in served.text
 
 
+async def command(*words: str, **env: str) -> tuple[int, str, str]:
+    """Run the command and return its exit code, and what it wrote to standard output and standard error."""
+    done = await trio.run_process(
+        [sys.executable, "-m", "trimcp.cli", *words],
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **env},
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+async def test_the_command_reaches_it_by_its_urls(tmp_path: Path) -> None:
+    file, hosts = tmp_path / "tokens", tmp_path / "hosts.json"
+    file.write_text("ada: t0ken-1\n")
+    async with serving("--http", "--port", "0", "--token-file", str(file)) as served:
+        http, ws = await served.url(), await served.url("ws", "/ws")
+        entry = {"url": http, "headers": {"Authorization": "Bearer ${TOKEN}"}}
+        hosts.write_text(json.dumps({"mcpServers": {"web": entry}}))
+        for words in (
+            ("call", http, "add", "a=1", "--bearer", "TOKEN"),
+            ("call", ws, "add", "a=1", "-H", "Authorization: Bearer ${TOKEN}"),
+            ("call", f"{hosts}:web", "add", "a=1"),
+        ):
+            assert await command(*words, TOKEN="t0ken-1") == (0, "1.5 small None False\n", "")
+            code, out, err = await command(*words, TOKEN="t0ken-2")
+            assert (code, out) == (3, "")
+            assert "401" in err
+            assert "t0ken" not in err
+
+
 async def test_an_address_that_everybody_reaches_is_pointed_out() -> None:
     async with serving("--http", "--port", "0", "--host", "0.0.0.0") as served:
         await served.until("whoever reaches this address can use the server; --token-file asks for tokens")
@@ -397,6 +429,7 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--port", "1", "--uds", "x"], "either on a --port or on a Unix socket"),
         (["--http", "--port", "65536"], "65536 is not in the range"),
         (["--http", "--uds", "x", "--uds-mode", "9"], "in octal, such as 660"),
+        (["--http", "--trace"], "over a network use --access-log"),
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
         (["--http", "--certfile", "nowhere"], "does not exist"),
         (["--http", "--certfile", SERVER, "--port", "0"], "cannot use the certificate"),
