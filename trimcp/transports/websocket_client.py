@@ -165,7 +165,7 @@ class WebSocketServer:
         stream: trio.abc.Stream | None = None
         try:
             with trio.fail_after(self.timeout):
-                    if self.socket is not None:
+                if self.socket is not None:
                     stream = await trio.open_unix_socket(self.socket)
                 else:
                     stream = await trio.open_tcp_stream(str(parts.hostname), parts.port or _PORTS[parts.scheme])
