@@ -140,7 +140,7 @@ async def serve_http(
     limits = HttpLimits() if limits is None else limits
     at_port = None if uds is not None or sockets else port
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
-        closing = trio.Event()
+        closing, drained = trio.Event(), trio.Event()
         if software == "hypercorn":
             from trimcp.transports.http.asgi import AsgiApp
             from trimcp.transports.http.hypercorn import serve_hypercorn
@@ -157,7 +157,8 @@ async def serve_http(
                 keyfile=keyfile,
                 limits=limits,
                 stop=closing,
-                grace=grace + _FLUSH,
+                drained=drained,
+                grace=_FLUSH,
             )
         else:
             from trimcp.transports.http.h1listener import serve_http1
@@ -177,15 +178,17 @@ async def serve_http(
                 limits=limits,
                 upgrade_websocket=serve_upgraded,
                 stop=closing,
-                grace=grace + _FLUSH,
+                drained=drained,
+                grace=_FLUSH,
             )
         ended = trio.Event()
         urls = await nursery.start(_listen, listen, ended)
         task_status.started([_endpoint(url, settings) for url in urls])
         await stop.wait()
-        # The software stops accepting at once, and ends each connection with the answer that is under way.
+        # Nobody new comes in. Who is in may still answer a question of a call under way, or cancel it.
         closing.set()
         await face.drain(grace)
+        drained.set()
         await ended.wait()
 
 

@@ -44,6 +44,7 @@ async def serve_http1(
     limits: HttpLimits | None = None,
     upgrade_websocket: UpgradeWebSocket | None = None,
     stop: trio.Event | None = None,
+    drained: trio.Event | None = None,
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -64,7 +65,9 @@ async def serve_http1(
         upgrade_websocket: serves a WebSocket; None refuses them.
         stop: once it is set nothing is accepted any more, connections without a request are closed, and others end
             with the response under way.
-        grace: seconds after which those that have not ended are cut.
+        drained: until it is set connections stay open after `stop`, so that clients can still say what the work under
+            way needs: an answer to its question, or that it is not wanted any more.
+        grace: seconds after that after which those that have not ended are cut.
         task_status: is told the URLs, once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
 
     Raises:
@@ -102,6 +105,8 @@ async def serve_http1(
                 await stop.wait()
                 accepting.cancel_scope.cancel(reason="this server stops")
             stack.close()
+            if drained is not None:
+                await drained.wait()
             await listener.drain(grace)
             nursery.cancel_scope.cancel(reason="this server has stopped")
 
