@@ -214,6 +214,22 @@ async def test_pipelined_requests_are_all_answered() -> None:
         await client.stream.aclose()
 
 
+async def test_a_client_that_pipelines_lets_others_in_between() -> None:
+    face = DummyFace()
+    async with serving(face) as (url,):
+        client = await connect(url)
+        await client.send(request("POST", body=HELLO) * 200)
+        most = seen = 0
+        while seen < 200:
+            await trio.lowlevel.checkpoint()
+            most = max(most, len(face.handlers) - seen)
+            seen = len(face.handlers)
+        assert most <= 2
+        for _ in range(200):
+            assert (await client.answer()).body == HELLO
+        await client.stream.aclose()
+
+
 async def test_a_refusal_reaches_a_client_that_sends_everything_first() -> None:
     async with serving(DummyFace(max_body=1_000)) as (url,):
         for data in (request("POST", body=b"x" * 900_000), request("POST", "/no", body=b"x" * 900_000)):

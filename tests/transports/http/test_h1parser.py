@@ -156,14 +156,16 @@ def test_expectations() -> None:
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("start", "lines"),
     [
-        [b"Connection: upgrade", b"Upgrade: h2c"],
-        [b"Upgrade: websocket"],
+        (b"GET / HTTP/1.1", [b"Connection: upgrade", b"Upgrade: h2c"]),
+        (b"GET / HTTP/1.1", [b"Upgrade: websocket"]),
+        (b"POST / HTTP/1.1", [b"Connection: upgrade", b"Upgrade: websocket"]),
+        (b"GET / HTTP/1.0", [b"Connection: upgrade", b"Upgrade: websocket"]),
     ],
 )
-def test_what_asks_for_no_websocket(lines: list[bytes]) -> None:
-    request = one(head(*lines, b"Content-Length: 3", start=b"GET / HTTP/1.1"))
+def test_what_asks_for_no_websocket(start: bytes, lines: list[bytes]) -> None:
+    request = one(head(*lines, b"Content-Length: 3", start=start))
     assert not request.head.websocket
     assert request.length == 3
 
@@ -309,6 +311,18 @@ def test_limits_of_a_head() -> None:
 
     assert refusal_of(head(b"A: a", b"B: b"), limits) is None
     assert refusal_of(head(b"A: a", b"A: b", b"A: c"), limits) == 431
+
+
+def test_every_request_is_checked_like_the_first() -> None:
+    first = b"\r\n" + head()
+    for split in (1, 1_000):
+        whole = first * 3 + b"GET /\r\n"
+        found = events_of([whole[n : n + split] for n in range(0, len(whole), split)])
+        assert [event[0] for event in found] == ["head", "body"] * 3 + ["refused"]
+
+
+def test_a_bare_line_feed_is_named_before_the_number_of_lines() -> None:
+    assert refusal_of(head(b"A: a", b"B: b\nC: c", *[b"D: d"] * 120)) == 400
 
 
 def test_the_limits_that_are_promised() -> None:

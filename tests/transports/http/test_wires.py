@@ -239,10 +239,19 @@ async def test_closing_tls_says_goodbye_and_waits_for_nobody(
     else:
         assert await peer.receive_some() == b""
 
-    ours, _ = lockstep_stream_pair()  # here the goodbye gets stuck
+    ours, theirs = lockstep_stream_pair()  # here the goodbye gets stuck
     wire = StreamWire(trio.SSLStream(ours, server, server_side=True))
+    peer = trio.SSLStream(theirs, client, server_hostname="localhost")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wire.read, 1)
+        await peer.send_all(b"x")
     start = trio.current_time()
     with trio.CancelScope() as scope:
         scope.cancel()
         await wire.close(reset=reset)
+    assert trio.current_time() - start == (0 if reset else 1)
+
+    ours, theirs = memory_stream_pair()  # and here nobody has begun to speak
+    await StreamWire(trio.SSLStream(ours, server, server_side=True)).close(reset=reset)
     assert trio.current_time() - start <= 1
+    assert await theirs.receive_some() == b""

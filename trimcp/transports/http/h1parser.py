@@ -162,9 +162,9 @@ class RequestParser:
             elif len(buffer) >= limits.max_request_line:
                 raise Refused(414, "the request line is too long")
         size = len(buffer) if end < 0 else end + 4
-        if _BARE_LF.search(buffer, max(0, self._scanned - 1), min(size, limits.max_head)):
+        if _BARE_LF.search(buffer, self._scanned, min(size, limits.max_head)):
             raise Refused(400, _BARE_LF_REASON)
-        if size > limits.max_head or (end < 0 and size == limits.max_head):
+        if size > limits.max_head:
             raise Refused(431, "the request head is too large")
 
     def _parse(self, raw: bytes) -> Request:

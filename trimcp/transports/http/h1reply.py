@@ -91,7 +91,7 @@ class H1Reply:
 
     def write(self, data: bytes) -> None:
         """Send more of the body, at once if the socket takes it."""
-        if data and self._owner is not None and self.status and not self.ended:
+        if self._owner is not None and self.status and not self.ended:
             self._write_piece(self._owner.writer, b"", data, b"")
 
     def finish(self, data: bytes = b"") -> None:

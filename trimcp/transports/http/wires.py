@@ -152,18 +152,21 @@ class StreamWire:
         stream: owned from here on.
     """
 
-    __slots__ = ("_open", "_scope", "_stream")
+    __slots__ = ("_heard", "_open", "_scope", "_stream")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
         self._scope: trio.CancelScope | None = None
+        self._heard = False  # whether the peer has said anything: before that, TLS could not say goodbye
         self._open = True
 
     async def read(self, max_bytes: int) -> bytes | None:
         """See `Wire.read`."""
         with trio.CancelScope() as self._scope:
             try:
-                return bytes(await self._stream.receive_some(max_bytes))
+                data = bytes(await self._stream.receive_some(max_bytes))
+                self._heard = True
+                return data
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return b""
             finally:
@@ -205,7 +208,7 @@ class StreamWire:
         self._open = False
         # Shielded, because TLS says goodbye also when everything is cancelled; bounded, because nobody may listen.
         with trio.CancelScope(shield=True) as scope:
-            if reset:
+            if reset or not self._heard:
                 await trio.aclose_forcefully(self._stream)
             else:
                 scope.deadline = trio.current_time() + 1
