@@ -1,0 +1,231 @@
+"""Frames that pass the gate say what was said, whatever the fragments and chunks; what must not pass does not."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import CloseConnection, Event, Ping, TextMessage
+
+from trimcp.framing.frames import Fault, FrameGate
+from trimcp.wire.jsonrpc import Malformed
+
+FIN, TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x80, 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
+MASK = b"\x01\x02\x03\x04"
+LIMIT = 300
+
+
+def frame(first: int, payload: bytes = b"", *, masked: bool = True, size: int | None = None) -> bytes:
+    size = len(payload) if size is None else size
+    mask = 0x80 if masked else 0
+    if size < 126:
+        header = bytes((first, mask | size))
+    elif size < 65536:
+        header = bytes((first, mask | 126)) + size.to_bytes(2, "big")
+    else:
+        header = bytes((first, mask | 127)) + size.to_bytes(8, "big")
+    if not masked:
+        return header + payload
+    return header + MASK + bytes(byte ^ MASK[at % 4] for at, byte in enumerate(payload))
+
+
+def fragments(pieces: list[bytes], *, masked: bool = True) -> list[bytes]:
+    """A text message in as many frames as there are pieces."""
+    frames = []
+    for at, piece in enumerate(pieces):
+        first = (FIN if at == len(pieces) - 1 else 0) | (TEXT if at == 0 else CONTINUATION)
+        frames.append(frame(first, piece, masked=masked))
+    return frames
+
+
+def pass_through(gate: FrameGate, data: bytes, steps: list[int]) -> bytes:
+    """Feed the data in chunks of these sizes, again and again, and take all there is after each."""
+    passed, at, turn = b"", 0, 0
+    while at < len(data):
+        step = steps[turn % len(steps)]
+        gate.feed(data[at : at + step])
+        at, turn = at + step, turn + 1
+        while piece := gate.take(65536):
+            passed += piece
+    return passed
+
+
+def events_of(data: bytes, *, masked: bool = True) -> list[Event]:
+    """What wsproto makes of frames."""
+    reader = Connection(ConnectionType.SERVER if masked else ConnectionType.CLIENT)
+    reader.receive_data(data)
+    return list(reader.events())
+
+
+def request(id: int, filling: int) -> bytes:
+    return b'{"method":"x","params":"%s","id":%d}' % (b"y" * filling, id)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[list[list[bytes]], list[int]]:
+    """Messages as the payloads of their frames, and the sizes of the chunks they arrive in."""
+    said = []
+    for id in range(draw(st.integers(1, 6))):
+        text = request(id, draw(st.integers(0, 2 * LIMIT)))
+        cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=5)))
+        said.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
+    return said, draw(st.lists(st.integers(1, 400), min_size=1, max_size=5))
+
+
+@given(conversations(), st.booleans())
+def test_what_passes_is_what_was_said(said: tuple[list[list[bytes]], list[int]], masked: bool) -> None:
+    messages, steps = said
+    data = b""
+    for pieces in messages:
+        for each in fragments(pieces, masked=masked):
+            data += frame(FIN | PING, b"!", masked=masked) + each
+    gate = FrameGate(LIMIT, masked=masked)
+    heard = events_of(pass_through(gate, data, steps), masked=masked)
+    texts = [b"".join(pieces) for pieces in messages]
+    expected = [text if len(text) <= LIMIT else b"" for text in texts]
+    assembled, under_way = [], ""
+    for event in heard:
+        if isinstance(event, TextMessage):
+            under_way += event.data
+            if event.message_finished:
+                assembled.append(under_way.encode())
+                under_way = ""
+    assert assembled == expected
+    assert sum(isinstance(event, Ping) for event in heard) == sum(map(len, messages))
+    ids = [each.id for each in gate.oversized]
+    assert ids == [id for id, text in enumerate(texts) if len(text) > LIMIT]
+    assert gate.fault is None
+    assert gate.messages == len(messages)
+    for text in expected:
+        gate.taken(len(text))
+    assert gate.messages == gate.weight == 0
+
+
+def test_a_message_of_the_limit_passes_and_a_larger_one_does_not() -> None:
+    gate = FrameGate(LIMIT, masked=True)
+    whole = frame(FIN | TEXT, b"x" * LIMIT)
+    assert pass_through(gate, whole, [1000]) == whole
+    assert not gate.oversized
+    assert events_of(pass_through(gate, frame(FIN | TEXT, request(7, LIMIT)), [1000])) == [TextMessage("")]
+    told = gate.oversized.popleft()
+    assert isinstance(told, Malformed)
+    assert (told.id, told.reason) == (7, "size")
+
+
+def test_a_complete_frame_is_handed_on_although_the_next_has_begun() -> None:
+    gate = FrameGate(LIMIT, masked=True)
+    first, second = frame(FIN | TEXT, b"{}"), frame(FIN | TEXT, b"[]")
+    gate.feed(first + second[:7])
+    assert gate.take(100) == first + second[:7]
+    gate.feed(second[7:])
+    assert gate.take(100) == second[7:]
+    assert gate.empty
+
+
+def test_a_frame_that_comes_in_drops_is_handed_on_in_larger_pieces() -> None:
+    gate = FrameGate(100_000, masked=True)
+    sizes = []
+    data = frame(FIN | TEXT, b"x" * 50_000)
+    for at in range(len(data)):
+        gate.feed(data[at : at + 1])
+        if piece := gate.take(65536):
+            sizes.append(len(piece))
+    assert sum(sizes) == len(data)
+    assert len(sizes) <= 13
+
+
+def test_a_large_message_is_handed_on_in_pieces() -> None:
+    gate = FrameGate(100_000, masked=True)
+    gate.feed(b"".join(fragments([b"x" * 25_000] * 4)))
+    pieces = []
+    while piece := gate.take(30_000):
+        pieces.append(len(piece))
+    assert pieces == [14, 30_000, 30_000, 30_000, 10_000]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([(FIN | BINARY, b"x")], 1003),
+        ([(BINARY, b"x")], 1003),
+        ([(FIN | CONTINUATION, b"x")], 1002),
+        ([(TEXT, b"x"), (FIN | TEXT, b"x")], 1002),
+        ([(TEXT, b"x"), (FIN | BINARY, b"x")], 1003),
+        ([(FIN | 0x40 | TEXT, b"x")], 1002),
+        ([(FIN | 0x10 | PING, b"x")], 1002),
+        ([(FIN | 0x3, b"x")], 1002),
+        ([(FIN | 0xB, b"x")], 1002),
+        ([(PING, b"x")], 1002),
+        ([(FIN | PING, b"x" * 126)], 1002),
+        ([(FIN | CLOSE, b"x" * 126)], 1002),
+        ([(FIN | TEXT, b"x" * (16 * LIMIT + 1))], 1009),
+        ([(TEXT, b"x" * 8 * LIMIT), (CONTINUATION, b"x" * 8 * LIMIT), (CONTINUATION, b"x")], 1009),
+    ],
+)
+def test_faults(frames: list[tuple[int, bytes]], code: int, masked: bool) -> None:
+    gate = FrameGate(LIMIT, masked=masked)
+    good = frame(FIN | TEXT, b"{}", masked=masked)
+    *before, last = [frame(first, payload, masked=masked) for first, payload in frames]
+    passed = pass_through(gate, good + b"".join(before), [10_000])
+    assert passed == good, "what came before a fault counts, and half a message is none"
+    assert gate.fault is None
+    assert pass_through(gate, last + good, [10_000]) == b""
+    assert isinstance(gate.fault, Fault)
+    assert gate.fault.code == code
+
+
+def test_masks_are_for_clients() -> None:
+    for masked in (True, False):
+        gate = FrameGate(LIMIT, masked=masked)
+        gate.feed(frame(FIN | TEXT, b"{}", masked=not masked))
+        assert gate.fault is not None
+        assert gate.fault.code == 1002
+
+
+def test_a_size_beyond_all_patience_is_refused_by_its_header() -> None:
+    gate = FrameGate(LIMIT, masked=True)
+    gate.feed(frame(FIN | TEXT, b"", size=2**63))
+    assert gate.fault is not None
+    assert gate.fault.code == 1009
+
+
+def test_nothing_follows_a_close_frame() -> None:
+    gate = FrameGate(LIMIT, masked=True)
+    close = frame(FIN | CLOSE, b"\x03\xe8")
+    assert pass_through(gate, frame(TEXT, b"begun") + close + frame(FIN | TEXT, b"{}"), [1000]) == close
+    assert gate.closing
+    assert gate.fault is None
+    assert events_of(close) == [CloseConnection(1000, "")]
+
+
+@pytest.mark.parametrize("payload", [b"", b"x"])
+def test_fragments_cost_what_is_in_them(payload: bytes) -> None:
+    gate = FrameGate(20_000, masked=True)
+    gate.feed(frame(TEXT, b"x"))
+    chunk = frame(CONTINUATION, payload) * 100
+    tracemalloc.start()
+    for _ in range(190):
+        gate.feed(chunk)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 60_000, "a reference to each fragment alone would take 152,000"
+    assert gate.fault is None
+    assert gate.empty
+
+
+def test_what_is_thrown_away_costs_nothing() -> None:
+    gate = FrameGate(100_000, masked=True)
+    chunk = frame(CONTINUATION, b"x" * 1000) * 10
+    gate.feed(frame(TEXT, b'{"id":3,"params":"' + b"x" * 100_000))
+    tracemalloc.start()
+    for _ in range(100):
+        gate.feed(chunk)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+    gate.feed(frame(FIN | CONTINUATION, b'"}'))
+    assert [each.id for each in gate.oversized] == [3]
