@@ -155,6 +155,7 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
     file = tmp_path / "a b.sock"
     async with serving("--http", "--uds", str(file), "--uds-mode", "660") as served:
         assert await add(await served.url("http+unix")) == "1.5 small None False"
+        assert await add(await served.url("ws+unix", "/ws")) == "1.5 small None False"
         assert file.stat().st_mode & 0o777 == 0o660
     assert not file.exists()
 

@@ -100,6 +100,7 @@ def test_a_url_is_connected_to() -> None:
     assert isinstance(socket, HttpServer)
     assert socket.socket == "/run/a.sock"
     assert isinstance(find_target("WSS://example.org/ws"), WebSocketServer)
+    assert isinstance(find_target("ws+unix://%2Frun%2Fa.sock/ws"), WebSocketServer)
 
 
 def test_an_entry_with_a_url_keeps_its_headers_and_takes_more(tmp_path: Path) -> None:

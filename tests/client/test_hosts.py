@@ -39,7 +39,7 @@ def test_a_server_that_is_served_somewhere() -> None:
     entry = {
         "type": "http",
         "url": "https://${PLACE}/mcp",
-        "headers": {"Authorization": "Bearer ${env:SECRET}", "X-Empty": "${NONE:-}"},
+        "headers": {"Authorization": "Bearer ${env:SECRET}", "X-Empty": " ${NONE:-} "},
     }
     (server,) = read_servers({"web": entry}, environment={"PLACE": "example.org", "SECRET": "hush"}).values()
     headers = {"Authorization": "Bearer hush", "X-Empty": ""}
@@ -71,7 +71,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ({"url": "https://e.org", "headers": {"x": 1}}, '"headers" must be'),
         ({"url": "https://e.org", "headers": {"x y": "z"}}, "the header 'x y' cannot be sent"),
         ({"url": "https://e.org", "headers": {"x": "a\r\nb"}}, "the header 'x' cannot be sent"),
-        ({"url": "https://e.org", "headers": {"x": "a\n"}}, "the header 'x' cannot be sent"),
+        ({"url": "https://e.org", "headers": {"x\n": "a"}}, "cannot be sent"),
         ({"url": "https://e.org", "headers": {"x": "é"}}, "the header 'x' cannot be sent"),
         ({"url": "https://${NOT_SET_ANYWHERE}"}, "NOT_SET_ANYWHERE, which is not set"),
         ("x", "must be an object"),

@@ -156,8 +156,8 @@ def _announce(sockets: Sequence[socket.socket], options: NetworkOptions, setting
         reached = f"http+unix://{quote(file, safe='')}" if url == "unix" else url
         if settings.path is not None:
             _say(f"listening on {reached}{settings.path}")
-        if settings.websocket_path is not None and url != "unix":
-            _say(f"listening on ws{url.removeprefix('http')}{settings.websocket_path}")
+        if settings.websocket_path is not None:
+            _say(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
         if settings.sse_path is not None:
             _say(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
     if settings.authenticate is None and not all(_is_private(sock) for sock in sockets):

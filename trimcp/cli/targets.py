@@ -30,13 +30,13 @@ TARGET is one of
   "python server.py"    a command line, as one word in quotes; or write it last, after --
   server.py[:NAME]      a file with a trimcp.Server, run by this Python (also package.module:NAME)
   servers.json:NAME     an entry of an mcpServers file, as hosts and editors have them
-  https://HOST/mcp      a URL: http, https, ws, wss, or http+unix://%2Frun%2Fserver.sock/mcp
+  https://HOST/mcp      a URL: http, https, ws, wss; http+unix://%2Frun%2Fserver.sock/mcp, ws+unix
 """
 
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
 """What a command can connect to."""
 
-_URL = re.compile(r"(https?|http\+unix|wss?)://", re.IGNORECASE)
+_URL = re.compile(r"(https?|wss?|(http|ws)\+unix)://", re.IGNORECASE)
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
 _ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)

@@ -21,7 +21,7 @@ __all__ = ["ServerEntry", "expand_variables", "name_servers", "read_servers"]
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_URL: Final = re.compile(r"(https?|wss?)://[^/\s]", re.IGNORECASE)
+_URL: Final = re.compile(r"(https?|wss?|(http|ws)\+unix)://[^/\s]", re.IGNORECASE)
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|")
 
@@ -35,7 +35,7 @@ class ServerEntry:
         command: the program and its arguments, variables expanded; empty where there is a URL.
         env: variables to add to its environment.
         cwd: where it runs, or None.
-        url: where it is served (http, https, ws or wss), or None where there is a command.
+        url: where it is served (http, https, ws, wss, http+unix or ws+unix), or None where there is a command.
         headers: what to send with every request to the URL; they often hold secrets, so they are not in the repr.
     """
 
@@ -127,7 +127,7 @@ def _remote(name: str, entry: Mapping[str, Any], where: str, expanded: Callable[
     url = expanded(url)
     if not _URL.match(url):
         raise LocalError(f'{where}: "url" must begin with http://, https://, ws:// or wss://')
-    found = {header: expanded(value) for header, value in headers.items()}
+    found = {header: expanded(value).strip() for header, value in headers.items()}
     for header, value in found.items():
         if not _HEADER.fullmatch(header) or not _HEADER_VALUE.fullmatch(value):
             raise LocalError(f"{where}: the header {header!r} cannot be sent; mind line breaks and non-ASCII letters")
