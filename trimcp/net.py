@@ -145,20 +145,16 @@ async def serve_http(
             from trimcp.transports.http.asgi import AsgiApp
             from trimcp.transports.http.hypercorn import serve_hypercorn
 
-            app = AsgiApp(lambda: nullcontext(face), limits=limits)
+            # It has no way to stop accepting and keep connections, so new ones come in and are refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
                 serve_hypercorn,
-                app,
-                host=host,
-                port=at_port,
-                path=uds,
-                sockets=sockets,
+                AsgiApp(lambda: nullcontext(face), limits=limits),
+                bind=_binds(host, at_port, uds, sockets),
                 certfile=certfile,
                 keyfile=keyfile,
                 limits=limits,
-                stop=closing,
-                drained=drained,
                 grace=_FLUSH,
+                shutdown_trigger=drained.wait,
             )
         else:
             from trimcp.transports.http.h1listener import serve_http1
@@ -197,6 +193,17 @@ async def _listen(
 ) -> None:
     await listen(task_status=task_status)
     ended.set()
+
+
+def _binds(host: str | None, port: int | None, uds: str | Path | None, sockets: Sequence[socket.socket]) -> list[str]:
+    """Return where to listen, as Hypercorn wants it said."""
+    binds = [f"fd://{sock.detach()}" for sock in sockets]
+    if uds is not None:
+        binds.append(f"unix:{uds}")
+    if port is not None:
+        places = ["0.0.0.0", "[::]"] if host is None else [f"[{host}]" if ":" in host else host]
+        binds += [f"{place}:{port}" for place in places]
+    return binds
 
 
 def _endpoint(url: str, settings: Settings) -> str:

@@ -8,24 +8,23 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from tests.interaction.links import TRANSPORTS, Links
+from tests.interaction.links import TRANSPORTS, Links, speaks
 from trimcp.wire.revisions import REVISIONS, Revision
 
 
-@pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(params=REVISIONS, ids=[revision.name for revision in REVISIONS])
-def revision(request: pytest.FixtureRequest) -> Revision:
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test every transport, and with each the revisions that have it, unless the test chose for itself."""
+    chosen = {marker.args[0] for marker in metafunc.definition.iter_markers("parametrize")}
+    if "transport" in metafunc.fixturenames and "transport" not in chosen:
+        pairs = [(name, revision) for name in TRANSPORTS for revision in REVISIONS if speaks(name, revision)]
+        ids = [f"{name}-{revision.name}" for name, revision in pairs]
+        metafunc.parametrize(("transport", "revision"), pairs, ids=ids)
 
 
 @pytest.fixture
 def clock(transport: str) -> Any:
-    """Virtual time where both sides live in this process; a child process has a clock of its own."""
-    return None if transport == "stdio" else MockClock(autojump_threshold=0)
+    """Virtual time where both sides live in this process and no socket between them."""
+    return MockClock(autojump_threshold=0) if transport in ("memory", "framed") else None
 
 
 @pytest.fixture

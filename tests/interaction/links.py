@@ -1,4 +1,4 @@
-"""Roads between the two sides, for the interaction tests: memory, framed memory, and a child process over stdio."""
+"""Roads between the two sides, for the interaction tests: memory, a child process, and every transport over sockets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -26,13 +28,28 @@ from trimcp.client.facade import ClientSession
 from trimcp.session.drive import drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
+from trimcp.transports.http.client import HttpServer
+from trimcp.transports.http.settings import Settings
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import SERVER_MAX_MESSAGE
+from trimcp.transports.websocket_client import WebSocketServer
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Message, Notification, Request, Response
-from trimcp.wire.revisions import Revision
+from trimcp.wire.revisions import OLDEST, Revision
 
-TRANSPORTS = ("memory", "framed", "stdio")
+LOCAL = ("memory", "framed", "stdio")
+STREAMABLE = ("http", "http as events", "http on hypercorn", "http over unix")
+WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
+TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET)
+
+
+def speaks(transport: str, revision: Revision) -> bool:
+    """Whether this transport is one of that revision's."""
+    if transport in STREAMABLE:
+        return revision.sessions or revision.modern
+    return transport != "http+sse" or revision is OLDEST
+
+
 PROGRAM = Path(everything_server.__file__)
 
 
@@ -57,6 +74,29 @@ class Links:
     _ours: MessageChannel | None = None
     _peer: Session | None = None
     _nursery: trio.Nursery | None = None
+    _stop: trio.Event | None = None
+    _serving: trio.CancelScope | None = None
+    _ending: bool = False
+
+    @property
+    def local(self) -> bool:
+        """Whether the server is in this process and no socket is between, so that time may be virtual."""
+        return self.transport in ("memory", "framed")
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is one connection, whose end is the end of the session."""
+        return self.transport not in STREAMABLE
+
+    @property
+    def queues(self) -> bool:
+        """Whether messages wait for a writer, so that later ones can take their place; over HTTP they leave at once."""
+        return self.transport not in (*STREAMABLE, "http+sse")
+
+    @property
+    def cancelled(self) -> str:
+        """Why a handler is stopped whose caller gave up: on HTTP since 2026-07-28 the caller just leaves."""
+        return "DISCONNECTED" if self.transport in STREAMABLE and self.revision.disconnect_cancels else "PEER"
 
     @property
     def modern(self) -> bool:
@@ -80,11 +120,14 @@ class Links:
             self._nursery = await stack.enter_async_context(open_service_nursery())
             if self.transport == "stdio":
                 session = await stack.enter_async_context(client.connect(self._child(), revision=self.revision))
+            elif not self.local:
+                target = await stack.enter_async_context(self._served())
+                session = await stack.enter_async_context(client.connect(target, revision=self.revision))
             else:
                 target = await stack.enter_async_context(self._in_this_process())
                 session = await stack.enter_async_context(client.connect(target, revision=self.revision))
             yield session
-            if session.session.lost is None:
+            if session.session.lost is None and not self._ending:
                 await assert_at_rest(session)
 
     @asynccontextmanager
@@ -111,8 +154,42 @@ class Links:
             await self._peer.closed.wait()
             await trio.testing.wait_all_tasks_blocked()
 
+    @asynccontextmanager
+    async def _served(self) -> AsyncIterator[HttpServer | WebSocketServer]:
+        """Serve over sockets, and yield what to connect to."""
+        server = make_server(Journal(self.path))
+        kind = self.transport
+        software: Any = "hypercorn" if "hypercorn" in kind else "own"
+        settings = Settings(reply="sse" if kind == "http as events" else "auto", retry=50)
+        self._stop = trio.Event()
+        serve = trimcp.serve_websocket if kind == "websocket alone" else trimcp.serve_http
+        with TemporaryDirectory() as folder:
+            place: Any = {"uds": f"{folder}/mcp.sock"} if kind == "http over unix" else {"port": 0}
+            start = partial(
+                serve, server, settings=settings, software=software, stop=self._stop, grace=self.grace, **place
+            )
+            async with open_service_nursery() as nursery:
+                self._serving = nursery.cancel_scope
+                ended = trio.Event()
+                [url] = await nursery.start(_until, start, ended)
+                if kind in ("websocket", "websocket on hypercorn"):
+                    url = url.replace("http", "ws", 1).replace("/mcp", "/ws")
+                elif kind == "http+sse":
+                    url = url.replace("/mcp", "/sse")
+                if kind in WEBSOCKET:
+                    yield trimcp.websocket(url)
+                else:
+                    yield trimcp.http(url, mode="sse" if kind == "http+sse" else "streamable")
+                if not nursery.cancel_scope.cancel_called:
+                    self._stop.set()
+                    await ended.wait()
+
     def shut_down(self) -> None:
         """Tell the server to end in an orderly way, as a signal does."""
+        self._ending = True
+        if self._stop is not None:
+            self._stop.set()
+            return
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGTERM)
             return
@@ -126,6 +203,10 @@ class Links:
 
     def kill(self) -> None:
         """Let the server be gone without another word."""
+        self._ending = True
+        if self._serving is not None:
+            self._serving.cancel()
+            return
         if self._process is not None:
             self._process.kill()
             return
@@ -139,9 +220,19 @@ class Links:
         async with AsyncExitStack() as stack:
             if self.transport == "stdio":
                 channel = await stack.enter_async_context(self._child())
+            elif not self.local:
+                target = await stack.enter_async_context(self._served())
+                channel = await stack.enter_async_context(target.connect())
             else:
                 channel = await stack.enter_async_context(self._in_this_process())
             yield Wire(channel, self.revision)
+
+
+async def _until(
+    serve: Callable[..., Awaitable[None]], ended: trio.Event, task_status: trio.TaskStatus[list[str]]
+) -> None:
+    await serve(task_status=task_status)
+    ended.set()
 
 
 async def assert_at_rest(session: ClientSession) -> None:
@@ -168,8 +259,22 @@ class Wire:
     _arrived: deque[Any] = attrs.field(factory=deque)
 
     async def say(self, *texts: bytes) -> None:
-        """Send texts as they are, in one write."""
-        await self.channel.send([Outgoing(text, Kind.REQUEST) for text in texts])
+        """Send texts as they are, in one write where the transport writes messages one after the other."""
+        await self.channel.send([self._outgoing(text) for text in texts])
+
+    def _outgoing(self, text: bytes) -> Outgoing:
+        """A text as what it is, with the headers that say so, for transports that want to know."""
+        if not self.channel.mirrors_headers:
+            return Outgoing(text, Kind.REQUEST)
+        message = orjson.loads(text)
+        id, method = message.get("id"), message.get("method")
+        kind = Kind.REPLY if method is None else Kind.NOTIFICATION if id is None else Kind.REQUEST
+        headers = None
+        if self.revision.method_headers and method is not None:
+            headers = {"mcp-protocol-version": self.revision.name, "mcp-method": method}
+            if (name := message["params"].get("name") or message["params"].get("uri")) is not None:
+                headers["mcp-name"] = name
+        return Outgoing(text, kind, id, None, headers)
 
     def request(self, id: Any, method: str, params: dict[str, Any] | None = None) -> bytes:
         """A request as bytes, with the envelope its revision demands."""

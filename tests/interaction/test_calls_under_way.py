@@ -32,7 +32,7 @@ async def test_progress_comes_in_order_and_none_is_lost(links: Links, clock: Any
                 await call.result()
             assert latest[-1] == MANY, "the last one leaves before the result"
             assert latest == sorted(latest)
-            assert len(latest) < MANY, "the ones before give way"
+            assert len(latest) < MANY or not links.queues, "the ones before give way"
 
             assert text_of(await session.call_tool("count", {"to": 5, "wait": True})) == "5", "nobody asked for it"
             async with session.calling("beside") as call:
@@ -70,14 +70,14 @@ async def test_cancelling_and_timing_out_stop_the_handler(links: Links, clock: A
                     nursery.start_soon(session.call_tool, "hang", {"name": "third"})
                     await session.call_tool("wait_for", {"line": "third started"})
                     outside.cancel(reason="the user pressed stop")
-            await session.call_tool("wait_for", {"line": "third stopped: PEER"})
+            await session.call_tool("wait_for", {"line": f"third stopped: {links.cancelled}"})
         with pytest.raises(trio.TooSlowError), trio.fail_after(10) as patience:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(session.call_tool, "hang", {"name": "late"})
                 await session.call_tool("wait_for", {"line": "late started"})
                 patience.deadline = trio.current_time() + 0.01
         with trio.fail_after(10):
-            await session.call_tool("wait_for", {"line": "late stopped: PEER"})
+            await session.call_tool("wait_for", {"line": f"late stopped: {links.cancelled}"})
             assert text_of(await session.call_tool("echo", {"text": "next"})) == "next"
     assert "stopped: None" not in " ".join(links.journal())
 
@@ -87,11 +87,11 @@ async def check_cancelled(links: Links, session: ClientSession) -> None:
         nursery.start_soon(session.call_tool, "hang", {"name": "first"})
         await session.call_tool("wait_for", {"line": "first started"})
         nursery.cancel_scope.cancel()
-    await session.call_tool("wait_for", {"line": "first stopped: PEER"})
+    await session.call_tool("wait_for", {"line": f"first stopped: {links.cancelled}"})
 
 
 async def check_left(links: Links, session: ClientSession) -> None:
     """Leaving the block of a call without its result cancels it."""
     async with session.calling("hang", {"name": "second"}):
         await session.call_tool("wait_for", {"line": "second started"})
-    await session.call_tool("wait_for", {"line": "second stopped: PEER"})
+    await session.call_tool("wait_for", {"line": f"second stopped: {links.cancelled}"})

@@ -13,7 +13,7 @@ from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 async def test_a_thousand_pipelined_calls_that_each_ask_all_end(links: Links) -> None:
     client = Client("busy", asks_per_minute=10_000)
     client.set_roots(["file:///a"])
-    many = 1_000
+    many = 1_000 if links.connected else 200  # two or three requests each, on as many connections as are needed
     answers: list[str] = []
     async with links(client) as session:
 
