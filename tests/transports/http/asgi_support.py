@@ -130,7 +130,8 @@ class Call:
 
     Attributes:
         events: what the application sent.
-        stalled: while it is not set, `send` waits, shielded from cancellation as Hypercorn's is.
+        stalled: while it is set, `send` waits, shielded from cancellation as Hypercorn's is where it writes.
+        shielded: ... or not, as where it waits for a window.
         error: what `send` raises, if anything.
     """
 
@@ -138,6 +139,7 @@ class Call:
     scope: dict[str, Any]
     events: list[dict[str, Any]] = attrs.field(factory=list)
     stalled: bool = False
+    shielded: bool = True
     error: Exception | None = None
     over: trio.Event = attrs.field(factory=trio.Event)
     put: trio.MemorySendChannel[dict[str, Any]] = attrs.field(init=False)
@@ -154,7 +156,7 @@ class Call:
             self.over.set()
 
     async def _send(self, event: Any) -> None:
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=self.shielded):
             while self.stalled:
                 await self._lot.park()
         await trio.lowlevel.checkpoint()

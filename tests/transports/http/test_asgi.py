@@ -262,6 +262,22 @@ async def test_the_disconnect_after_the_last_event_is_none() -> None:
     assert handler.disconnects == 0
 
 
+async def test_a_last_event_nobody_takes_is_not_waited_for_long(autojump_clock: object) -> None:
+    face = DummyFace()
+    face["/"] = Response(200, TEXT, b"all")
+    async with app_of(face, limits=QUICK) as app, calling(app, http_scope()) as call:
+        call.body()
+        while not call.data:
+            await trio.lowlevel.checkpoint()
+        call.shielded, call.stalled = False, True
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        call.leave()
+        await call.over.wait()
+        assert trio.current_time() - began == pytest.approx(1, abs=0.01)
+    assert not call.finished
+
+
 async def test_an_abort_leaves_the_response_without_an_end() -> None:
     face = DummyFace()
     face["/"] = handler = DummyHandler(open_stream)

@@ -136,7 +136,7 @@ class HttpCall:
             with trio.move_on_after(self.limits.linger_timeout):
                 await self._enough.wait()
         # An event of its own, so that the disconnect many servers report after the last event is told from a client
-        # that left in the middle of the body. From here on nothing is cancelled: the server may be half-way
+        # that left in the middle of the body. From here on nothing is cancelled at once: the server may be half-way
         # through making the connection ready for the next request.
         self._ending = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -148,7 +148,9 @@ class HttpCall:
             self._drained += len(event.get("body", b""))
             if self._received or self._drained > self.limits.linger_bytes:
                 self._enough.set()
-        if not self._ending:
+        if self._ending:
+            scope.deadline = trio.current_time() + self.limits.linger_timeout  # some servers wait for ever for a window
+        else:
             self._leave(reply, handler)
             scope.cancel(reason="the client has left")
 

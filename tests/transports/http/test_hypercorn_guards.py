@@ -1,0 +1,587 @@
+"""Hypercorn's known faults: each shows without its guard, and does not with it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import h2.errors
+import h2.events
+import hypercorn.trio
+import pytest
+import trio
+from hypercorn.config import Config
+from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer
+from trio.testing import wait_all_tasks_blocked
+from wsproto.events import BytesMessage, TextMessage
+
+from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, upgrade
+from tests.transports.http.hypercorn_support import (
+    WEBSOCKET,
+    Served,
+    frame,
+    h2_client,
+    h2_over_tls,
+    open_websocket,
+    read_until,
+    reset_on_close,
+    serving,
+)
+from tests.transports.http.test_hypercorn import Identity, identity
+from trimcp.channel import Kind, Outgoing
+from trimcp.transports.http import hypercorn_guards as guards
+from trimcp.transports.http.asgi import AsgiApp
+from trimcp.transports.http.hypercorn_guards import FAULTY, GuardedConfig, install, without
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.model import Response
+
+__all__ = ["identity"]
+
+LARGE = 30_000_000
+
+Dying = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+"""Without guards a server that dies leaves sockets to the garbage collector."""
+
+Guarded = pytest.mark.parametrize("guarded", [True, False])
+
+
+async def settle() -> None:
+    await wait_all_tasks_blocked(0.02)
+
+
+def guard(guarded: bool, *names: str) -> contextlib.AbstractContextManager[None]:
+    return nullcontext() if guarded else without(*names)
+
+
+def download(size: int = LARGE) -> tuple[DummyFace, DummyHandler]:
+    """A face whose answers are large."""
+    face = DummyFace()
+    face["/here"] = Response(200, TEXT, b"hello")
+    face["/early"] = Response(413)
+    face["/ws"] = upgrade()
+    face["/large"] = handler = DummyHandler(lambda body, reply: reply.send(Response(200, TEXT, b"x" * size)))
+    return face, handler
+
+
+# window
+
+
+@Guarded
+async def test_a_client_without_a_window_costs_no_memory(guarded: bool) -> None:
+    face, handler = download()
+    with guard(guarded, "window"):
+        async with serving(AsgiApp(face.running, limits=HttpLimits(linger_timeout=0.1))) as served:
+            client = await h2_client(served, window=0)
+            async with client.stream:
+                await client.request(b"/large")
+                await client.event(h2.events.ResponseReceived)
+                assert handler.reply is not None
+                if guarded:
+                    await settle()
+                    assert LARGE - handler.reply.waiting <= 128 * 1024
+                else:
+                    await handler.reply.room()
+                    await settle()
+                    assert handler.reply.waiting == 0, "Hypercorn has taken 30 MB that nobody wanted"
+            with trio.fail_after(2):
+                while not face.ended:
+                    await settle()
+            assert handler.disconnects == int(guarded)
+
+
+async def test_a_window_that_opens_late_lets_everything_through() -> None:
+    face, _ = download(1_000_000)
+    async with serving(AsgiApp(face.running)) as served:
+        client = await h2_client(served, window=0)
+        async with client.stream:
+            number = await client.request(b"/large")
+            await client.event(h2.events.ResponseReceived)
+            await settle()
+            size = 0
+            client.connection.increment_flow_control_window(2_000_000)
+            for step in (1, 100, 999_899):
+                client.connection.increment_flow_control_window(step, number)
+                await client.flush()
+                while size < min(step + size, 1_000_000):
+                    size += len((await client.event(h2.events.DataReceived)).data)
+                    if size in (1, 101):
+                        break
+            assert size == 1_000_000
+            assert await client.event(h2.events.StreamEnded, number)
+
+
+@Guarded
+async def test_whoever_waits_for_a_window_learns_that_its_client_left(guarded: bool) -> None:
+    """An application of somebody else's, beside ours: it has no watcher that would cancel it."""
+    waiting, ended = trio.Event(), trio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        waiting.set()
+        await send({"type": "http.response.body", "body": b"x"})
+        ended.set()
+
+    with guard(guarded, "window"):
+        async with serving(app, grace=0) as served:
+            client = await h2_client(served, window=0)
+            await client.request()
+            await waiting.wait()
+            await settle()
+            await client.stream.aclose()
+            await settle()
+            assert ended.is_set() is guarded
+
+
+# streams
+
+
+async def early_answer(served: Served, client: Any) -> None:
+    number = await client.request(b"/early", body=None)
+    assert await client.response(number) == (413, b"")
+    client.connection.send_data(number, b"x" * 1000)
+    await client.flush()
+
+
+async def bad_path(served: Served, client: Any) -> None:
+    await client.request(b"/\xff\xfe")
+
+
+async def plain_connect(served: Served, client: Any) -> None:
+    await client.request(b"", b"CONNECT")
+
+
+async def other_connect(served: Served, client: Any) -> None:
+    await client.request(b"/ws", b"CONNECT", body=None, extra=[(b":protocol", b"webtransport")])
+
+
+@Dying
+@Guarded
+@pytest.mark.parametrize("attack", [early_answer, bad_path, plain_connect])
+async def test_a_request_hypercorn_does_not_expect_costs_its_stream(
+    guarded: bool, attack: Callable[[Served, Any], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    face, _ = download()
+    # The answer is to be complete before the rest of its body comes.
+    app = AsgiApp(face.running, limits=HttpLimits(linger_timeout=0.01))
+    with guard(guarded, "streams", "alive"):
+        async with serving(app) as served:
+            client = await h2_client(served)
+            async with client.stream:
+                await attack(served, client)
+                if guarded:
+                    reset = await client.event(h2.events.StreamReset)
+                    early = attack is early_answer
+                    assert reset.error_code == (
+                        h2.errors.ErrorCodes.NO_ERROR if early else h2.errors.ErrorCodes.PROTOCOL_ERROR
+                    )
+                    assert await client.response(await client.request(b"/here")) == (200, b"hello")
+                else:
+                    with trio.fail_after(2):
+                        await served.ended.wait()
+    gc.collect()
+    assert (served.failure is None) is guarded
+    assert not caplog.records
+
+
+async def test_only_websockets_are_connected_to() -> None:
+    async with serving(AsgiApp(download()[0].running)) as served:
+        client = await h2_client(served)
+        async with client.stream:
+            await other_connect(served, client)
+            assert await client.event(h2.events.StreamReset)
+            assert await client.response(await client.request(b"/here")) == (200, b"hello")
+
+
+@Guarded
+async def test_a_cut_response_is_told_over_http_2(guarded: bool) -> None:
+    def answer(body: bytes, reply: Any) -> None:
+        reply.start(Response(200, TEXT, b"half"))
+
+    face = DummyFace()
+    face["/cut"] = handler = DummyHandler(answer)
+    with guard(guarded, "streams"):
+        async with serving(AsgiApp(face.running)) as served:
+            client = await h2_client(served)
+            async with client.stream:
+                number = await client.request(b"/cut")
+                await client.event(h2.events.DataReceived, number)
+                assert handler.reply is not None
+                handler.reply.abort()
+                reset = None
+                with trio.move_on_after(2 if guarded else 0.1):
+                    reset = await client.event(h2.events.StreamReset, number)
+                assert (reset is not None) is guarded
+
+
+async def test_websocket_over_http_2() -> None:
+    face, _ = download()
+    async with serving(AsgiApp(face.running)) as served:
+        client = await h2_client(served)
+        async with client.stream:
+            extra = [
+                (b":protocol", b"websocket"),
+                (b"sec-websocket-version", b"13"),
+                (b"sec-websocket-protocol", b"mcp"),
+            ]
+            number = await client.request(b"/ws", b"CONNECT", body=None, extra=extra)
+            head = await client.event(h2.events.ResponseReceived, number)
+            assert dict(head.headers)[b":status"] == b"200"
+            client.connection.send_data(number, frame(1, b'{"jsonrpc":"2.0","id":1,"method":"m"}'))
+            await client.flush()
+            assert b'"id":1' in (await client.event(h2.events.DataReceived, number)).data
+            client.connection.end_stream(number)
+            await client.flush()
+            assert await client.event(h2.events.StreamReset, number)
+        await settle()
+        assert face.ended[0][:2] == ("/ws", 101)
+    assert served.failure is None
+
+
+# messages
+
+
+@pytest.mark.parametrize(("kind", "guarded"), [(guards._Message, True), (WebsocketBuffer, False)])
+def test_a_message_that_is_too_large_grows_no_more(kind: type[WebsocketBuffer], guarded: bool) -> None:
+    buffer, kept = kind(1000), 0
+    buffer.extend(TextMessage("x" * 1000, message_finished=False))
+    for _ in range(100):
+        with pytest.raises(FrameTooLargeError):
+            buffer.extend(TextMessage("x" * 1000, message_finished=False))
+        kept = 0 if buffer.value is None else buffer.value.tell()
+    assert kept == (0 if guarded else 101_000)
+
+
+def test_a_message_is_measured_in_bytes() -> None:
+    buffer = guards._Message(10)
+    buffer.extend(TextMessage("ééé", message_finished=False))
+    assert buffer.length == 6
+    buffer.extend(TextMessage("1234", message_finished=True))
+    assert buffer.to_message()["text"] == "ééé1234"
+    buffer.clear()
+    buffer.extend(BytesMessage(b"1234567890", message_finished=False))
+    with pytest.raises(FrameTooLargeError):
+        buffer.extend(BytesMessage(b"1", message_finished=True))
+
+
+@Guarded
+async def test_nothing_is_inflated(guarded: bool) -> None:
+    face, _ = download()
+    with guard(guarded, "messages"):
+        async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
+            await stream.send_all(WEBSOCKET % (b"/ws", b"Sec-WebSocket-Extensions: permessage-deflate\r\n"))
+            answer = await read_until(stream, b"\r\n\r\n")
+            assert b" 101 " in answer
+            assert (b"permessage-deflate" not in answer.lower()) is guarded
+
+
+@Dying
+@Guarded
+async def test_data_before_the_handshake_ends_its_connection(guarded: bool, caplog: pytest.LogCaptureFixture) -> None:
+    face, _ = download()
+    with guard(guarded, "messages", "alive"):
+        async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
+            await stream.send_all(WEBSOCKET % (b"/ws", b"") + frame(1, b"early"))
+            if guarded:
+                assert await read_until(stream, b"never") == b""
+                await settle()
+                assert face.ended[0][0] == "/ws"
+                assert await served.alive()
+                assert not caplog.records
+            else:
+                with trio.fail_after(2):
+                    await served.ended.wait()
+    gc.collect()
+    assert (served.failure is None) is guarded
+
+
+@Guarded
+async def test_a_close_right_behind_what_is_too_large_is_heard(guarded: bool) -> None:
+    face, _ = download()
+    app, limits = AsgiApp(face.running), HttpLimits(max_body=1000)
+    with guard(guarded, "messages"):
+        async with serving(app, limits=limits, grace=0) as served, await open_websocket(served) as stream:
+            await stream.send_all(frame(1, b"x" * 2000) + frame(8, b"\x03\xe8"))
+            assert (await stream.receive_some(4))[2:] == b"\x03\xf1"
+            await settle()
+            assert bool(face.ended) is guarded
+
+
+# idle
+
+
+@Guarded
+async def test_a_client_that_closes_an_idle_connection_is_let_go(guarded: bool) -> None:
+    face, _ = download()
+    with guard(guarded, "idle"):
+        async with serving(AsgiApp(face.running), limits=HttpLimits(max_connections=1)) as served:
+            async with await served.connect() as stream:
+                await stream.send_all(b"GET /here HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                await read_until(stream, b"hello")
+                await settle()
+            await settle()
+            assert await served.alive() is guarded
+
+
+# stall
+
+
+@Guarded
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_client_that_does_not_read_does_not_hold_the_end(guarded: bool, tls: bool, identity: Identity) -> None:
+    face, handler = download()
+    options = {"certfile": identity.certfile, "keyfile": identity.keyfile} if tls else {}
+    with guard(guarded, "stall"):
+        async with serving(AsgiApp(face.running), **options) as served:
+            stream: trio.abc.Stream = await served.connect()
+            if tls:
+                identity.client.set_alpn_protocols(["http/1.1"])
+                await stream.aclose()
+                stream = (await h2_over_tls(served, identity.client))[0].stream
+            await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await settle()
+            assert handler.reply is not None
+            assert handler.reply.waiting > 1_000_000
+            served.scope.cancel()
+            with trio.move_on_after(5 if guarded else 0.2):
+                await served.ended.wait()
+            assert served.ended.is_set() is guarded
+            await trio.aclose_forcefully(stream)
+            with trio.fail_after(5):
+                await served.ended.wait()
+    assert handler.disconnects == 1
+
+
+async def test_a_client_that_does_not_read_is_cut_after_the_grace() -> None:
+    face, handler = download()
+    async with serving(AsgiApp(face.running), grace=0.1) as served, await served.connect() as stream:
+        await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await settle()
+        served.stop.set()
+        with trio.fail_after(2):
+            await served.ended.wait()
+    assert handler.disconnects == 1
+    assert served.failure is None
+
+
+@Guarded
+async def test_a_client_that_does_not_read_is_cut_after_a_while(guarded: bool) -> None:
+    face, handler = download()
+    app, limits = AsgiApp(face.running), HttpLimits(stall_timeout=0.2)
+    with guard(guarded, "stall"):
+        async with serving(app, limits=limits) as served, await served.connect() as stream:
+            await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with trio.move_on_after(5 if guarded else 0.5):
+                await handler.gone.wait()
+            assert handler.gone.is_set() is guarded
+            assert await served.alive()
+
+
+async def test_a_client_that_reads_slowly_is_not_cut() -> None:
+    """Time is up for a piece, not for everything."""
+    face, handler = download(6_000_000)
+    app, limits = AsgiApp(face.running), HttpLimits(stall_timeout=0.3)
+    async with serving(app, limits=limits) as served, await served.connect(receive_buffer=65536) as stream:
+        await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        size = 0
+        began = trio.current_time()
+        while size < 6_000_000:
+            size += len(await stream.receive_some(200_000))
+            await trio.sleep(0.005)  # the client is slow; nobody waits for anything here
+        assert trio.current_time() - began > 0.3
+    assert handler.disconnects == 0
+
+
+# alive
+
+
+async def send_once(scope: Any, receive: Any, send: Any) -> None:
+    """An application that sends a lot, once, and returns without a close."""
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+    elif scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.send", "text": "x" * 8_000_000})
+    else:
+        raise AssertionError
+
+
+async def close_against_writer(served: Served) -> None:
+    """Let Hypercorn's answer to our close wait behind a write, which ends as the application does."""
+    async with await open_websocket(served, receive_buffer=8192) as stream:
+        await settle()
+        await stream.send_all(frame(8, b"\x03\xe8"))
+        await settle()
+        while await stream.receive_some(1_000_000):
+            pass
+
+
+@Dying
+@Guarded
+async def test_two_writers_of_a_websocket_do_not_end_the_server(guarded: bool) -> None:
+    """Which of two tasks runs first decides, so it takes a few tries: BusyResourceError out of serve()."""
+    with guard(guarded, "stall", "alive"):
+        async with serving(send_once) as served:
+            for _ in range(3 if guarded else 60):
+                with suppress(OSError, trio.BrokenResourceError):
+                    await close_against_writer(served)
+                if served.ended.is_set():
+                    break
+            else:
+                assert guarded
+                assert await served.alive()
+    gc.collect()
+    if not guarded:
+        assert isinstance(served.failure, trio.BusyResourceError)
+
+
+async def test_websocket_peers_that_vanish_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(7)
+    flooding = 0
+
+    async def flood(channel: Any) -> None:
+        nonlocal flooding
+        flooding += 1
+        try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                while True:
+                    await channel.send([Outgoing(b'"' + b"x" * 50_000 + b'"', Kind.NOTIFICATION)])
+        finally:
+            flooding -= 1
+
+    async def vanish(served: Served) -> None:
+        with suppress(trio.BrokenResourceError, AssertionError):
+            async with await open_websocket(served, receive_buffer=8192) as stream:
+                await trio.sleep(chance.random() * 0.05)
+                for _ in range(chance.randrange(3)):
+                    await stream.send_all(frame(9, b"ping"))
+                if chance.random() < 0.7:
+                    await stream.send_all(frame(8, b"\x03\xe8"))
+                if chance.random() < 0.3:
+                    await stream.send_eof()
+                await trio.sleep(chance.random() * 0.05)
+                if chance.random() < 0.5:
+                    reset_on_close(stream)
+
+    face, _ = download()
+    face["/ws"] = upgrade(flood)
+    async with serving(AsgiApp(face.running)) as served:
+        await settle()
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        for _ in range(3):
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(vanish, served)
+        assert await served.alive()
+        await settle()
+        assert flooding == 0
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
+    assert len([entry for entry in face.ended if entry[0] == "/ws"]) == 60
+    assert served.failure is None
+    assert not caplog.records
+
+
+async def run_connection(error: BaseException) -> None:
+    """Let a connection fail."""
+
+    async def original(*args: Any) -> None:
+        async with trio.open_nursery():
+            raise error
+
+    config = GuardedConfig(HttpLimits())
+    left, _ = trio.testing.memory_stream_pair()
+    try:
+        await guards._serve_connection(original, None, config, None, None, left)
+    finally:
+        assert not config.connections
+
+
+async def test_ordinary_failures_of_a_connection_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for error in (trio.BusyResourceError("x"), ConnectionResetError(104, "y")):
+            await run_connection(error)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.DEBUG]
+    assert "BusyResourceError('x')" in caplog.messages[0]
+
+
+async def test_strange_failures_of_a_connection_are_errors(caplog: pytest.LogCaptureFixture) -> None:
+    await run_connection(KeyError(17))
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.exc_info is not None
+
+
+async def test_what_is_no_failure_of_a_connection_passes() -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await run_connection(BaseExceptionGroup("", [KeyError(1), KeyboardInterrupt()]))
+    assert caught.group_contains(KeyboardInterrupt)
+    assert not caught.group_contains(KeyError)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await trio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+
+
+async def test_a_busy_stream_is_a_broken_one() -> None:
+    class Busy:
+        async def send_all(self, data: bytes) -> None:
+            raise trio.BusyResourceError
+
+    with pytest.raises(trio.BrokenResourceError):
+        await guards._GuardedStream(Busy(), 1).send_all(b"x")
+
+
+# Where they are in force
+
+
+def test_the_guards_are_for_the_version_at_hand() -> None:
+    """When this fails: read the new Hypercorn's source for each fault, run these tests, and raise `FAULTY`."""
+    major, minor = (int(part) for part in guards.version("hypercorn").split(".")[:2])
+    assert FAULTY[0] <= (major, minor) < FAULTY[1]
+
+
+@pytest.mark.parametrize("version", ["0.16.0", "0.19.1", "1.0"])
+def test_other_versions_are_served_without(
+    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    install()
+    monkeypatch.setattr(guards, "_installed", False)
+    monkeypatch.setattr(guards, "version", lambda name: version)
+    monkeypatch.setattr(guards, "_guards", [guards._Guard(frozenset(), None, "nothing", lambda: None)])
+    install()
+    (record,) = caplog.records
+    assert version in record.getMessage()
+    install()
+    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    logger = logging.getLogger("hypercorn.error")
+    logger.disabled = True
+    yield
+    logger.disabled = False
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_other_servers_of_the_process_are_left_alone() -> None:
+    install()
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    face, _ = download()
+    async with trio.open_nursery() as nursery:
+        serve = partial(hypercorn.trio.serve, AsgiApp(face.running), config)  # type: ignore[arg-type]
+        (address,) = await nursery.start(serve)
+        served = Served(address)
+        async with await served.connect() as stream:
+            await stream.send_all(WEBSOCKET % (b"/ws", b"Sec-WebSocket-Extensions: permessage-deflate\r\n"))
+            assert b"permessage-deflate" in (await read_until(stream, b"\r\n\r\n")).lower()
+        nursery.cancel_scope.cancel()
