@@ -545,7 +545,6 @@ async def test_the_client_shows_the_dashboard_and_comes_back(
     screen.print(view.render())
     shown = screen.file.getvalue()
     assert f"tasks {' ' * 3}" in shown
-    assert "█" in shown
     nursery.cancel_scope.cancel()
 
 
