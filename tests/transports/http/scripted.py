@@ -23,10 +23,6 @@ from trimcp.wire.revisions import V2025_11_25, V2026_07_28, Revision
 URL = "http://server.test/mcp"
 
 
-class Cut(Exception):
-    """Raised by a handler to cut the connection."""
-
-
 @attrs.define(eq=False)
 class Exchange:
     """One request, and the ways to answer it."""
@@ -97,6 +93,7 @@ class Scripted:
     handler: Handler
     asked: list[Exchange] = attrs.field(factory=list)
     connections: int = 0
+    open: int = 0
     refuse: bool = False
     nursery: trio.Nursery = attrs.field(default=None)
     changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
@@ -117,12 +114,16 @@ class Scripted:
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Serve one connection."""
         self.connections += 1
+        self.open += 1
         number = self.connections
         try:
             async with stream:
                 await self._serve(stream, number)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, Cut):
-            pass
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the client left
+        finally:
+            self.open -= 1
+            self.changed.unpark_all()
 
     async def _serve(self, stream: trio.abc.Stream, number: int) -> None:
         http = h11.Connection(h11.SERVER)
@@ -138,7 +139,10 @@ class Scripted:
                 return
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, http, stream, exchange)
-                await self.handler(exchange)
+                try:
+                    await self.handler(exchange)
+                except trio.BrokenResourceError:
+                    exchange.gone.set()  # it left while it was written to
                 if not exchange.answered:
                     await exchange.gone.wait()
                 nursery.cancel_scope.cancel()

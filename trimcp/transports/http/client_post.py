@@ -156,8 +156,10 @@ class Post:
         session_id = handshake.session_id
         headers = {**ACCEPT, **handshake.headers(), **(outgoing.headers or {})}
         cursor = Cursor()
+        # Only a cancellation that has to be said waits for what it cancels.
+        written = None if self.ends_with_its_stream else self.written.set
         try:
-            async with road.http.open("POST", headers, outgoing.data, written=self.written.set) as reply:
+            async with road.http.open("POST", headers, outgoing.data, written=written) as reply:
                 road.unreachable = False
                 trouble: Trouble | None
                 if reply.status >= 300:
