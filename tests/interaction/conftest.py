@@ -16,7 +16,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test every transport, and with each the revisions that have it, unless the test chose for itself."""
     chosen = {marker.args[0] for marker in metafunc.definition.iter_markers("parametrize")}
     if "transport" in metafunc.fixturenames and "transport" not in chosen:
-        pairs = [(name, revision) for name in TRANSPORTS for revision in REVISIONS if speaks(name, revision)]
+        transports = getattr(metafunc.module, "ONLY_OVER", TRANSPORTS)
+        pairs = [(name, revision) for name in transports for revision in REVISIONS if speaks(name, revision)]
         ids = [f"{name}-{revision.name}" for name, revision in pairs]
         metafunc.parametrize(("transport", "revision"), pairs, ids=ids)
 

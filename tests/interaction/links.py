@@ -225,7 +225,7 @@ class Links:
                 channel = await stack.enter_async_context(target.connect())
             else:
                 channel = await stack.enter_async_context(self._in_this_process())
-            yield Wire(channel, self.revision)
+            yield Wire(channel, self.revision, only_text=self.transport in WEBSOCKET)
 
 
 async def _until(
@@ -256,7 +256,16 @@ class Wire:
     channel: MessageChannel
     revision: Revision
     capabilities: dict[str, Any] = attrs.field(factory=dict)
+    only_text: bool = False
     _arrived: deque[Any] = attrs.field(factory=deque)
+
+    def carries(self, text: bytes) -> bool:
+        """Whether this can be said here at all: a WebSocket ends where a text is not UTF-8 (RFC 6455, section 8.1)."""
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return not self.only_text
+        return True
 
     async def say(self, *texts: bytes) -> None:
         """Send texts as they are, in one write where the transport writes messages one after the other."""

@@ -7,10 +7,14 @@ from typing import Any
 import orjson
 import trio
 
-from tests.interaction.links import Links, Wire
+from tests.interaction.links import LOCAL, WEBSOCKET, Links, Wire
 from trimcp.transports.stream import SERVER_MAX_MESSAGE
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_PROTOCOL_VERSION
+
+# Over HTTP each message is an exchange of its own, with a status: tests/transports/http/test_routing.py and
+# test_exchange.py say these things there.
+ONLY_OVER = (*LOCAL, *WEBSOCKET)
 
 
 def failure(message: Any) -> tuple[Any, int]:
@@ -32,7 +36,8 @@ async def test_wrong_messages_are_answered_by_their_id_and_the_session_lives_on(
             await check_duplicates(wire)
             await check_malformed(wire)
             await check_ids_in_what_cannot_be_parsed(wire)
-            if links.transport != "memory":
+            # Hypercorn closes a WebSocket on which more comes than fits (1009), see test_asgi_websocket.py.
+            if links.transport not in ("memory", "websocket on hypercorn"):
                 await check_oversize(wire)
             await check_methods(wire)
             await check_arrays(links, wire)
@@ -67,9 +72,10 @@ async def check_malformed(wire: Wire) -> None:
         (b"42", INVALID_REQUEST),
         (b"\xff\xfe", PARSE_ERROR),
     ):
-        await wire.say(text)
-        id, found = failure(await wire.hear())
-        assert (id, found) == (None, code), text
+        if wire.carries(text):
+            await wire.say(text)
+            id, found = failure(await wire.hear())
+            assert (id, found) == (None, code), text
     for text in (b'{"jsonrpc":"2.0","id":5,"method":7}', b'{"jsonrpc":"1.0","id":5,"method":"ping"}'):
         await wire.say(text)
         assert failure(await wire.hear()) == (5, INVALID_REQUEST), text
@@ -85,10 +91,11 @@ async def check_ids_in_what_cannot_be_parsed(wire: Wire) -> None:
         b'{"params":{"deep":%b},"method":"ping","jsonrpc":"2.0","id":"x"}' % deep,
         b'{"params":{"nan":NaN},"method":"ping","jsonrpc":"2.0","id":"x"}',
     ):
-        await wire.say(text)
-        message = await wire.hear()
-        assert message.get("id") == "x", text[:80]
-        assert message["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
+        if wire.carries(text):
+            await wire.say(text)
+            message = await wire.hear()
+            assert message.get("id") == "x", text[:80]
+            assert message["error"]["code"] in (PARSE_ERROR, INVALID_REQUEST)
 
 
 async def check_oversize(wire: Wire) -> None:
