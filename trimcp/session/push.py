@@ -58,9 +58,10 @@ class Pushed:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are under way, in either direction, or work of the session."""
+        """Whether handlers are at work or wait for a slot, or what they started is. Who waits for the peer is not."""
         session = self.session
-        return bool(session.jobs or session.pending or self._work is not None)
+        assert session.runner is not None
+        return bool(session.runner.running or session.mailbox or self._work is not None)
 
     def assume(self, revision: Revision) -> None:
         """Skip the handshake, for clients of a server that keeps no sessions: they did it somewhere else."""

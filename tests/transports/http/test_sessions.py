@@ -9,6 +9,7 @@ import trio.testing
 
 from tests.transports.http.face import LEGACY, Visitor, visiting
 from tests.transports.http.test_exchange import make_server
+from trimcp.errors import LocalError
 from trimcp.session.context import Context
 from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.identity import Identity, Principal, Refused
@@ -144,6 +145,42 @@ async def test_an_idle_session_expires_and_a_busy_one_does_not(autojump_clock: A
         assert not stream.finished
         await call.done()
         assert call.messages[-1]["result"]["content"][0]["text"] == "waited"
+
+
+async def test_a_question_nobody_answers_does_not_keep_a_session(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY, Settings(session_idle=60)) as visitor:
+        await visitor.initialize({"elicitation": {}})
+        call = await visitor.call("ask")
+        await trio.testing.wait_all_tasks_blocked()
+        assert call.messages[-1]["method"] == "elicitation/create"
+        await trio.sleep(300)
+        assert len(visitor.face.sessions) == 1, "the client is still there"
+        call.leave()
+        await trio.sleep(300)
+        assert len(visitor.face.sessions) == 0
+
+
+async def test_a_question_with_no_way_to_the_client_fails(autojump_clock: Any) -> None:
+    server = make_server()
+    failed: list[BaseException] = []
+
+    @server.tool
+    async def late(*, ctx: Context) -> str:
+        await ctx.report_progress(1)
+        await trio.sleep(1)
+        try:
+            await ctx.list_roots()
+        except LocalError as error:
+            failed.append(error)
+        return "late"
+
+    async with visiting(server, LEGACY, Settings(resumable=False)) as visitor:
+        await visitor.initialize({"roots": {}})
+        call = await visitor.call("late", token=1)
+        await trio.testing.wait_all_tasks_blocked()
+        call.leave()
+        await trio.sleep(2)
+        assert len(failed) == 1
 
 
 async def test_there_are_only_so_many_sessions(autojump_clock: Any) -> None:

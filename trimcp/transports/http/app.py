@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import attrs
 import trio
@@ -70,7 +71,8 @@ class HttpFace:
     draining: bool = attrs.field(init=False, default=False)
     _known_forms: dict[tuple[str | None, str | None], tuple[bool, bool, bool]] = attrs.field(init=False, factory=dict)
     _routing: Routing = attrs.field(init=False)
-    _began: dict[Head, tuple[float, str | None]] = attrs.field(init=False, factory=dict)
+    # Weak, because a host that loses a connection before the body is there has no response to report.
+    _began: WeakKeyDictionary[Head, tuple[float, str | None]] = attrs.field(init=False, factory=WeakKeyDictionary)
 
     def __attrs_post_init__(self) -> None:
         settings = self.settings

@@ -92,9 +92,10 @@ class Exchange:
     def disconnected(self) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
         self._gone = True
-        if self._stream is not None:
-            self._stream.detach()
-            self.face.ticker.unwatch(self._stream)
+        stream = self._stream
+        if stream is not None and stream.reply is self._reply:  # else another connection has taken it up
+            stream.detach()
+            self.face.ticker.unwatch(stream)
         if self.answered or self.own is None:
             return
         own = self.own
@@ -132,10 +133,12 @@ class Exchange:
         """Send a message that belongs to this request; the answer ends it."""
         if outgoing.kind is Kind.REPLY:
             self._answer(outgoing)
-        elif not self.answered and self._streaming():
-            assert self._stream is not None
-            self._stream.send(outgoing.data)
-        elif outgoing.kind is Kind.REQUEST:
+            return
+        stream = self._stream if not self.answered and self._streaming() else None
+        asks = outgoing.kind is Kind.REQUEST
+        if stream is not None and (stream.read or stream.journal is not None or not asks):
+            stream.send(outgoing.data)
+        elif asks:
             raise LocalError("the client cannot be asked: the response to its request is no stream that is being read")
         else:
             self._dropped += 1

@@ -26,7 +26,7 @@ class PushedSession(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way in it, in either direction."""
+        """Whether anything is at work in it. What waits for the peer is not."""
         ...
 
     def assume(self, revision: Revision) -> None:

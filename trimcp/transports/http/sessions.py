@@ -75,8 +75,8 @@ class HttpSession:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way and nobody reads."""
-        if self.under_way or self.pushed.busy:
+        """Whether nothing is at work and nobody reads. A call that waits for an answer nobody will give is no work."""
+        if self.pushed.busy:
             return False
         return not any(stream.read for stream in self.streams.values()) and not self._own.read
 
