@@ -67,6 +67,24 @@ async def test_moving_one_piles_nothing_up() -> None:
     assert len(deadlines._heap) == 1
 
 
+async def test_closed_ones_do_not_pile_up(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    passed: list[float] = []
+    start = trio.current_time()
+    kept = [deadlines.new(lambda: passed.append(trio.current_time())) for _ in range(3)]
+    for n, deadline in enumerate(kept):
+        deadline.set(70 + n)
+    for _ in range(10_000):
+        deadline = deadlines.new(lambda: None)
+        deadline.set(75)
+        deadline.close()
+        deadline.close()
+    assert len(deadlines._heap) <= 300
+    await trio.sleep(100)
+    assert passed == [start + 70, start + 71, start + 72]
+
+
 async def test_a_closed_one_keeps_nothing_alive() -> None:
     class Owner:
         def passed(self) -> None: ...

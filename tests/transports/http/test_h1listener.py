@@ -455,6 +455,23 @@ async def test_it_stops_when_it_is_told_to(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
+async def test_connections_stay_until_the_work_is_drained() -> None:
+    face, stop, drained = DummyFace(), trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve_http1, face, port=0, stop=stop, drained=drained))
+        client = await connect(url)
+        await client.ask("POST", body=HELLO)
+        stop.set()
+        await wait_all_tasks_blocked()
+        with pytest.raises(OSError):
+            await connect(url)
+        answer = await client.ask("POST", body=HELLO)
+        assert (answer.body, answer.headers.get("connection")) == (HELLO, None)
+        drained.set()
+        await client.closed()
+        await client.stream.aclose()
+
+
 async def test_what_does_not_end_in_time_is_cut() -> None:
     face, stop = DummyFace(), trio.Event()
     async with trio.open_nursery() as nursery:

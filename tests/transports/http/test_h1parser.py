@@ -88,6 +88,29 @@ def test_a_request_with_a_body() -> None:
     assert (request.length, request.http10, request.keep_alive, request.expects) == (2, False, True, False)
 
 
+def test_a_head_that_is_repeated_is_a_head_of_its_own() -> None:
+    parser = RequestParser(LIMITS, peer="p", loopback=False, secure=True)
+    samples = [
+        head(b"Content-Length: 2") + b"{}",
+        head(b"Connection: upgrade", b"Upgrade: websocket", start=b"GET /a%20b?c HTTP/1.1"),
+        head(b"Expect: 100-continue", b"Content-Length: 3", b"Connection: close") + b"abc",
+        head(b"Connection: keep-alive", start=b"GET / HTTP/1.0"),
+        head(b"Transfer-Encoding: chunked") + b"1\r\na\r\n0\r\n\r\n",
+        head(b"X: " + b"x" * 2_000),
+    ]
+    for sample in samples:
+        seen = []
+        for _ in range(3):
+            parser.feed(sample)
+            request = parser.next_head()
+            assert request is not None
+            while parser.next_data():
+                pass
+            seen.append(request)
+        assert len({id(request.head) for request in seen}) == 3
+        assert len({repr(request) for request in seen}) == 1
+
+
 def test_requests_follow_each_other_and_what_follows_an_upgrade_is_left() -> None:
     parser = RequestParser(LIMITS)
     chunks = b"3;x=y\r\nabc\r\n0A\r\n0123456789\r\n0\r\nTrailer: ignored\r\n\r\n"

@@ -24,6 +24,7 @@ class Deadlines:
     _heap: list[tuple[float, int, Deadline]] = attrs.field(init=False, factory=list)
     _numbers: Iterator[int] = attrs.field(init=False, factory=itertools.count)
     _sleep: trio.CancelScope | None = attrs.field(init=False, default=None)
+    _closed: int = attrs.field(init=False, default=0)
 
     def new(self, on_passed: Callable[[], None]) -> Deadline:
         """Return a deadline that is not set. When it passes, `on_passed` is called; it must not raise."""
@@ -40,6 +41,14 @@ class Deadlines:
         heapq.heappush(self._heap, (when, next(self._numbers), deadline))
         if self._sleep is not None and when < self._sleep.deadline:
             self._sleep.deadline = when
+
+    def _forget_one(self) -> None:
+        """Throw out closed ones before they outnumber the others: connections may come and go much faster."""
+        self._closed += 1
+        if self._closed > max(100, len(self._heap) // 2):
+            self._closed = 0
+            self._heap = [entry for entry in self._heap if not entry[2].closed]
+            heapq.heapify(self._heap)
 
     def _look(self, now: float) -> None:
         while self._heap and self._heap[0][0] <= now:
@@ -76,10 +85,17 @@ class Deadline:
         self.passed = False
         self._due = math.inf
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._on_passed is None
+
     def close(self) -> None:
         """Let it never pass, and forget what would be called."""
-        self._due = math.inf
-        self._on_passed = None
+        if self._on_passed is not None:
+            self._due = math.inf
+            self._on_passed = None
+            self._watch._forget_one()
 
     def come(self, when: float, now: float) -> None:
         """For the watch, which looks because of what was due at `when`."""

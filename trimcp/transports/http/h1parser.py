@@ -37,6 +37,7 @@ _ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
 _HOST: Final = re.compile(r"(?:[!$&'()*+;=._~%A-Za-z0-9-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
+_REMEMBERED: Final = 1_024  # bytes of a head: every connection keeps one, and to parse it is a quarter of a request
 _MAX_LENGTH_DIGITS: Final = 15  # a petabyte: what is merely too large is for others to say, with a 413
 
 
@@ -70,7 +71,7 @@ class RequestParser:
     """
 
     __slots__ = (
-        *("_buffer", "_chunks", "_forgiven", "_left", "_limits", "_line_seen", "_scanned"),
+        *("_buffer", "_chunks", "_forgiven", "_last", "_left", "_limits", "_line_seen", "_scanned"),
         *("_loopback", "_peer", "_secure"),
     )
 
@@ -85,6 +86,7 @@ class RequestParser:
         self._line_seen = False  # whether the request line is there, and sound
         self._left = 0  # bytes of the body that are still to come
         self._chunks: ChunkDecoder | None = None
+        self._last: tuple[bytes, Request] | None = None
 
     @property
     def buffered(self) -> int:
@@ -119,7 +121,7 @@ class RequestParser:
             if end < 0:
                 self._scanned = len(buffer)
                 return None
-        request = self._parse(buffer[: end + 4])
+        request = self._read_head(buffer[: end + 4])
         self._buffer = buffer[end + 4 :]
         self._forgiven = self._line_seen = False
         self._scanned = 0
@@ -166,6 +168,20 @@ class RequestParser:
             raise Refused(400, _BARE_LF_REASON)
         if size > limits.max_head:
             raise Refused(431, "the request head is too large")
+
+    def _read_head(self, raw: bytes) -> Request:
+        """Parse a head, unless it is the one before, byte for byte: clients that stay repeat themselves."""
+        if self._last is not None and self._last[0] == raw:
+            last = self._last[1]
+            head = last.head
+            head = Head(
+                *(head.method, head.path, head.query, head.headers, head.peer, head.loopback, head.secure),
+                websocket=head.websocket,
+            )
+            return Request(head, last.length, last.http10, last.keep_alive, last.expects, last.raw)
+        request = self._parse(raw)
+        self._last = (raw, request) if len(raw) <= _REMEMBERED else None
+        return request
 
     def _parse(self, raw: bytes) -> Request:
         method, target, http10 = _read_request_line(raw)
