@@ -434,6 +434,7 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
         (["--http", "--certfile", "nowhere"], "does not exist"),
         (["--http", "--certfile", SERVER, "--port", "0"], "cannot use the certificate"),
+        (["--http", "--certfile", SERVER, "--port", "0", "--server", "hypercorn"], "cannot use the certificate"),
         (["--http", "--path", "mcp"], "the endpoint cannot be at 'mcp'"),
         (["--http", "--path", "/sse"], "the endpoint cannot be at '/sse'"),
         (["--http", "--path", "/healthz"], "the endpoint cannot be at '/healthz'"),

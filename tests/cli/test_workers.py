@@ -11,10 +11,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from trimcp.cli.workers import Workers, inherited
 
@@ -127,6 +129,22 @@ async def test_one_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     assert crew.code == 1
     assert crew.said == ["a worker did not end in time and was killed"]
     assert gone(pid)
+
+
+async def test_one_that_is_just_being_started_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_process = trio.lowlevel.open_process
+
+    async def open_and_stop(*arguments: Any, **options: Any) -> trio.Process:
+        process = await open_process(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        return process
+
+    monkeypatch.setattr(trio.lowlevel, "open_process", open_and_stop)
+    monkeypatch.setattr("trimcp.cli.workers._MARGIN", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener, trio.fail_after(60):
+        workers = Workers([sys.executable, WORKER], 1, [listener], {}, 20.0, print)
+        assert await workers.run(lambda: None) == 0
 
 
 PARENT = """

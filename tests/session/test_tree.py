@@ -162,6 +162,24 @@ async def test_it_has_an_end() -> None:
     assert lines[-1] == f"and {20_000 - told} more requests"
 
 
+async def test_what_has_been_at_work_longest_comes_first(autojump_clock: MockClock) -> None:
+    async def run(ctx: Context[Any]) -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with linked({"run": run}) as one, linked({"run": run}) as two, linked({"run": run}) as three:
+        for pair in (two, three, one):
+            await pair.begin()
+            await wait_all_tasks_blocked()
+            await trio.sleep(1)
+        ages = [
+            line.rpartition(" for ")[2] for line in looked_at(one.server, two.server, three.server) if " for " in line
+        ]
+        for pair in (one, two, three):
+            pair.server.close()
+    assert ages == ["3.0 s", "2.0 s", "1.0 s"]
+
+
 async def test_a_session_that_was_never_driven_is_no_trouble() -> None:
     async with served(Tools().tools) as (_, session):
         assert looked_at(session) == []

@@ -26,7 +26,7 @@ from trimcp.run import signals
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.access import JsonFormatter
-from trimcp.transports.http.listening import open_tcp, open_unix, url_of
+from trimcp.transports.http.listening import open_tcp, open_unix, tls_context, url_of
 from trimcp.transports.http.settings import Settings
 
 __all__ = ["serve"]
@@ -50,6 +50,8 @@ def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: Networ
     settings = settings_of(options)
     worker = inherited()
     try:
+        if options.certfile is not None:
+            tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
         if options.workers > 1 and worker is None:
             return trio.run(_serve_by_workers, words, options, settings, grace)
         server = load()
@@ -67,7 +69,7 @@ async def _serve_here(
         stop = stack.enter_context(signals())
         sockets = worker.sockets if worker is not None else await _open_sockets(options, stack)
         told: Callable[[], None] = (
-            worker.ready if worker is not None else partial(_announce, sockets, options, settings)
+            worker.ready if worker is not None else partial(_announce, _describe(sockets, options, settings))
         )
         async with open_service_nursery() as nursery:
             if worker is not None:
@@ -115,7 +117,7 @@ async def _serve_by_workers(words: Sequence[str], options: NetworkOptions, setti
             grace,
             _say,
         )
-        return await workers.run(partial(_announce, sockets, options, settings))
+        return await workers.run(partial(_announce, _describe(sockets, options, settings)))
 
 
 # Where to listen
@@ -148,20 +150,29 @@ def _handed_over() -> list[socket.socket]:
 # What a person is told
 
 
-def _announce(sockets: Sequence[socket.socket], options: NetworkOptions, settings: Settings) -> None:
+def _describe(sockets: Sequence[socket.socket], options: NetworkOptions, settings: Settings) -> list[str]:
+    """Return what to say once these sockets are served; whoever serves them may take them away from us."""
+    lines = []
     for sock in sockets:
-        url = url_of(sock, secure=options.certfile is not None)
-        # Ours was bound under another name, then moved to this one.
-        file = os.path.abspath(options.uds) if options.uds is not None else sock.getsockname()
-        reached = f"http+unix://{quote(file, safe='')}" if url == "unix" else url
+        reached = url_of(sock, secure=options.certfile is not None)
+        if reached == "unix":
+            # Ours was bound under another name, then moved to this one.
+            file = os.path.abspath(options.uds) if options.uds is not None else sock.getsockname()
+            reached = f"http+unix://{quote(file, safe='')}"
         if settings.path is not None:
-            _say(f"listening on {reached}{settings.path}")
+            lines.append(f"listening on {reached}{settings.path}")
         if settings.websocket_path is not None:
-            _say(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
+            lines.append(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
         if settings.sse_path is not None:
-            _say(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
+            lines.append(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
     if settings.authenticate is None and not all(_is_private(sock) for sock in sockets):
-        _say("whoever reaches this address can use the server; --token-file asks for tokens")
+        lines.append("whoever reaches this address can use the server; --token-file asks for tokens")
+    return lines
+
+
+def _announce(lines: Sequence[str]) -> None:
+    for line in lines:
+        _say(line)
     _notify_manager("READY=1")
 
 
