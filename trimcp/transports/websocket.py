@@ -89,27 +89,29 @@ class WebSocketChannel(MessageChannel):
             self._check_open()
             if self._broken:
                 raise trio.BrokenResourceError("an earlier send failed or was cut short")
-            if not batch:
+            if batch:
+                self._broken = True  # until the last byte is out
+                await self._send(batch)
+                self._broken = False
+            else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-                return
-            self._broken = True  # until the last byte is out
-            await self._send(batch)
-            self._broken = False
-        except ConnectionClosed:
-            self._check_open()
-            raise trio.BrokenResourceError(self._link.trouble) from None
         finally:
             self._sending = False
 
     async def _send(self, batch: Sequence[Outgoing]) -> None:
         gated, connection = self._link.gated, self._link.connection
-        with gated.holding():
-            for message in batch:
-                await connection.send_message(message.data.decode())
-                if gated.held > _WRITE:
-                    await gated.flush()
-        # Outside trio-websocket, which would keep the text as long as the peer does not take the bytes.
-        await gated.flush()
+        try:
+            with gated.holding():
+                for message in batch:
+                    await connection.send_message(message.data.decode())
+                    if gated.held > _WRITE:
+                        await gated.flush()
+            # Outside trio-websocket, which would keep the text as long as the peer does not take the bytes.
+            await gated.flush()
+        except (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
+            # The stream is also closed here when the peer has left, or has been silent for too long.
+            self._check_open()
+            raise trio.BrokenResourceError(self._link.trouble) from None
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""
@@ -142,8 +144,7 @@ class WebSocketChannel(MessageChannel):
             self._check_open()
 
     async def _next(self) -> Incoming:
-        text = await self._link.connection.get_message()
-        data = text.encode() if isinstance(text, str) else text
+        data = _encoded(await self._link.connection.get_message())
         self._link.gated.taken(len(data))
         message: Message
         if not data and self._link.gate.oversized:
@@ -180,6 +181,11 @@ class WebSocketChannel(MessageChannel):
     def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this channel was closed")
+
+
+def _encoded(text: str | bytes) -> bytes:
+    # A function, so that the text, which may be four times as large, is gone before the message is parsed.
+    return text.encode() if isinstance(text, str) else text
 
 
 @asynccontextmanager

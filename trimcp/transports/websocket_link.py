@@ -57,8 +57,7 @@ class Link:
     keep_alive: KeepAlive
     connection: WebSocketConnection = attrs.field(init=False)
     _silent: bool = attrs.field(default=False, init=False)
-    _pinging: bool = attrs.field(default=False, init=False)
-    _pings: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    _pinging: trio.CancelScope | None = attrs.field(default=None, init=False)
 
     @asynccontextmanager
     async def opened(self, timeout: float) -> AsyncIterator[None]:
@@ -68,21 +67,25 @@ class Link:
             HandshakeFailed: there is no connection.
         """
         failure: BaseException | None = None
-        async with trio.open_nursery() as nursery:
+        try:
             try:
-                with trio.move_on_after(timeout) as scope:
-                    await nursery.start(self._run)
-                if scope.cancelled_caught:
-                    raise HandshakeFailed(f"the handshake took more than {timeout:g} seconds")
-                yield
-            except BaseException as exc:
-                failure = exc
-            nursery.cancel_scope.cancel(reason="whoever used the connection is done")
-        if failure is not None:
-            try:
+                async with trio.open_nursery() as nursery:
+                    try:
+                        with trio.move_on_after(timeout) as scope:
+                            await nursery.start(self._run)
+                        if scope.cancelled_caught:
+                            raise HandshakeFailed(f"the handshake took more than {timeout:g} seconds")
+                        yield
+                    except BaseException as exc:
+                        failure = exc
+                    nursery.cancel_scope.cancel(reason="whoever used the connection is done")
+            except trio.Cancelled:
+                if failure is None:
+                    raise
+            if failure is not None:
                 raise failure
-            finally:
-                failure = None  # a frame and what was raised from it would keep each other alive
+        finally:
+            failure = None  # a frame and what was raised from it would keep each other alive
 
     async def close(self, code: int, reason: str | None = None) -> None:
         """Say Close, wait a moment for the answer, and close the stream.
@@ -114,6 +117,8 @@ class Link:
             return f"the peer broke the WebSocket protocol ({complaint.code}: {complaint.reason})"
         if self._silent:
             return f"nothing was heard of the peer for {self.keep_alive.dead_after:g} seconds"
+        if self.gate.closing:
+            return "the peer has closed the connection"
         return "the peer is gone without a closing handshake"
 
     @property
@@ -176,22 +181,23 @@ class Link:
                     await gated.over.wait()
                     return
         finally:
-            self._pings.cancel(reason="the connection has ended")
+            if self._pinging is not None:
+                self._pinging.cancel(reason="the connection has ended")
 
     def _speak(self, nursery: trio.Nursery) -> None:
         if self.gated.writing:
             return  # there is something on its way already
         if not self.gated.reading:
             nursery.start_soon(self._say, self.connection.pong)
-        elif not self._pinging:
-            nursery.start_soon(self._ping)
+        elif self._pinging is None:
+            self._pinging = trio.CancelScope()
+            nursery.start_soon(self._ping, self._pinging)
 
-    async def _ping(self) -> None:
+    async def _ping(self, scope: trio.CancelScope) -> None:
         # It waits for the pong. One is enough: if it goes unanswered the next one would, too.
-        self._pinging = True
-        with self._pings:
+        with scope:
             await self._say(self.connection.ping)
-        self._pinging = False
+        self._pinging = None
 
     async def _say(self, what: Callable[[], Awaitable[None]]) -> None:
         with suppress(ConnectionClosed):
