@@ -113,10 +113,10 @@ def test_a_long_header_costs_no_more_than_its_length(piece: str) -> None:
         text = "application/json;" + piece * (size // len(piece))
         best = float("inf")
         for _ in range(3):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             accepts(text)
             is_json(text)
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, time.thread_time() - begun)
         return best
 
     # Ten times the text: a hundred times the work if anything in it were quadratic.

@@ -16,7 +16,7 @@ JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# Possessive everywhere: nothing is ever tried twice, however the quotes stand.
+# Anchored at both ends, and no part of one can be taken for the next: what does not match costs its length once.
 _RANGE: Final = re.compile(rf"({_TOKEN})/({_TOKEN})", re.ASCII)
 _PARAMETER: Final = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:({_TOKEN})|"([^"\\]*)")', re.ASCII)
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
