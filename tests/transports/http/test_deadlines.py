@@ -67,6 +67,18 @@ async def test_moving_one_piles_nothing_up() -> None:
     assert len(deadlines._heap) == 1
 
 
+async def test_moving_one_to_and_fro_piles_nothing_up(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    deadline = deadlines.new(lambda: None)
+    for _ in range(1_000):
+        deadline.set(75)
+        await trio.sleep(8)
+        deadline.set(10)
+        await trio.sleep(8)
+        assert len(deadlines._heap) <= 10
+
+
 async def test_closed_ones_do_not_pile_up(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     deadlines = Deadlines()
     nursery.start_soon(deadlines.run)

@@ -343,7 +343,9 @@ async def test_lingering_is_bounded_in_time(autojump_clock: MockClock) -> None:
         client = site.connect()
         await client.ask("POST", "/echo", "Connection: close", body=HELLO)
         start = trio.current_time()
-        await site.over.wait()
+        await client.closed()  # at once: we say that we are done
+        assert trio.current_time() == start
+        await site.over.wait()  # and listen for a little while
         assert trio.current_time() - start == LIMITS.linger_timeout
 
 
