@@ -85,8 +85,11 @@ async def http_face(server: Server[Any], settings: Settings | None = None) -> As
 
     Leaving ends every session; `HttpFace.drain` before lets calls under way answer.
     """
+    settings = Settings() if settings is None else settings
+    if settings.trace is None:
+        settings = attrs.evolve(settings, trace=trace_from_environment())
     async with server.running() as running:
-        face = HttpFace(running, Settings() if settings is None else settings)
+        face = HttpFace(running, settings)
         async with open_service_nursery() as nursery:
             nursery.start_soon(face.run)
             try:

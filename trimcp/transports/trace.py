@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,9 +15,9 @@ import attrs
 import orjson
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, Notification, Request, Response
+from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 
-__all__ = ["Write", "as_json", "format_message", "mask", "trace_writer", "traced"]
+__all__ = ["Tracer", "Write", "as_json", "format_message", "mask", "trace_writer", "traced"]
 
 Write: TypeAlias = Callable[[str], object]
 """Takes one line of the trace, newline included, and returns at once: `sys.stderr.write`, a file's `write`."""
@@ -48,7 +48,7 @@ def traced(channel: MessageChannel, write: Write, *, clock: Callable[[], float] 
         write: takes each line.
         clock: seconds since the epoch.
     """
-    return _Traced(channel, write, clock)
+    return _Traced(channel, Tracer(write, clock))
 
 
 def format_message(direction: str, message: Message | bytes, at: float) -> str:
@@ -111,6 +111,8 @@ def as_json(message: Message) -> Any:
     members: dict[str, Any] = {"jsonrpc": "2.0"}
     if isinstance(message, Malformed):
         return {"malformed": message.reason, "id": message.id}
+    if isinstance(message, Lost):
+        return {"lost": message.message, "id": message.id}
     if not isinstance(message, Notification):
         members["id"] = message.id
     if isinstance(message, Request | Notification):
@@ -140,22 +142,41 @@ def trace_writer(target: str) -> Write:
 
 
 @attrs.define(eq=False)
+class Tracer:
+    """Writes a line about each message it is shown, until writing fails: no trace is worth a connection."""
+
+    _write: Write | None
+    _clock: Callable[[], float] = time.time
+
+    def note(self, direction: str, *messages: Message | bytes) -> None:
+        """Write about messages, "-->" for what we send and "<--" for what we receive. Never raises."""
+        if self._write is None:
+            return
+        now = self._clock()
+        try:
+            for message in messages:
+                self._write(format_message(direction, message, now))
+        except Exception as exc:  # the writer is anybody's function
+            self._write = None
+            _log.warning("the trace ends here, writing it failed: %s", exc)
+
+
+@attrs.define(eq=False)
 class _Traced(MessageChannel):
     _channel: MessageChannel
-    _write: Write | None
-    _clock: Callable[[], float]
+    _tracer: Tracer
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers = self._channel.mirrors_headers
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         # Before they are sent: an answer must not appear above its question, nor a torn message nowhere.
-        self._note("-->", (message.data for message in batch))
+        self._tracer.note("-->", *(message.data for message in batch))
         await self._channel.send(batch)
 
     async def receive(self) -> Sequence[Incoming]:
         batch = await self._channel.receive()
-        self._note("<--", (message.message for message in batch))
+        self._tracer.note("<--", *(message.message for message in batch))
         return batch
 
     async def aclose(self) -> None:
@@ -163,14 +184,3 @@ class _Traced(MessageChannel):
 
     def obituary(self) -> str | None:
         return self._channel.obituary()
-
-    def _note(self, direction: str, messages: Iterable[Message | bytes]) -> None:
-        if self._write is None:
-            return
-        now = self._clock()
-        try:
-            for message in messages:
-                self._write(format_message(direction, message, now))
-        except Exception as exc:  # the writer is anybody's function, and no trace is worth a connection
-            self._write = None
-            _log.warning("the trace ends here, writing it failed: %s", exc)

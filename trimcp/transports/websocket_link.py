@@ -57,6 +57,7 @@ class Link:
     keep_alive: KeepAlive
     connection: WebSocketConnection = attrs.field(init=False)
     _silent: bool = attrs.field(default=False, init=False)
+    _ended: trio.Event = attrs.field(factory=trio.Event, init=False)
     _pinging: trio.CancelScope | None = attrs.field(default=None, init=False)
 
     @asynccontextmanager
@@ -94,8 +95,10 @@ class Link:
         """
         self.gated.let_go()
         try:
-            if not self.gated.over.is_set() and not self.gated.writing:
-                with trio.move_on_after(_GOODBYE):
+            with trio.move_on_after(_GOODBYE):
+                if self.gated.over.is_set():
+                    await self._ended.wait()  # the last words may not be out
+                elif not self.gated.writing:
                     await self.connection.aclose(code, reason)
                     await self.stream.aclose()
         finally:
@@ -158,6 +161,7 @@ class Link:
             await self._last_words()
         finally:
             crash = None  # as above
+            self._ended.set()
             await trio.aclose_forcefully(self.stream)
 
     async def _keep_alive(self, nursery: trio.Nursery) -> None:

@@ -15,6 +15,7 @@ from trimcp.transports.http.identity import Identity, Principal, Refused, bearer
 from trimcp.transports.http.model import Admitted, Head, Response, Upgrade
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.settings import Settings
+from trimcp.wire.revisions import LATEST
 
 JSON = {"content-type": "application/json"}
 
@@ -184,3 +185,23 @@ async def test_responses_are_noted_in_the_access_log(autojump_clock: Any, caplog
         [record] = caplog.records
         assert "\n" not in record.getMessage()
         assert (record.status, record.duration) == (404, 0.25)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("revision", [LEGACY, LATEST], ids=str)
+async def test_every_message_can_be_traced(revision: Any, autojump_clock: Any) -> None:
+    lines: list[str] = []
+    async with visiting(make_server(), revision, Settings(trace=lines.append)) as visitor:
+        if not revision.modern:
+            await visitor.initialize()
+            lines.clear()
+        await (await visitor.call("steps", token=1, count=1)).done()
+        await (await visitor.call("echo", {"accept": "text/event-stream"}, text="hi")).done()
+        await (await visitor.call("echo", text="hi")).done()
+        await visitor.post(b"{")
+    told = [(line.split()[1], "progress" in line and "notifications" in line) for line in lines]
+    assert told == [
+        ("<--", False),
+        ("-->", True),
+        *[("-->", False), ("<--", False)] * 3,
+        ("-->", False),
+    ]

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 
-from trimcp.channel import Incoming
+from trimcp.channel import Incoming, MessageChannel
 from trimcp.transports.http.accept import accepts, is_json
 from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.exchange import JSON_HEADERS, Exchange
@@ -27,9 +27,11 @@ from trimcp.transports.http.sessions import SessionTable
 from trimcp.transports.http.settings import Settings
 from trimcp.transports.http.sse2024 import LegacyPost, LegacyStream, StreamTable
 from trimcp.transports.http.standalone import Deletion, Listening
+from trimcp.transports.http.streams import EventStream
 from trimcp.transports.http.ticker import Ticker
+from trimcp.transports.trace import Tracer, traced
 from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
-from trimcp.wire.jsonrpc import encode_error, parse
+from trimcp.wire.jsonrpc import Message, encode_error, parse
 
 __all__ = ["HttpFace"]
 
@@ -70,6 +72,7 @@ class HttpFace:
     exchanges: int = attrs.field(init=False, default=0)
     draining: bool = attrs.field(init=False, default=False)
     _known_forms: dict[tuple[str | None, str | None], tuple[bool, bool, bool]] = attrs.field(init=False, factory=dict)
+    _tracer: Tracer | None = attrs.field(init=False)
     _routing: Routing = attrs.field(init=False)
     # Weak, because a host that loses a connection before the body is there has no response to report.
     _began: WeakKeyDictionary[Head, tuple[float, str | None]] = attrs.field(init=False, factory=WeakKeyDictionary)
@@ -77,7 +80,8 @@ class HttpFace:
     def __attrs_post_init__(self) -> None:
         settings = self.settings
         events = settings.events if settings.events is not None or not settings.resumable else MemoryEvents()
-        self.sessions = SessionTable(settings, events)
+        self._tracer = None if settings.trace is None else Tracer(settings.trace)
+        self.sessions = SessionTable(settings, events, self._tracer)
         self.ticker = Ticker(settings)
         self._routing = Routing(self.service, settings, self.sessions)
 
@@ -185,7 +189,11 @@ class HttpFace:
             return refusal(503, "shutting down", ("Retry-After", "1"))
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
-        return Upgrade(self.service.serve, agreed, self.settings.max_message, principal, head.headers)
+        return Upgrade(self._serve, agreed, self.settings.max_message, principal, head.headers)
+
+    async def _serve(self, channel: MessageChannel) -> None:
+        write = self.settings.trace
+        await self.service.serve(channel if write is None else traced(channel, write))
 
     def _http_sse(self, head: Head, principal: str | None) -> Admitted:
         wanted = "GET" if head.path == self.settings.sse_path else "POST"
@@ -214,6 +222,7 @@ class HttpFace:
         self.exchanges += 1
         settings = self.settings
         message = parse(body, settings.limits)
+        self.show("<--", message)
         for dialect in settings.dialects:
             response = dialect(exchange.head, body)
             if response is not None:
@@ -226,6 +235,15 @@ class HttpFace:
         head = exchange.head
         session.deliver((Incoming(message, len(body), exchange, head.headers, exchange.principal),))
         self._routing.delivered(exchange, message)
+
+    def show(self, direction: str, message: Message | bytes) -> None:
+        """Show a message to whoever traces."""
+        if self._tracer is not None:
+            self._tracer.note(direction, message)
+
+    def new_stream(self, event: str | None = None) -> EventStream:
+        """Return a stream that belongs to no session."""
+        return EventStream(self.settings.stream_buffer, event=event, tracer=self._tracer)
 
     def ended(self, exchange: Exchange) -> None:
         """Note that an exchange is answered."""

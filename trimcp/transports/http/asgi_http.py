@@ -119,15 +119,22 @@ class HttpCall:
         while not reply.aborted:  # what has no end is cut by the server
             await reply.news()
             if piece := reply.take():
-                if self.head.method != "HEAD":
-                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-                    self._sent += len(piece)
+                if self.head.method != "HEAD" and not await self._body(piece):
+                    return None
                 reply.taken(len(piece))
             elif reply.finished:
                 return await self._end()
             if handler is not None and not reply.gone and not reply.waiting:
                 handler.writable()
         return None
+
+    async def _body(self, piece: bytes) -> bool:
+        """Hand over a piece; False if it was not taken for too long: over HTTP/2 a client may never grant a window."""
+        with trio.move_on_after(self.limits.stall_timeout):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._sent += len(piece)
+            return True
+        return False
 
     async def _end(self) -> None:
         if not self._received:
@@ -139,7 +146,8 @@ class HttpCall:
         # that left in the middle of the body. From here on nothing is cancelled at once: the server may be half-way
         # through making the connection ready for the next request.
         self._ending = True
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        with trio.move_on_after(self.limits.stall_timeout):
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, reply: AsgiReply, handler: Handler | None, scope: trio.CancelScope) -> None:
         """Learn of the client's leaving, which sending does not tell, and drop what else it sends."""

@@ -14,7 +14,6 @@ import attrs
 
 from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.errors import LocalError
-from trimcp.framing.sse import encode_event
 from trimcp.transports.http.model import Head, Reply, Response
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream
 from trimcp.wire.codes import ERRORS, INVALID_REQUEST
@@ -192,6 +191,8 @@ class Exchange:
 
     def refuse(self, response: Response) -> None:
         """Send this response instead of any other."""
+        if response.body:
+            self.face.show("-->", response.body)
         reply = self._reply
         self._end()
         if reply is not None:
@@ -210,7 +211,7 @@ class Exchange:
         if self._gone or reply is None or not self.sse or self.face.settings.reply == "json":
             return False
         session = self.session
-        self._stream = EventStream(self.face.settings.stream_buffer) if session is None else session.new_stream()
+        self._stream = self.face.new_stream() if session is None else session.new_stream()
         self._stream.open(reply, self.headers, self._prime(self._stream))
         self.face.ticker.watch(self._stream)
         return True
@@ -267,13 +268,13 @@ class Exchange:
             headers = (*headers, ("Retry-After", "1"))
         as_event = self.sse and (self.face.settings.reply == "sse" or not self.json)
         if not as_event or status != 200:
+            self.face.show("-->", outgoing.data)
             return Response(status, (*JSON_HEADERS, *headers), outgoing.data)
-        if self.session is None:
-            return Response(200, (*SSE_HEADERS, *headers), encode_event(outgoing.data))
-        stream = self.session.new_stream()
+        stream = self.face.new_stream() if self.session is None else self.session.new_stream()
         body = self._prime(stream) + stream.take(outgoing.data, reply=True)
         stream.ended = True
-        self.session.stream_ended(stream, delivered=True)
+        if self.session is not None:
+            self.session.stream_ended(stream, delivered=True)
         return Response(200, (*SSE_HEADERS, *headers), body)
 
     def _end(self, error: int | None = None) -> None:

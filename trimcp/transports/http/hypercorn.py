@@ -51,8 +51,8 @@ async def serve_hypercorn(
     Args:
         app: an `AsgiApp`, or an application in which one is mounted.
         bind: where to listen: "host:port" (port 0: any that is free), "[::1]:8000", "unix:/path", "fd://3"; or several.
-        certfile: certificate chain in PEM; with it and `keyfile` everything is TLS.
-        keyfile: its key in PEM.
+        certfile: certificate chain in PEM; with it everything is TLS.
+        keyfile: its key in PEM, if that is a file of its own.
         keyfile_password: of the key, if it has one.
         http2: whether clients that connect over TLS are offered HTTP/2. Without TLS they may just begin with it.
         max_streams: requests under way at once on one connection of HTTP/2.
@@ -61,7 +61,7 @@ async def serve_hypercorn(
             at once.
         grace: seconds.
         shutdown_trigger: waits for the end; None: until cancelled.
-        task_status: gets the addresses once connections are taken: "http://127.0.0.1:40123".
+        task_status: is told the addresses once connections are taken: "http://127.0.0.1:40123", "unix:/run/mcp.sock".
 
     Raises:
         OSError: an address cannot be had, or a file cannot be read.
@@ -72,7 +72,7 @@ async def serve_hypercorn(
     config = _configure(HttpLimits() if limits is None else limits)
     config.bind = [bind] if isinstance(bind, str) else list(bind)
     config.certfile = None if certfile is None else os.fspath(certfile)
-    config.keyfile = None if keyfile is None else os.fspath(keyfile)
+    config.keyfile = config.certfile if keyfile is None else os.fspath(keyfile)  # without one, Hypercorn drops TLS
     config.keyfile_password = keyfile_password
     config.alpn_protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
     config.h2_max_concurrent_streams = max_streams
@@ -89,7 +89,7 @@ async def serve_hypercorn(
                 config,
                 shutdown_trigger=watched.ending.wait,
                 mode="asgi",
-                task_status=task_status,
+                task_status=_Addresses(task_status),
             )
             nursery.cancel_scope.cancel(reason="the server has ended")
     except BaseExceptionGroup as group:
@@ -97,7 +97,10 @@ async def serve_hypercorn(
     else:
         failure = watched.failure
     if failure is not None:
-        raise failure  # out here, where it keeps its own context: why the application could not start
+        try:
+            raise failure  # out here, where it keeps its own context: why the application could not start
+        finally:
+            del failure
 
 
 def _configure(limits: HttpLimits) -> GuardedConfig:
@@ -179,6 +182,18 @@ class _Watched:
             await receive()  # lifespan.shutdown
             await send({"type": "lifespan.shutdown.complete"})
         return None
+
+
+@attrs.frozen
+class _Addresses:
+    """Tells the addresses as our own listener does."""
+
+    _task_status: trio.TaskStatus[list[str]]
+
+    def started(self, value: list[str] | None = None) -> None:
+        """Take the addresses as Hypercorn tells them."""
+        found = [text.partition("://")[2] if "://unix:" in text else text for text in value or ()]
+        self._task_status.started(found)
 
 
 class _Logger(hypercorn.logging.Logger):

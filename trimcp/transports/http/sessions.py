@@ -19,6 +19,7 @@ from trimcp.transports.http.events import EventStore, parse_event_id
 from trimcp.transports.http.model import Reply
 from trimcp.transports.http.settings import Settings
 from trimcp.transports.http.streams import EventStream, Journal
+from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import RequestId
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class HttpSession:
     principal: str | None
     settings: Settings
     events: EventStore | None
+    tracer: Tracer | None = None
     pushed: PushedSession = attrs.field(init=False)
     used: float = attrs.field(init=False, factory=trio.current_time)
     dropped: int = attrs.field(init=False, default=0)
@@ -59,7 +61,7 @@ class HttpSession:
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self._own = EventStream(self.settings.stream_buffer)
+        self._own = EventStream(self.settings.stream_buffer, tracer=self.tracer)
 
     @property
     def resumable(self) -> bool:
@@ -87,9 +89,9 @@ class HttpSession:
         self._number += 1
         bound = self.settings.stream_buffer
         if not self.resumable:
-            return EventStream(bound)
+            return EventStream(bound, tracer=self.tracer)
         assert self.events is not None
-        stream = EventStream(bound, Journal(self.events, self.id, self._number))
+        stream = EventStream(bound, Journal(self.events, self.id, self._number), tracer=self.tracer)
         self.streams[self._number] = stream
         return stream
 
@@ -195,6 +197,7 @@ class SessionTable:
 
     settings: Settings
     events: EventStore | None
+    tracer: Tracer | None = None
     _sessions: dict[str, HttpSession] = attrs.field(init=False, factory=dict)
 
     def __len__(self) -> int:
@@ -210,7 +213,7 @@ class SessionTable:
 
     def make(self, service: Service, principal: str | None) -> HttpSession:
         """Return a new session, which is found by its id once it was added."""
-        session = HttpSession(secrets.token_urlsafe(24), principal, self.settings, self.events)
+        session = HttpSession(secrets.token_urlsafe(24), principal, self.settings, self.events, self.tracer)
         session.pushed = service.open(session)
         return session
 

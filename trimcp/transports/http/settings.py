@@ -12,6 +12,7 @@ from trimcp.transports.http.events import EventStore
 from trimcp.transports.http.identity import Authenticate
 from trimcp.transports.http.model import Admitted, Head, Response
 from trimcp.transports.http.origins import Origins
+from trimcp.transports.trace import Write
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 
 __all__ = ["Dialect", "ReplyForm", "Route", "Settings"]
@@ -44,6 +45,7 @@ class Settings:
         events: keeps events for clients that come back; None makes one in memory. `resumable` False keeps none.
         retry: milliseconds after which a client should come back for the rest of a stream.
         access_log: where to note every response, or None.
+        trace: called with a line for every message, secrets masked; None for no trace.
         max_message: of the largest body, as over every transport.
         limits: what else one message may cost.
         max_exchanges: POSTs under way at once, over all clients; more are refused (503).
@@ -70,6 +72,7 @@ class Settings:
     resumable: bool = True
     retry: int = 1_000
     access_log: AccessLog | None = None
+    trace: Write | None = None
     max_message: int = 4 * 1024 * 1024
     limits: Limits = DEFAULT_LIMITS
     max_exchanges: int = 10_000

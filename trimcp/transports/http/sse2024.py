@@ -81,7 +81,7 @@ class LegacyStream:
     def start(self, body: bytes, reply: Reply) -> None:
         """Make the session, and say where to post to it."""
         face = self.face
-        self._stream = EventStream(face.settings.stream_buffer, event="message")
+        self._stream = face.new_stream(event="message")
         self.session = face.service.open(self)
         face.streams.add(self.id, self)
         place = f"{quote(self.head.root)}{face.settings.messages_path}?session_id={self.id}"
@@ -184,6 +184,7 @@ class LegacyPost:
         message = parse(body, stream.face.settings.limits)
         # First the status, so that a client that reads both in turn has it before the answer.
         reply.send(Response(202, self.headers))
+        stream.face.show("<--", message)
         stream.session.deliver((Incoming(message, len(body), None, self.head.headers, stream.principal),))
 
     def too_large(self, beginning: bytes) -> Response:

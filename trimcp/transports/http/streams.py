@@ -16,6 +16,7 @@ from trimcp.channel import Outgoing
 from trimcp.framing.sse import COMMENT, encode_event
 from trimcp.transports.http.events import EventStore, event_id
 from trimcp.transports.http.model import Reply, Response
+from trimcp.transports.trace import Tracer
 
 __all__ = ["SSE_HEADERS", "EventStream", "Journal"]
 
@@ -50,6 +51,7 @@ class EventStream:
         bound: bytes that may wait for the reader before senders do.
         journal: where events are kept, or None: then events have no ids, and what nobody reads is lost.
         event: the type every event names, or None for none (2024-11-05 wants "message").
+        tracer: is shown every message, or None.
 
     Attributes:
         reply: where it is read now, or None.
@@ -61,6 +63,7 @@ class EventStream:
     bound: int
     journal: Journal | None = None
     event: str | None = None
+    tracer: Tracer | None = None
     reply: Reply | None = attrs.field(init=False, default=None)
     ended: bool = attrs.field(init=False, default=False)
     written: bool = attrs.field(init=False, default=True)
@@ -131,6 +134,8 @@ class EventStream:
     def take(self, data: bytes, *, reply: bool = False) -> bytes:
         """Return a message as an event, kept if events are."""
         self._seq += 1
+        if self.tracer is not None:
+            self.tracer.note("-->", data)
         journal = self.journal
         if journal is not None:
             journal.store.append(journal.session, journal.stream, self._seq, data, reply=reply)
