@@ -175,6 +175,14 @@ async def test_tls(tmp_path: Path, software: str) -> None:
         assert await served.url("wss", "/ws")
 
 
+async def test_every_message_can_be_traced(tmp_path: Path) -> None:
+    file = tmp_path / "trace.txt"
+    async with serving("--http", "--port", "0", f"--trace={file}") as served:
+        await add(await served.url())
+    lines = file.read_text().splitlines()
+    assert [line.split()[1] for line in lines if "tools/call" in line or "1.5 small" in line] == ["<--", "-->"]
+
+
 async def test_websocket_alone() -> None:
     async with serving("--ws", "--port", "0", "--path", "/here") as served:
         url = await served.url("ws", "/here")
@@ -430,7 +438,6 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--port", "1", "--uds", "x"], "either on a --port or on a Unix socket"),
         (["--http", "--port", "65536"], "65536 is not in the range"),
         (["--http", "--uds", "x", "--uds-mode", "9"], "in octal, such as 660"),
-        (["--http", "--trace"], "over a network use --access-log"),
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
         (["--http", "--certfile", "nowhere"], "does not exist"),
         (["--http", "--certfile", SERVER, "--port", "0"], "cannot use the certificate"),

@@ -127,8 +127,6 @@ def run(server: str, arguments: tuple[str, ...], grace: float, trace: str | None
     """
     words = click.get_current_context().meta[_WORDS]
     options = read_options(network)
-    if options is not None and trace is not None:
-        raise click.UsageError("--trace is for one client; over a network use --access-log, or --trace of the client")
     if trace is not None:
         os.environ["TRIMCP_TRACE"] = "stderr" if trace == "-" else trace
     sys.argv = [server, *arguments]
