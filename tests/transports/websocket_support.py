@@ -146,7 +146,7 @@ def close(code: int, reason: str = "", *, masked: bool = True) -> bytes:
 
 @attrs.define(eq=False)
 class Raw:
-    """The client's end of a connection to our server, after the handshake, for saying anything."""
+    """One end of a connection, after the handshake, for saying anything."""
 
     stream: trio.abc.Stream
     _buffer: bytes = b""
@@ -156,17 +156,19 @@ class Raw:
         await self.stream.send_all(b"".join(frames))
 
     async def hear(self) -> tuple[int, bytes]:
-        """The next frame from the server: its first byte and payload; (0, b"") at the end."""
+        """The next frame: its first byte and payload; (0, b"") at the end."""
         while True:
             if len(self._buffer) >= 2:
                 size, at = self._buffer[1] & 0x7F, 2
                 if size > 125:
                     at = 4 if size == 126 else 10
                     size = int.from_bytes(self._buffer[2:at], "big")
-                if len(self._buffer) >= at + size and at <= len(self._buffer):
-                    first, payload = self._buffer[0], self._buffer[at : at + size]
-                    self._buffer = self._buffer[at + size :]
-                    return first, payload
+                masked = 4 if self._buffer[1] & 0x80 else 0
+                if len(self._buffer) >= at + masked + size:
+                    first, key = self._buffer[0], self._buffer[at : at + masked] or bytes(4)
+                    payload = self._buffer[at + masked : at + masked + size]
+                    self._buffer = self._buffer[at + masked + size :]
+                    return first, bytes(byte ^ key[n % 4] for n, byte in enumerate(payload)) if masked else payload
             try:
                 chunk = await self.stream.receive_some()
             except trio.BrokenResourceError:

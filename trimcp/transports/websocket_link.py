@@ -29,6 +29,7 @@ Shake: TypeAlias = Callable[[trio.Nursery, GatedStream], Awaitable[WebSocketConn
 _PROTOCOL_ERROR: Final = 1002
 _NOT_UTF8: Final = 1007
 _GOODBYE: Final = 1.0  # seconds for the closing handshake, or for what is said in its place
+_DRAINED: Final = 16  # reads after that
 
 _log = logging.getLogger("trimcp.websocket")
 
@@ -93,12 +94,12 @@ class Link:
 
         If a write is under way nothing more can be said, and the stream is closed under it. Cancelling closes at once.
         """
-        self.gated.let_go()
         try:
             with trio.move_on_after(_GOODBYE):
-                if self.gated.over.is_set():
+                if self.gated.over.is_set() or self._complaint is not None:
                     await self._ended.wait()  # the last words may not be out
                 elif not self.gated.writing:
+                    self.gated.let_go()
                     await self.connection.aclose(code, reason)
                     await self.stream.aclose()
         finally:
@@ -144,7 +145,7 @@ class Link:
         try:
             try:
                 async with trio.open_nursery() as nursery:
-                    self.connection = await self.shake(nursery, self.gated)
+                    self.connection = self.gated.connection = await self.shake(nursery, self.gated)
                     started = True
                     task_status.started()
                     await self._keep_alive(nursery)
@@ -160,7 +161,7 @@ class Link:
             self.gated.over.set()
             await self._last_words()
         finally:
-            crash = None  # as above
+            crash = self.gated.connection = None  # as above
             self._ended.set()
             await trio.aclose_forcefully(self.stream)
 
@@ -216,8 +217,9 @@ class Link:
                 frame = FrameProtocol(self.client, []).close(complaint.code, complaint.reason)
                 await self.stream.send_all(bytes(frame))
                 # What is not read would come back as a reset, which could overtake the words.
-                while await self.stream.receive_some(READ_SIZE):
-                    pass
+                for _ in range(_DRAINED):
+                    if not await self.stream.receive_some(READ_SIZE):
+                        break
             await self.stream.aclose()
 
 

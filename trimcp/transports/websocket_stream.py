@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.descriptors import READ_SIZE
+
+if TYPE_CHECKING:
+    from trio_websocket import WebSocketConnection
 
 __all__ = ["KEEP_ALIVE", "GatedStream", "HandshakeFailed", "KeepAlive"]
 
@@ -75,6 +78,7 @@ class GatedStream(trio.abc.Stream):
         since: ... and since when, on Trio's clock.
         unlimited: read on however much waits, because it will be dropped.
         held: bytes that wait to be flushed.
+        connection: that of which this is the stream, once there is one.
     """
 
     def __init__(self, stream: trio.abc.Stream, gate: FrameGate, request: bytes | None = None) -> None:
@@ -91,6 +95,7 @@ class GatedStream(trio.abc.Stream):
         self._met = False
         self._room = trio.Event()
         self.held = 0
+        self.connection: WebSocketConnection | None = None
         self._held: list[bytes] = []
         self._holder: trio.lowlevel.Task | None = None
         self._turn = trio.Lock()
@@ -109,7 +114,7 @@ class GatedStream(trio.abc.Stream):
         gate = self._gate
         data = gate.take(_PIECE)
         while not data:
-            if gate.fault is not None or gate.closing or self.over.is_set():
+            if gate.fault is not None or gate.closing or self._given_up:
                 self.over.set()
                 return b""
             while gate.weight >= _WINDOW and not self.unlimited:
@@ -194,6 +199,12 @@ class GatedStream(trio.abc.Stream):
         """Read on without limit: nothing more will be taken."""
         self.unlimited = True
         self._room.set()
+
+    @property
+    def _given_up(self) -> bool:
+        """Whether trio-websocket takes nothing more: it could not read what came, and a client of it would go on."""
+        closed = self.connection is not None and self.connection.closed is not None
+        return closed and not self.said_close and not self.unlimited
 
     async def _receive(self) -> bytes:
         self.reading = True
