@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 
 import pytest
 import trio
@@ -13,7 +14,7 @@ from trimcp.transports.http.h1connection import Connection
 from trimcp.transports.http.h1parser import RequestParser
 from trimcp.transports.http.h1writer import Writer
 from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Head, Response, Upgrade
+from trimcp.transports.http.model import Admitted, Head, Response, Upgrade
 from trimcp.transports.http.wires import StreamWire
 
 LIMITS = HttpLimits()
@@ -261,6 +262,40 @@ async def test_what_is_no_request_ends_the_connection(data: bytes, status: int, 
         assert answer.headers["content-type"].startswith("text/plain")
         await client.closed()
         assert "/smuggled" not in [handler.head.path for handler in site.face.handlers]
+
+
+class KnowsFewPaths(DummyFace):
+    async def admit(self, head: Head) -> Admitted:
+        known = head.path in ("/echo", "/no") or (head.path == "/ws" and head.websocket)
+        return await super().admit(head) if known else Response(404)
+
+
+async def test_mutated_requests_end_in_order(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    samples = [
+        request("POST", "/echo", body=HELLO) * 2,
+        request("POST", "/echo", "Transfer-Encoding: chunked") + b"5\r\nhello\r\n0\r\n\r\n" + request(path="/no"),
+        request("POST", "/no", "Expect: 100-continue", body=HELLO) + request("HEAD", "/echo"),
+        request("GET", "/ws", "Connection: upgrade", "Upgrade: websocket") + request(version="1.0"),
+    ]
+    choose = random.Random(20261121)
+    async with memory(KnowsFewPaths()) as site:
+        for _ in range(2_000):
+            data = bytearray(choose.choice(samples))
+            for _ in range(choose.randrange(1, 4)):
+                at = choose.randrange(len(data))
+                data[at : at + choose.choice([0, 1, 1, 5])] = choose.choice(
+                    [b"", b"\r", b"\n", b"\0", b" ", b":", b"\xff", b"0", b"9", b"\r\n\r\n", choose.randbytes(3)]
+                )
+            client = site.connect()
+            await client.send(bytes(data))
+            if choose.random() < 0.9:
+                assert isinstance(client.stream, trio.StapledStream)
+                await client.stream.send_eof()
+            await client.rest()
+            await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert (site.ended, site.connections, site.hosting.receiving) == (2_000, [], 0)
+        assert caplog.records == []
 
 
 # Time
