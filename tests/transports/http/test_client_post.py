@@ -22,6 +22,7 @@ from tests.transports.http.scripted import (
     request,
     scripted,
     shake_hands,
+    welcome,
 )
 from trimcp.transports.http.client_channel import HttpChannel
 from trimcp.wire.codes import METHOD_NOT_FOUND
@@ -103,7 +104,7 @@ async def test_an_error_is_delivered_whatever_the_status_and_whatever_its_id(sta
             {"jsonrpc": "2.0", "id": id, "error": {"code": -32021, "message": "no", "data": [1]}}, status
         )
 
-    (message,), server = await ask(handle)
+    (message,), server = await ask(handle, request(1, "tools/list"))
     assert message == ErrorResponse(1, -32021, "no", [1])
     assert len(server.asked) == 1
 
@@ -214,6 +215,17 @@ async def test_a_refusal_without_an_error_loses_the_request(status: int, why: st
         assert why in message.message
         assert channel.obituary() == message.message
         assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_what_a_gatekeeper_says_is_no_answer_of_the_servers(status: int) -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.json({"jsonrpc": "2.0", "id": 1, "error": {"code": -32600, "message": "no\nway"}}, status)
+
+    (message,), _ = await ask(handle)
+    assert isinstance(message, Lost)
+    assert str(status) in message.message
+    assert "'no\\nway'" in message.message
 
 
 async def test_a_redirect_to_another_origin_loses_the_request_and_says_why() -> None:
@@ -486,6 +498,34 @@ async def test_a_stream_that_cannot_be_taken_up_loses_the_request(
         assert "ended before the answer" in message.message
         assert len([each for each in server.called("GET") if "last-event-id" in each.headers]) == attempts
         assert len(server.called("tools/call")) == 1
+
+
+async def test_a_stream_of_a_session_that_is_gone_is_not_taken_up_in_another(autojump_clock: object) -> None:
+    sessions = 0
+
+    async def handle(exchange: Exchange) -> None:
+        nonlocal sessions
+        if exchange.called == "initialize":
+            sessions += 1
+            await exchange.result(welcome(), mcp_session_id=f"s{sessions}")
+        elif exchange.called == "notifications/initialized":
+            await exchange.respond(202)
+        elif not exchange.body:
+            await exchange.respond(405)
+        elif exchange.called == "tools/call":
+            await hang_up(exchange)
+        elif exchange.headers["mcp-session-id"] == "s1":
+            await exchange.respond(404)
+        else:
+            await exchange.result()
+
+    async with scripted(handle) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await channel.send([request(1, modern=False), request(2, "tools/list", modern=False)])
+        found = await receive(channel, 4)
+        (lost,) = [each for each in found if isinstance(each, Lost) and each.id == 1]
+        assert "ended before the answer" in lost.message
+        assert all("last-event-id" not in each.headers for each in server.called("GET"))
 
 
 async def test_without_ids_there_is_nothing_to_take_up(autojump_clock: object) -> None:

@@ -190,6 +190,20 @@ async def test_the_end_of_the_stream_is_the_end_of_the_connection(mode: str) -> 
         assert channel.obituary() is not None
 
 
+async def test_the_endpoint_is_relative_to_where_the_stream_really_is() -> None:
+    old = Old(b"event: endpoint\ndata: messages\n\n")
+
+    async def moved(exchange: Exchange) -> None:
+        if exchange.method == "GET" and exchange.target == "/mcp":
+            await exchange.respond(307, b"", {"location": "/deep/down/sse"})
+        else:
+            await old(exchange)
+
+    async with scripted(moved) as server, server.target(mode="sse").connect() as channel:
+        await shake_hands(channel)
+        assert server.called("initialize")[0].target == "/deep/down/messages"
+
+
 async def test_a_modern_probe_is_answered_without_asking_the_server() -> None:
     async with scripted(Old()) as server, server.target(mode="sse").connect() as channel:
         await channel.send([request(0, "server/discover")])

@@ -21,12 +21,15 @@ from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Htt
 from trimcp.wire.jsonrpc import ErrorResponse, Message, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
-__all__ = ["ACCEPT", "SESSION", "VERSION", "Handshake", "method_of"]
+__all__ = ["ACCEPT", "LISTEN", "SESSION", "VERSION", "Handshake", "method_of"]
 
 SESSION: Final = "mcp-session-id"
 VERSION: Final = "mcp-protocol-version"
 ACCEPT: Final = {"accept": f"{JSON_TEXT}, {EVENT_STREAM}", "content-type": JSON_TEXT}
 """The headers of every POST."""
+
+LISTEN: Final = {"accept": EVENT_STREAM, "accept-encoding": "identity"}
+"""The headers of every GET: what compresses a stream tends to hold its events back."""
 
 _LONGEST_SESSION_ID: Final = 1024
 _TOO_SOON: Final = 5.0

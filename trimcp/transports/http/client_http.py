@@ -72,6 +72,11 @@ class Reply:
         return self._response.status_code
 
     @property
+    def url(self) -> httpx2.URL:
+        """Where it came from, after redirects."""
+        return self._response.url
+
+    @property
     def content_type(self) -> str:
         """The media type without parameters, in lower case; "" where there is none."""
         return self.header("content-type").partition(";")[0].strip().lower()

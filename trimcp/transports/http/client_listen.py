@@ -14,7 +14,7 @@ import trio
 from trimcp.channel import Incoming
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
-from trimcp.transports.http.client_handshake import Handshake
+from trimcp.transports.http.client_handshake import LISTEN, Handshake
 from trimcp.transports.http.client_http import EVENT_STREAM, Cut, Http
 from trimcp.transports.http.client_inbox import Inbox
 from trimcp.transports.http.client_policy import PASSING, Patience
@@ -81,7 +81,7 @@ class Listener:
         """Open the stream and read it to its end; whether to open it again."""
         road = self._road
         session_id = road.handshake.session_id
-        headers = {"accept": EVENT_STREAM, **road.handshake.headers(), **cursor.header}
+        headers = {**LISTEN, **road.handshake.headers(), **cursor.header}
         async with road.http.open("GET", headers, written=self.written.set) as reply:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 self._opened = True

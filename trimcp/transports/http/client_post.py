@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 import attrs
@@ -17,7 +16,7 @@ import trio
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
-from trimcp.transports.http.client_handshake import ACCEPT, SESSION, VERSION, Handshake, method_of
+from trimcp.transports.http.client_handshake import ACCEPT, LISTEN, SESSION, VERSION, Handshake, method_of
 from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge
 from trimcp.transports.http.client_inbox import Inbox
 from trimcp.transports.http.client_policy import (
@@ -247,9 +246,11 @@ class Post:
             return lost
         failures = 0
         while failures <= road.patience.retries:
-            if not cursor.header or road.handshake.session_id != session_id:
+            if not cursor.header:
                 return lost
             await trio.sleep(road.patience.pause(failures) if cursor.retry is None else cursor.retry)
+            if road.handshake.session_id != session_id:
+                return lost  # another session knows nothing of this stream
             cursor.moved = False
             try:
                 trouble = await self._take_up(cursor)
@@ -264,7 +265,7 @@ class Post:
 
     async def _take_up(self, cursor: Cursor) -> Trouble | None:
         road = self._road
-        headers: Mapping[str, str] = {"accept": EVENT_STREAM, **road.handshake.headers(), **cursor.header}
+        headers = {**LISTEN, **road.handshake.headers(), **cursor.header}
         async with road.http.open("GET", headers) as reply:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 await self._read_events(reply, cursor)

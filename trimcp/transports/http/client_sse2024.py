@@ -20,7 +20,7 @@ import trio
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
-from trimcp.transports.http.client_handshake import VERSION, method_of
+from trimcp.transports.http.client_handshake import LISTEN, VERSION, method_of
 from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge, origin
 from trimcp.transports.http.client_inbox import Inbox
 from trimcp.transports.http.client_policy import Patience, Trouble, error_in, refusal
@@ -93,12 +93,13 @@ class EventRoad:
     async def _read(self) -> str:
         road = self._road
         scope = trio.CancelScope(deadline=trio.current_time() + self._timeout)
+        base = road.http.url
 
         async def take(event: Event) -> None:
             if self._endpoint is not None:
                 await self._take(event)
             elif self.why is None:
-                self.why = self._begin(event)
+                self.why = self._begin(event, base)
                 if self.why is None:
                     scope.deadline = math.inf
                 else:
@@ -107,9 +108,10 @@ class EventRoad:
         broken: Cut | None = None
         try:
             with scope:
-                async with road.http.open("GET", {"accept": EVENT_STREAM}) as reply:
+                async with road.http.open("GET", LISTEN) as reply:
                     if reply.status != 200 or reply.content_type != EVENT_STREAM:
                         return refusal(reply.status, None, reply.elsewhere)
+                    base = reply.url
                     broken = await read_events(reply, Cursor(), road.max_message, take)
         except Cut as cut:
             broken = cut
@@ -119,13 +121,13 @@ class EventRoad:
             return f"the server named no endpoint in {self._timeout:g} s"
         return "the server ended its event stream" if broken is None else broken.why
 
-    def _begin(self, event: Event) -> str | None:
+    def _begin(self, event: Event, base: httpx2.URL) -> str | None:
         """Take the first event, which says where to POST; return what is wrong with it."""
         if event.event != "endpoint":
             return "the server's first event does not name an endpoint"
         http = self._road.http
         try:
-            target = http.resolve(event.data.decode().strip())
+            target = http.resolve(event.data.decode().strip(), base)
         except UnicodeDecodeError:
             target = None
         if target is None:
