@@ -148,6 +148,25 @@ async def test_a_death_during_initialize_tells_the_servers_last_words() -> None:
             pass
 
 
+class Command:
+    """A server that is started by a command, and dies."""
+
+    command = ("python", "server.py")
+
+    def connect(self) -> Any:
+        return Scripted(lambda message: "die").connect()
+
+
+async def test_only_what_is_started_by_a_command_can_be_tried_by_hand() -> None:
+    with pytest.raises(ConnectionLost, match="Run the command by hand"):
+        async with Client("c").connect(Command(), revision=LATEST_LEGACY):
+            pass
+    with pytest.raises(ConnectionLost) as caught:
+        async with Client("c").connect(Scripted(lambda message: "die"), revision=LATEST_LEGACY):
+            pass
+    assert "command" not in str(caught.value)
+
+
 async def test_a_server_that_names_another_modern_revision_is_asked_again_with_it() -> None:
     def picky(message: dict[str, Any]) -> Any:
         if server.methods.count("server/discover") == 1:

@@ -172,7 +172,8 @@ class Client:
         for, so put `trio.fail_after` around the opening where that matters.
 
         Args:
-            target: what `trimcp.stdio` returns, a `MessageChannel`, or an async context manager that yields one.
+            target: what `trimcp.stdio`, `trimcp.http` or `trimcp.websocket` returns, a `MessageChannel`, or an async
+                context manager that yields one.
             revision: speak exactly this one; by default the newest that both sides know.
 
         Raises:

@@ -69,7 +69,8 @@ async def connecting(client: Client, target: Target, revision: Revision | str | 
             channel = await stack.enter_async_context(_opened(target))
             facade = _make(client, offered)
             await stack.enter_async_context(driving(facade.session, channel))
-            negotiation = _Negotiation(facade, offered, client.probe_timeout, channel)
+            started = getattr(target, "command", None) is not None
+            negotiation = _Negotiation(facade, offered, client.probe_timeout, channel, started)
             move = await negotiation.run(move)
             if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable):
                 move = Decision(Next.INITIALIZE, move.revision, move.why)
@@ -125,8 +126,8 @@ def _opened(target: Target) -> AbstractAsyncContextManager[Road]:
     if isinstance(target, AbstractAsyncContextManager):
         return target
     raise LocalError(
-        f"cannot connect to {type(target).__name__}; pass what trimcp.stdio(...) or trimcp.in_process(server) "
-        "returns, or a MessageChannel"
+        f"cannot connect to {type(target).__name__}; pass what trimcp.stdio(...), trimcp.http(url), "
+        "trimcp.websocket(url) or trimcp.in_process(server) returns, or a MessageChannel"
     )
 
 
@@ -147,6 +148,7 @@ class _Negotiation:
     offered: tuple[Revision, ...]
     patience: float
     channel: Road
+    started: bool
     probed: int = attrs.field(init=False, default=0)
 
     @property
@@ -237,7 +239,9 @@ class _Negotiation:
         obituary = self.channel.obituary()
         if obituary is not None:
             text += f": {obituary}"
-        return f"{text}\nRun the command by hand to see whether it is a server that speaks MCP over this transport."
+        if self.started:
+            text += "\nRun the command by hand to see whether it is a server that speaks MCP over this transport."
+        return text
 
 
 def _server_info(raw: dict[str, Any], revision: Revision | None) -> Implementation | None:
