@@ -159,7 +159,7 @@ class Call:
         with trio.CancelScope(shield=self.shielded):
             while self.stalled:
                 await self._lot.park()
-        await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
         if self.error is not None:
             raise self.error
         self.events.append(event)

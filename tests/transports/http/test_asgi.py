@@ -26,6 +26,8 @@ from tests.transports.http.asgi_support import (
     websocket_scope,
 )
 from trimcp.transports.http.asgi import AsgiApp
+from trimcp.transports.http.asgi_reply import AsgiReply
+from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.model import Head, Reply, Response
 
 
@@ -192,7 +194,29 @@ async def test_what_the_server_has_not_taken_waits() -> None:
         assert reply.waiting == 0
         assert woken.is_set()
         assert handler.writables == writables + 1
-        reply.finish()
+        reply.finish(b"x")
+    assert handler.writables == writables + 1
+
+
+async def test_room_comes_before_everything_was_taken() -> None:
+    reply = AsgiReply(1000)
+    reply.start(Response(200, TEXT, b"x" * 65536))
+    reply.write(b"y" * 900)
+    woken = trio.Event()
+
+    async def wait() -> None:
+        await reply.room()
+        woken.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        reply.taken(len(reply.take()) - 101)
+        await wait_all_tasks_blocked()
+        assert not woken.is_set()
+        reply.taken(1)
+        await woken.wait()
+    assert reply.waiting == 1000
 
 
 @pytest.mark.parametrize("stalled", [False, True])
@@ -218,6 +242,7 @@ async def test_a_client_that_leaves_is_noticed_whatever_the_server_does(stalled:
         assert reply.waiting == 0
         reply.write(b"into the void")
         reply.finish()
+        assert reply.waiting == 0
         with trio.fail_after(1):
             await reply.room()
     assert not call.finished
@@ -264,18 +289,40 @@ async def test_the_disconnect_after_the_last_event_is_none() -> None:
 
 async def test_a_last_event_nobody_takes_is_not_waited_for_long(autojump_clock: object) -> None:
     face = DummyFace()
-    face["/"] = Response(200, TEXT, b"all")
+    face["/"] = handler = DummyHandler(open_stream)
     async with app_of(face, limits=QUICK) as app, calling(app, http_scope()) as call:
         call.body()
-        while not call.data:
-            await trio.lowlevel.checkpoint()
+        await wait_all_tasks_blocked()
+        assert handler.reply is not None
         call.shielded, call.stalled = False, True
+        handler.reply.finish()
         await wait_all_tasks_blocked()
         began = trio.current_time()
         call.leave()
         await call.over.wait()
         assert trio.current_time() - began == pytest.approx(1, abs=0.01)
     assert not call.finished
+    assert handler.disconnects == 0
+
+
+@pytest.mark.parametrize("last", [False, True])
+async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: object, last: bool) -> None:
+    face = DummyFace()
+    face["/"] = handler = DummyHandler(open_stream)
+    async with app_of(face) as app, calling(app, http_scope()) as call:
+        call.body()
+        await wait_all_tasks_blocked()
+        assert handler.reply is not None
+        call.shielded, call.stalled = False, True
+        began = trio.current_time()
+        if last:
+            handler.reply.finish()
+        else:
+            handler.reply.write(b"x")
+        await call.over.wait()
+        assert trio.current_time() - began == pytest.approx(HttpLimits().stall_timeout, abs=0.1)
+    assert handler.disconnects == int(not last)
+    assert face.ended == [("/", 200, 0)]
 
 
 async def test_an_abort_leaves_the_response_without_an_end() -> None:

@@ -111,7 +111,8 @@ async def test_what_is_no_message_ends_the_connection(event: dict[str, Any], cod
 
     async with connected(serve) as (call, _):
         call.put.send_nowait({"type": "websocket.receive", **event})
-        say(call, request(2).data.decode())
+        call.put.send_nowait({"type": "websocket.receive", "bytes": b"{}"})
+        say(call, "x" * 2000)
         await wait_all_tasks_blocked()
         assert call.events[1:] == [{"type": "websocket.close", "code": code}]
         assert not call.over.is_set(), "the peer has to see the close before the connection ends"
@@ -139,6 +140,17 @@ async def test_our_close_comes_after_what_was_sent() -> None:
         kinds = [event["type"] for event in call.events]
         assert kinds == ["websocket.accept", "websocket.send", "websocket.send", "websocket.close"]
         assert call.events[-1]["code"] == 1000
+        call.leave()
+        with trio.fail_after(1):
+            await call.over.wait()
+
+
+async def test_a_session_that_forgets_to_close_is_closed() -> None:
+    async def serve(channel: MessageChannel) -> None:
+        await channel.send([request(1)])
+
+    async with connected(serve) as (call, _):
+        assert call.events[-1] == {"type": "websocket.close", "code": 1000}
         call.leave()
 
 

@@ -200,11 +200,20 @@ async def test_tls_agrees_on_a_protocol(identity: Identity, http2: bool) -> None
     assert served.failure is None
 
 
+async def test_the_key_may_stand_in_the_file_of_the_certificate(identity: Identity, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(identity.keyfile.read_bytes() + identity.certfile.read_bytes())
+    async with serving(AsgiApp(hello().running), certfile=both) as served:
+        assert served.address.startswith("https://")
+        async with httpx2.AsyncClient(base_url=served.address, verify=identity.client) as client:
+            assert (await client.get("/here")).content == b"hello"
+
+
 async def test_a_unix_socket(tmp_path: Path) -> None:
     face = hello()
     path = tmp_path / "mcp.sock"
     async with serving(AsgiApp(face.running), bind=f"unix:{path}") as served:
-        assert served.address == f"http://unix:{path}"
+        assert served.address == f"unix:{path}"
         transport = httpx2.AsyncHTTPTransport(uds=str(path))
         async with httpx2.AsyncClient(base_url="http://localhost", transport=transport) as client:
             assert (await client.get("/here")).content == b"hello"
@@ -485,6 +494,18 @@ async def test_ordinary_lives_and_deaths_are_quiet(caplog: pytest.LogCaptureFixt
                 assert b" 400 " in await read_until(stream, b"\r\n\r\n")
             await settle()
     assert [record.getMessage() for record in caplog.records if record.name.startswith(("trimcp", "hyper"))] == []
+
+
+async def test_headers_of_http_2_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """The client here logs what it encodes, and never decodes a token."""
+    with caplog.at_level(logging.DEBUG):
+        async with serving(AsgiApp(hello().running)) as served:
+            client = await h2_client(served)
+            async with client.stream:
+                number = await client.request(b"/here", extra=[(b"authorization", b"Bearer secret")])
+                assert await client.response(number) == (200, b"hello")
+    assert "Adding b'authorization'=b'Bearer secret'" in caplog.text
+    assert "Decoded (b'authorization'" not in caplog.text
 
 
 async def test_a_handler_that_crashes_is_one_error(caplog: pytest.LogCaptureFixture) -> None:

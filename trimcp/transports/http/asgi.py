@@ -29,8 +29,8 @@ RunFace: TypeAlias = Callable[[], AbstractAsyncContextManager[Face]]
 """Makes a context manager that yields a face and runs what it needs for as long as its block runs."""
 
 _NOT_TRIO: Final = (
-    "this ASGI application runs only on Trio: serve it with `trimcp run --http --server hypercorn`, with "
-    "trimcp.serve_hypercorn, or with `hypercorn --worker-class trio`"
+    "this ASGI application runs only on Trio: serve it with trimcp.transports.http.hypercorn.serve_hypercorn, or with "
+    "`hypercorn --worker-class trio`"
 )
 _NO_LIFESPAN: Final = (
     "a request came before the lifespan of the ASGI application: let the server run it, or, where the application is "

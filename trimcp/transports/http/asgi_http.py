@@ -152,7 +152,7 @@ class HttpCall:
     async def _watch(self, reply: AsgiReply, handler: Handler | None, scope: trio.CancelScope) -> None:
         """Learn of the client's leaving, which sending does not tell, and drop what else it sends."""
         while (event := await self._receive())["type"] == "http.request":
-            self._received = self._received or not event.get("more_body", False)
+            self._received = not event.get("more_body", False)
             self._drained += len(event.get("body", b""))
             if self._received or self._drained > self.limits.linger_bytes:
                 self._enough.set()

@@ -89,7 +89,7 @@ def _is_loopback(server: tuple[str, int | None] | None) -> bool:
     if server is None or server[1] is None:
         return True
     try:
-        address = ipaddress.ip_address(server[0].partition("%")[0])
+        address = ipaddress.ip_address(server[0])
     except ValueError:
         return True
     mapped = getattr(address, "ipv4_mapped", None)

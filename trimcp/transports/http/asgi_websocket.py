@@ -93,7 +93,7 @@ class WebSocketCall:
 class AsgiWebSocket(MessageChannel):
     """One JSON-RPC message per text message. (docs/design/websocket.md)
 
-    A send that was cut short has sent whole messages only, but nobody knows how many: the channel is broken.
+    A send that was cut short has sent whole messages only, and breaks nothing; nobody knows how many.
 
     Args:
         max_message: bytes of the largest message taken in; a larger one ends the connection with 1009.
@@ -122,7 +122,6 @@ class AsgiWebSocket(MessageChannel):
     _obituary: str | None = attrs.field(init=False, default=None)
     _sending: bool = attrs.field(init=False, default=False)
     _receiving: bool = attrs.field(init=False, default=False)
-    _broken: bool = attrs.field(init=False, default=False)
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -138,14 +137,10 @@ class AsgiWebSocket(MessageChannel):
         self._sending = True
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            if self._broken and not self._closed:
-                raise trio.BrokenResourceError("an earlier send failed or was cut short")
-            self._broken = True  # until the server has the last message
             for message in batch:
                 await self._leaving.send(message.data.decode())
                 self.sent += len(message.data)
             await self._leaving.send(None)  # taken once the server has what came before
-            self._broken = False
         except trio.ClosedResourceError:
             if self._closed:
                 raise trio.ClosedResourceError("this channel was closed") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import attrs
@@ -27,6 +28,8 @@ _log = logging.getLogger("trimcp.http")
 AsgiApplication: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _FOREVER = 1 << 62
+
+_serving: ContextVar[bool] = ContextVar("_serving", default=False)
 
 
 async def serve_hypercorn(
@@ -79,6 +82,7 @@ async def serve_hypercorn(
     config.graceful_timeout = grace
     watched = _Watched(app)
     failure: BaseException | None
+    served = _serving.set(True)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end, config, watched.ending, grace)
@@ -96,6 +100,8 @@ async def serve_hypercorn(
         failure = _alone(group)
     else:
         failure = watched.failure
+    finally:
+        _serving.reset(served)
     if failure is not None:
         try:
             raise failure  # out here, where it keeps its own context: why the application could not start
@@ -201,3 +207,14 @@ class _Logger(hypercorn.logging.Logger):
 
     async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
         await self.debug(message, *args, **kwargs)
+
+
+class _Hush(logging.Filter):
+    """Holds back what the header codec of HTTP/2 logs about requests to us: every header, tokens and all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _serving.get()
+
+
+for _name in ("hpack.hpack", "hpack.table"):
+    logging.getLogger(_name).addFilter(_Hush())
