@@ -548,6 +548,24 @@ async def test_the_client_shows_the_dashboard_and_comes_back(
     nursery.cancel_scope.cancel()
 
 
+async def test_the_client_asks_a_missing_server_ever_more_rarely(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    client, times = load("dashboard_client"), []
+
+    class Missing:
+        @asynccontextmanager
+        async def connect(self) -> AsyncIterator[Any]:
+            times.append(trio.current_time())
+            raise OSError("refused")
+            yield
+
+    nursery.start_soon(client.stay_connected, Missing(), 0, client.View(), lambda: None)
+    await trio.sleep(100)
+    assert times == [0, 1, 3, 7, 15, 31, 61, 91]
+    nursery.cancel_scope.cancel()
+
+
 async def test_the_client_shows_how_far_its_batch_job_is(dashboard: ModuleType) -> None:
     client = load("dashboard_client")
     view, seen = client.View(), []
