@@ -14,35 +14,32 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_task
 from trimcp.transports.http.wires import PrefixedStream, SocketWire, StreamWire, Wire
 
 
-def unix_socket() -> tuple[Wire, socket.socket]:
+def unix_socket() -> tuple[Wire, trio.socket.SocketType]:
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    return SocketWire(ours), theirs
+    return SocketWire(ours), trio.socket.from_stdlib_socket(theirs)
 
 
-def tcp_socket() -> tuple[Wire, socket.socket]:
+def tcp_socket() -> tuple[Wire, trio.socket.SocketType]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         theirs = socket.create_connection(listening.getsockname())
         ours, _ = listening.accept()
-    theirs.setblocking(False)
-    return SocketWire(ours), theirs
+    return SocketWire(ours), trio.socket.from_stdlib_socket(theirs)
 
 
-def stream() -> tuple[Wire, socket.socket]:
+def stream() -> tuple[Wire, trio.socket.SocketType]:
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    return StreamWire(trio.SocketStream(trio.socket.from_stdlib_socket(ours))), theirs
+    return StreamWire(trio.SocketStream(trio.socket.from_stdlib_socket(ours))), trio.socket.from_stdlib_socket(theirs)
 
 
 EVERY = pytest.mark.parametrize("make", [unix_socket, tcp_socket, stream])
 SOCKETS = pytest.mark.parametrize("make", [unix_socket, tcp_socket])
-Make = Callable[[], tuple[Wire, socket.socket]]
+Make = Callable[[], tuple[Wire, trio.socket.SocketType]]
 
 
 @EVERY
 async def test_it_reads_until_the_end(make: Make) -> None:
     wire, peer = make()
-    peer.send(b"one")
+    await peer.send(b"one")
     assert await wire.read(2) == b"on"
     assert await wire.read(100) == b"e"
     peer.close()
@@ -68,11 +65,11 @@ async def test_a_reader_is_woken_and_nothing_is_lost(make: Make, nursery: trio.N
     wire.wake()
     await wait_all_tasks_blocked()
     assert results == [None]
-    peer.send(b"later")
+    await peer.send(b"later")
     assert await wire.read(100) == b"later"
     with trio.move_on_after(0):
         await wire.read(100)
-    peer.send(b"last")
+    await peer.send(b"last")
     assert await wire.read(100) == b"last"
     await wire.close()
     peer.close()
@@ -82,7 +79,7 @@ async def test_a_reader_is_woken_and_nothing_is_lost(make: Make, nursery: trio.N
 async def test_it_writes_at_once_what_is_taken(make: Make, nursery: trio.Nursery) -> None:
     wire, peer = make()
     assert wire.try_write(b"hello") == 5
-    assert peer.recv(100) == b"hello"
+    assert await peer.recv(100) == b"hello"
     pending = bytearray(b"x" * 10_000_000)
     taken = wire.try_write(bytes(pending))
     assert 0 < taken < 10_000_000
@@ -98,7 +95,7 @@ async def test_it_writes_at_once_what_is_taken(make: Make, nursery: trio.Nursery
 
     nursery.start_soon(write)
     received = 0
-    async with trio.SocketStream(trio.socket.from_stdlib_socket(peer)) as rest:
+    async with trio.SocketStream(peer) as rest:
         async for data in rest:
             received += len(data)
     assert received == 10_000_000
@@ -119,10 +116,8 @@ async def test_waking_the_reader_leaves_the_writer_alone(nursery: trio.Nursery) 
     wire.wake()
     await wait_all_tasks_blocked()
     assert written == []
-    with pytest.raises(BlockingIOError):
-        while True:
-            peer.recv(1_000_000)
-    await wait_all_tasks_blocked()
+    while not written:
+        await peer.recv(1_000_000)
     assert written == [10]
     await wire.close()
     peer.close()
@@ -163,8 +158,8 @@ async def test_closing_ends_whoever_drains(make: Make, nursery: trio.Nursery) ->
 async def test_the_end_can_be_said_before_closing(make: Make) -> None:
     wire, peer = make()
     await wire.shut_write()
-    assert peer.recv(1) == b""
-    peer.send(b"still heard")
+    assert await peer.recv(1) == b""
+    await peer.send(b"still heard")
     assert await wire.read(100) == b"still heard"
     peer.close()
     await wire.shut_write()
@@ -177,9 +172,9 @@ async def test_a_reset_is_told_from_an_end() -> None:
         await wire.close(reset=reset)
         if reset:
             with pytest.raises(ConnectionResetError):
-                peer.recv(1)
+                await peer.recv(1)
         else:
-            assert peer.recv(1) == b""
+            assert await peer.recv(1) == b""
         peer.close()
 
 
@@ -197,15 +192,15 @@ async def test_a_stream_can_take_over(make: Make) -> None:
     wire, peer = make()
     stream = PrefixedStream(b"prefix", wire.into_stream())
     await wire.close()  # is not ours to close any more
-    peer.send(b" and the rest")
+    await peer.send(b" and the rest")
     assert await stream.receive_some(3) == b"pre"
     assert await stream.receive_some() == b"fix"
     assert await stream.receive_some() == b" and the rest"
     await stream.wait_send_all_might_not_block()
     await stream.send_all(b"answer")
-    assert peer.recv(100) == b"answer"
+    assert await peer.recv(100) == b"answer"
     await stream.aclose()
-    assert peer.recv(1) == b""
+    assert await peer.recv(1) == b""
     peer.close()
 
 

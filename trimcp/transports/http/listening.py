@@ -12,15 +12,17 @@ import socket
 import ssl
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
 from trimcp.errors import LocalError
 
 __all__ = ["open_tcp", "open_unix", "peer_name", "tls_context", "url_of"]
+
+_Addresses: TypeAlias = Sequence[tuple[int, tuple[object, ...]]]
 
 _TRIES: Final = 10  # to find a port that is free on every address
 
@@ -41,34 +43,36 @@ async def open_tcp(
     Raises:
         LocalError: the address is not ours, is taken, or is not allowed to us; the text says which.
     """
-    where = f"{host or '*'}:{port}"
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-        for left in reversed(range(_TRIES)):
-            try:
-                sockets = _open_each(addresses, port, reuse_port)
-                break
-            except OSError as error:
-                if port or not left or error.errno != errno.EADDRINUSE:
-                    raise
+        sockets = _open_all(addresses, port, reuse_port, backlog)
     except OSError as error:
-        raise LocalError(f"cannot listen on {where}: {error.strerror or error}") from error
+        raise LocalError(f"cannot listen on {host or '*'}:{port}: {error.strerror or error}") from error
     for sock in sockets:
         if sys.platform == "linux":
             # Connections inherit it.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unacknowledged * 1_000))
-        sock.listen(backlog)
     return sockets
 
 
-def _open_each(addresses: list[tuple[int, tuple[object, ...]]], port: int, reuse_port: bool) -> list[socket.socket]:
+def _open_all(addresses: _Addresses, port: int, reuse_port: bool, backlog: int) -> list[socket.socket]:
+    for _ in range(_TRIES if port == 0 else 0):
+        try:
+            return _open_each(addresses, port, reuse_port, backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _open_each(addresses, port, reuse_port, backlog)
+
+
+def _open_each(addresses: _Addresses, port: int, reuse_port: bool, backlog: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     try:
         for family, address in addresses:
             try:
-                sockets.append(_open_one(family, (address[0], port, *address[2:]), reuse_port))
+                sockets.append(_open_one(family, (address[0], port, *address[2:]), reuse_port, backlog))
             except OSError as error:
                 # A name may have an address of a family that this machine does not use.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -87,7 +91,7 @@ def _open_each(addresses: list[tuple[int, tuple[object, ...]]], port: int, reuse
     return sockets
 
 
-def _open_one(family: int, address: tuple[object, ...], reuse_port: bool) -> socket.socket:
+def _open_one(family: int, address: tuple[object, ...], reuse_port: bool, backlog: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":
@@ -99,6 +103,7 @@ def _open_one(family: int, address: tuple[object, ...], reuse_port: bool) -> soc
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
         sock.bind(address)
+        sock.listen(backlog)
     except BaseException:
         sock.close()
         raise
@@ -123,20 +128,9 @@ def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int =
     if not hasattr(socket, "AF_UNIX"):
         raise LocalError("this system has no Unix sockets")
     _check_free(path)
-    temporary = f"{path}.{secrets.token_hex(4)}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
-            sock.bind(temporary)
-            try:
-                os.chmod(temporary, mode)
-                sock.listen(backlog)
-                made = os.stat(temporary)
-                os.rename(temporary, path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            made = _put(sock, path, mode, backlog)
         except OSError as error:
             raise LocalError(f"cannot listen on {path!r}: {error.strerror or error}") from error
         try:
@@ -145,8 +139,22 @@ def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int =
             with suppress(OSError):
                 if os.path.samestat(made, os.stat(path)):  # else somebody has replaced it
                     os.unlink(path)
-    finally:
-        sock.close()
+
+
+def _put(sock: socket.socket, path: str, mode: int, backlog: int) -> os.stat_result:
+    """Listen under another name first, so that nobody finds a socket that is not ready or has the wrong mode."""
+    temporary = f"{path}.{secrets.token_hex(4)}"
+    sock.bind(temporary)
+    try:
+        os.chmod(temporary, mode)
+        sock.listen(backlog)
+        made = os.stat(temporary)
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return made
 
 
 def _check_free(path: str) -> None:
