@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
+import ssl
+import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,7 +39,9 @@ from tests.transports.websocket_support import (
 )
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.check_channel import check_channel
+from trimcp.transports.http.listening import open_tcp
 from trimcp.transports.http.model import Upgrade
+from trimcp.transports.http.wires import SocketWire, StreamWire
 from trimcp.transports.websocket_client import WebSocketServer
 from trimcp.wire.jsonrpc import Batch, Malformed, Request
 
@@ -456,6 +461,22 @@ async def test_compression_is_not_agreed_to(autojump_clock: MockClock) -> None:
     answer = await shake(head, Upgrade(serve, "mcp", 1000), early=close(1000))
     assert b"deflate" not in answer
     assert b"Sec-WebSocket-Protocol: mcp\r\n" in answer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there does the system cut connections that are not read")
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_busy_client_may_leave_unread_what_it_wants(tls: bool) -> None:
+    (listening,) = await open_tcp("127.0.0.1", 0, unacknowledged=2)
+    with listening, socket.create_connection(listening.getsockname()):
+        sock, _ = listening.accept()
+        stream: trio.abc.Stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        if tls:
+            stream = trio.SSLStream(stream, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), server_side=True)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 2000
+        wire = StreamWire(stream) if tls else SocketWire(sock)
+        wire.into_stream()
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+        sock.close()
 
 
 async def test_a_client_that_leaves_during_the_handshake(autojump_clock: MockClock) -> None:

@@ -23,7 +23,7 @@ from trimcp.transports.websocket_link import Link
 from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits, Message, parse
 
-__all__ = ["QUEUE", "SUBPROTOCOL", "WebSocketChannel", "serve_upgraded"]
+__all__ = ["QUEUE", "SUBPROTOCOL", "WebSocketChannel", "opened", "serve_upgraded"]
 
 SUBPROTOCOL: Final = "mcp"
 """What clients offer in Sec-WebSocket-Protocol, and servers agree to where it is offered."""

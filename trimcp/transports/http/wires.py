@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from typing import Final, Protocol
 
 import trio
@@ -129,7 +130,7 @@ class SocketWire:
     def into_stream(self) -> trio.abc.Stream:
         """See `Wire.into_stream`."""
         self._open = False
-        return trio.SocketStream(trio.socket.from_stdlib_socket(self._sock))
+        return _patient(trio.SocketStream(trio.socket.from_stdlib_socket(self._sock)))
 
     async def close(self, *, reset: bool = False) -> None:
         """See `Wire.close`. Does not wait at all."""
@@ -199,7 +200,7 @@ class StreamWire:
     def into_stream(self) -> trio.abc.Stream:
         """See `Wire.into_stream`."""
         self._open = False
-        return self._stream
+        return _patient(self._stream)
 
     async def close(self, *, reset: bool = False) -> None:
         """See `Wire.close`."""
@@ -213,6 +214,18 @@ class StreamWire:
             else:
                 scope.deadline = trio.current_time() + 1
                 await self._stream.aclose()
+
+
+def _patient(stream: trio.abc.Stream) -> trio.abc.Stream:
+    """Let the peer leave unread for long what it wants: who takes over from HTTP has its own signs of life."""
+    transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    if sys.platform == "linux" and isinstance(transport, trio.SocketStream):
+        try:
+            # The system counts as unacknowledged also what is acknowledged, but finds no room (see `open_tcp`).
+            transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        except OSError:
+            pass  # a Unix socket, or gone
+    return stream
 
 
 class PrefixedStream(trio.abc.Stream):
