@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import Final
 
 import attrs
+import trio
 
 from trimcp.channel import Outgoing
 from trimcp.framing.sse import COMMENT, encode_event
@@ -84,9 +85,10 @@ class EventStream:
         return self.reply is not None and self.reply.waiting >= self.bound
 
     async def room(self) -> None:
-        """Wait until the reader has taken enough, or has left."""
+        """Wait until the reader has taken enough, or has left; always a checkpoint, since hosts have their own marks."""
         if self.reply is not None:
             await self.reply.room()
+        await trio.lowlevel.checkpoint()
 
     def open(self, reply: Reply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
         """Let this response carry the stream from now on; `first` are bytes to begin with."""
