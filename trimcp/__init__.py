@@ -51,6 +51,7 @@ if typing.TYPE_CHECKING:
     from trimcp.transports.http.client import HttpServer
     from trimcp.transports.http.events import EventStore, MemoryEvents
     from trimcp.transports.http.events_sqlite import SqliteEvents
+    from trimcp.transports.http.hypercorn import serve_hypercorn
     from trimcp.transports.http.identity import Principal, Refused, bearer_tokens
     from trimcp.transports.http.limits import HttpLimits
     from trimcp.transports.http.origins import Origins
@@ -116,6 +117,7 @@ else:
         "transports.http.client": "HttpServer",
         "transports.http.events": "EventStore MemoryEvents",
         "transports.http.events_sqlite": "SqliteEvents",
+        "transports.http.hypercorn": "serve_hypercorn",
         "transports.http.identity": "Principal Refused bearer_tokens",
         "transports.http.limits": "HttpLimits",
         "transports.http.origins": "Origins",
@@ -253,6 +255,7 @@ __all__ = [
     "run_http",
     "run_stdio",
     "serve_http",
+    "serve_hypercorn",
     "serve_stdio",
     "serve_websocket",
     "stdio",

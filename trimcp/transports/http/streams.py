@@ -85,7 +85,7 @@ class EventStream:
         return self.reply is not None and self.reply.waiting >= self.bound
 
     async def room(self) -> None:
-        """Wait until the reader has taken enough, or has left; always a checkpoint, since hosts have their own marks."""
+        """Wait until the reader has taken enough, or has left; always a checkpoint: hosts have marks of their own."""
         if self.reply is not None:
             await self.reply.room()
         await trio.lowlevel.checkpoint()
