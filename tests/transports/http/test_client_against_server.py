@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import ssl
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
+import trustme
 from trio.testing import wait_all_tasks_blocked
 
 import trimcp
@@ -252,3 +256,54 @@ async def test_connections_are_used_again(revision: Revision) -> None:
             for n in range(30):
                 await echo(session, str(n))
     assert opened <= 3
+
+
+# TLS and HTTP/2
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def certfile(authority: trustme.CA, tmp_path: Path) -> str:
+    path = tmp_path / "server.pem"
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
+    return str(path)
+
+
+async def test_a_certificate_is_checked(
+    authority: trustme.CA, certfile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_service_nursery() as nursery:
+        serve = partial(trimcp.serve_http, make_server(Journal()), port=0, certfile=certfile)
+        (url,) = await nursery.start(serve)
+        assert url.startswith("https://")
+        with pytest.raises(trimcp.ConnectionLost, match=r"cannot connect to https://127.*certificate"):
+            async with trimcp.Client("c").connect(HttpServer(url, retries=0)):
+                pass
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        async with trimcp.Client("c").connect(HttpServer(url)) as session:
+            await echo(session, "seen by nobody else")
+
+
+async def test_a_client_of_ones_own_may_speak_http2_and_is_told_what_that_costs(
+    authority: trustme.CA, certfile: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    async with open_service_nursery() as nursery:
+        serve = partial(trimcp.serve_http, make_server(Journal()), port=0, certfile=certfile, software="hypercorn")
+        (url,) = await nursery.start(serve)
+        async with (
+            httpx2.AsyncClient(verify=context, http2=True, limits=httpx2.Limits(max_connections=1)) as http,
+            trimcp.Client("c").connect(HttpServer(url, client=http)) as session,
+            trio.open_nursery() as calls,
+        ):
+            for n in range(20):
+                calls.start_soon(echo, session, str(n))
+        nursery.cancel_scope.cancel()
+    (warning,) = [record for record in caplog.records if record.name == "trimcp.http"]
+    assert "HTTP/2" in warning.getMessage()

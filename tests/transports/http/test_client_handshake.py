@@ -184,6 +184,18 @@ async def test_many_requests_that_meet_the_loss_cause_one_handshake() -> None:
         assert len(server.called("initialize")) == 2
 
 
+async def test_a_session_may_be_forgotten_again_once_something_was_answered_in_it() -> None:
+    server_side = Forgetful()
+    async with scripted(server_side) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await server.wait_for("GET")
+        for n in range(1, 4):
+            server_side.known = False
+            await channel.send([request(n, modern=False)])
+            assert Response(n, {}) in await receive(channel, 2)
+        assert len(server.called("initialize")) == 4
+
+
 async def test_a_session_that_is_forgotten_again_right_away_is_lost(autojump_clock: object) -> None:
     server_side = Forgetful()
     server_side.forgets_at_once = True

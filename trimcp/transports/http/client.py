@@ -84,8 +84,8 @@ class HttpServer:
         mode: which of the two transports to speak. "auto" begins with Streamable HTTP and turns to HTTP+SSE when
             the server knows neither it nor the handshake.
         client: an `httpx2.AsyncClient` of your own, with its proxies, certificates and authentication; it is not
-            closed. Its limits have to allow as many connections as there are calls under way; its timeouts are
-            not used.
+            closed. Its limits have to allow as many connections as there are calls under way, its timeouts are
+            not used, and it should speak HTTP/1.1: over HTTP/2 httpx2 does not tell a server that a call was given up.
         retries: how often a request is sent again where that is safe: if nothing of it was sent, or if it only
             reads (lists, `resources/read`, `prompts/get`, `completion/complete`, `server/discover`, `ping`).
         retry_calls: send `tools/call` again, too, although it may then be carried out twice.

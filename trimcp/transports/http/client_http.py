@@ -142,6 +142,7 @@ class Http:
     _headers: Mapping[str, str] = attrs.field(repr=False)
     _timeout: httpx2.Timeout
     _auth: httpx2.BasicAuth | None = attrs.field(repr=False)
+    _warned: bool = attrs.field(init=False, default=False)
     _moved: dict[httpx2.URL, httpx2.URL] = attrs.field(init=False, factory=dict)
 
     @asynccontextmanager
@@ -174,6 +175,7 @@ class Http:
                 response = await self._send(method, {**self._headers, **headers}, content, url or self.url, written)
             try:
                 self.last_status = status_text(response.status_code)
+                self._note_version(response)
                 yield Reply(response, self)
             finally:
                 await response.aclose()
@@ -207,6 +209,15 @@ class Http:
                 self._moved[url] = target
             url = target
             redirects += 1
+
+    def _note_version(self, response: httpx2.Response) -> None:
+        if response.http_version == "HTTP/2" and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%s is reached over HTTP/2, where httpx2 does not say that a stream was given up: calls that are "
+                "cancelled go on there. Make the client with http2=False.",
+                origin(self.url),
+            )
 
     def target(self, response: httpx2.Response) -> httpx2.URL | None:
         """Return where a redirect points to, without credentials that it may name; None for any other reply."""
@@ -371,7 +382,10 @@ def _tracer(written: Callable[[], object]) -> Callable[[str, Any], Awaitable[Non
 
 def _reason(error: BaseException) -> str:
     """Say why an exchange failed. What the library quotes of the server's bytes is cut and escaped."""
-    text = str(error) or type(error).__name__
+    told: BaseException | None = error
+    while told is not None and not str(told):
+        told = told.__cause__ or told.__context__  # what TLS has to say is some levels down
+    text = type(error).__name__ if told is None else str(told)
     return text[:_LONGEST].encode("ascii", "backslashreplace").decode().replace("\n", " ")
 
 

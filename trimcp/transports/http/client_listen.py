@@ -62,7 +62,6 @@ class Listener:
         road = self._road
         cursor = Cursor()
         failures = 0
-        session_id = road.handshake.session_id
         while True:
             cursor.moved = False
             try:
@@ -71,8 +70,6 @@ class Listener:
             except Cut as cut:
                 _log.debug("the stream for what is unasked could not be opened: %s", cut.why)
             self.written.set()
-            if road.handshake.session_id != session_id:
-                return  # the new session has a listener of its own
             failures = 0 if cursor.moved else failures + 1
             pause = max(_AT_LEAST, road.patience.pause(failures))
             await trio.sleep(pause if cursor.retry is None else max(cursor.retry, road.patience.pause(failures)))
