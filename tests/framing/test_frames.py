@@ -110,7 +110,7 @@ def test_a_message_of_the_limit_passes_and_a_larger_one_does_not() -> None:
     assert pass_through(gate, whole, [1000]) == whole
     assert not gate.oversized
     assert events_of(pass_through(gate, frame(FIN | TEXT, request(7, LIMIT)), [1000])) == [TextMessage("")]
-    told = gate.oversized.popleft()
+    told = gate.oversized.pop(0)
     assert isinstance(told, Malformed)
     assert (told.id, told.reason) == (7, "size")
 

@@ -287,13 +287,25 @@ async def test_a_trace_shows_what_passes() -> None:
 # Servers that misbehave after the handshake
 
 
-async def accept(stream: trio.abc.Stream, *more: bytes) -> Raw:
+async def accept(stream: trio.abc.Stream, *more: bytes, extra: bytes = b"") -> Raw:
     """Accept a WebSocket by hand, agreeing to no subprotocol, with frames in the same write."""
     _, headers, rest = await read_head(stream)
     token = generate_accept_token(headers["sec-websocket-key"].encode())
     head = b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + token
-    await stream.send_all(head + b"\r\n\r\n" + b"".join(more))
+    await stream.send_all(head + extra + b"\r\n\r\n" + b"".join(more))
     return Raw(stream, rest)
+
+
+@pytest.mark.parametrize("extra", [b"Sec-WebSocket-Protocol: other", b"Sec-WebSocket-Extensions: permessage-deflate"])
+async def test_a_server_that_agrees_to_what_was_not_offered(autojump_clock: MockClock, extra: bytes) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await accept(stream, extra=b"\r\n" + extra)
+        assert await stream.receive_some() == b""
+
+    async with answering(answer) as port:
+        with pytest.raises(ConnectionLost, match="no handshake of a WebSocket"):
+            async with WebSocketServer(f"ws://127.0.0.1:{port}").connect():
+                raise AssertionError
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ A WebSocket library behind this gate sees what came, except that
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum, auto
 from typing import Final
 
@@ -95,13 +94,13 @@ class FrameGate:
     def __init__(self, max_message: int, *, masked: bool) -> None:
         self.fault: Fault | None = None
         self.closing = False
-        self.oversized: deque[Malformed] = deque()
+        self.oversized: list[Malformed] = []
         self.messages = 0
         self.weight = 0
         self._max_message = max_message
         self._masked = masked
         self._rest = b""  # the beginning of a header
-        self._out: deque[bytes | memoryview] = deque()
+        self._out: list[bytes | memoryview] = []
         self._waiting = 0  # bytes in it
         self._ready = False  # it holds the end of a frame
         # The frame under way, its kind None between two frames:
@@ -154,11 +153,11 @@ class FrameGate:
         """Return what may be handed on now, at most so many bytes; b"" for nothing yet."""
         if not self._out or (not self._ready and self._waiting < _PIECE):
             return b""
-        piece = self._out.popleft()
+        piece = self._out.pop(0)
         if len(piece) > max_bytes:
             whole = memoryview(piece)
             piece = whole[:max_bytes]
-            self._out.appendleft(whole[max_bytes:])
+            self._out.insert(0, whole[max_bytes:])
         self._waiting -= len(piece)
         self._ready = self._ready and bool(self._out)
         return bytes(piece)

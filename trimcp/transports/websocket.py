@@ -148,7 +148,7 @@ class WebSocketChannel(MessageChannel):
         self._link.gated.taken(len(data))
         message: Message
         if not data and self._link.gate.oversized:
-            message = self._link.gate.oversized.popleft()
+            message = self._link.gate.oversized.pop(0)
         else:
             message = parse(data, self._limits)
         return Incoming(message, len(data), None, self._headers, self._principal)
