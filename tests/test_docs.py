@@ -168,16 +168,18 @@ def rows(page: str) -> list[list[str]]:
 
 
 def test_the_table_of_errors_is_complete() -> None:
-    said = {row[0]: row[1:4] for row in rows("reference/errors.md")}
+    said = {row[0]: row[1:5] for row in rows("reference/errors.md")}
     for kind in ERRORS.values():
-        expected = [kind.name, f"`{kind.reason}`", "yes" if kind.retryable else "no"]
+        expected = [kind.name, f"`{kind.reason}`", "yes" if kind.retryable else "no", str(kind.http_status)]
         assert said.get(f"`{kind.code}`") == expected
 
 
-def test_the_table_of_limits_is_complete() -> None:
+def test_the_tables_of_limits_are_complete() -> None:
     said = {row[0].strip("`"): row[1] for row in rows("reference/limits.md")}
-    for field in attrs.fields(Limits):
-        assert said.get(field.name) == f"{field.default:,}", field.name
+    for kind in (Limits, trimcp.HttpLimits, trimcp.HttpSettings, trimcp.MemoryEvents):
+        for field in attrs.fields(kind):
+            if type(field.default) in (int, float):
+                assert said.pop(field.name) == f"{field.default:,}", field.name
 
 
 def test_the_table_of_exit_codes_is_complete() -> None:

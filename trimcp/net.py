@@ -136,7 +136,7 @@ async def serve_http(
         task_status: `await nursery.start(serve_http, ...)` returns the URLs it listens on.
 
     Raises:
-        OSError: the address is taken, or not ours.
+        LocalError: it cannot listen there, or cannot use the certificate; the text says why (Hypercorn: OSError).
     """
     stop = trio.Event() if stop is None else stop
     settings = Settings() if settings is None else settings

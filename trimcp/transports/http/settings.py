@@ -21,10 +21,10 @@ ReplyForm: TypeAlias = Literal["auto", "json", "sse"]
 """How a POST is answered: as JSON until there is something to stream, always as JSON, or always as events."""
 
 Route: TypeAlias = Callable[[Head], Awaitable[Admitted]]
-"""Answers requests to a path of the application's own."""
+"""Answers requests to a path of the application's own, after the checks of Host, Origin and identity."""
 
 Dialect: TypeAlias = Callable[[Head, bytes], Response | None]
-"""Looks at a POST body that is no JSON-RPC, and answers it if it is of a protocol it knows."""
+"""Looks at the body of a POST to the endpoint, and answers it if it is of a protocol it knows; else returns None."""
 
 
 @attrs.frozen(kw_only=True)
