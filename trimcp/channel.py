@@ -134,6 +134,9 @@ class MessageChannel(ABC):
     mirrors_headers: bool = False
     """Whether `Outgoing.headers` reach the peer (HTTP); servers then compare them with the body."""
 
+    half_open: bool = True
+    """Whether the peer still reads after it has closed its side (a pipe). If not, its requests are cancelled then."""
+
     @abstractmethod
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send every message of the batch, in order, in as few writes as possible.

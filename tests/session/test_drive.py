@@ -218,6 +218,26 @@ async def test_requests_received_get_their_grace_after_the_peer_closed_its_side(
     assert seen == [None, CancelReason.DISCONNECTED]
 
 
+async def test_requests_are_cancelled_at_once_where_nobody_reads_after_the_peer_closed() -> None:
+    seen: list[Any] = []
+
+    async def run(ctx: Any) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            seen.append(ctx.cancel_reason)
+
+    async with served({"run": run}, limits=Limits(eof_grace=60)) as (wire, session):
+        wire.half_open = False
+        wire.feed(call(1))
+        await wait_all_tasks_blocked()
+        wire.leave()
+        with trio.fail_after(1):
+            await session.closed.wait()
+            await session.wait_idle()
+    assert seen == [CancelReason.DISCONNECTED]
+
+
 async def test_a_writer_that_breaks_ends_the_session_and_its_handlers() -> None:
     seen: list[Any] = []
 

@@ -38,6 +38,14 @@ async def test_without_faults_they_keep_the_contract() -> None:
     await check_channel(make)
 
 
+@pytest.mark.parametrize("kind", [SlowChannel, FaultyChannel])
+def test_they_can_do_what_the_channel_inside_can(kind: type[SlowChannel | FaultyChannel]) -> None:
+    inside, _ = memory_channels()
+    inside.half_open, inside.mirrors_headers = False, True
+    outside = kind(inside)
+    assert (outside.half_open, outside.mirrors_headers) == (False, True)
+
+
 async def test_delays_run_on_trios_clock(autojump_clock: MockClock) -> None:
     left, right = memory_channels()
     async with SlowChannel(left, send_delay=5) as slow_sender, SlowChannel(right, receive_delay=7) as slow_reader:

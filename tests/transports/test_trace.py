@@ -25,6 +25,13 @@ async def test_contract() -> None:
     await check_channel(make)
 
 
+def test_what_a_channel_can_do_is_what_the_watched_one_can() -> None:
+    watched, _ = memory_channels()
+    watched.half_open, watched.mirrors_headers = False, True
+    channel = traced(watched, lambda line: None)
+    assert (channel.half_open, channel.mirrors_headers) == (False, True)
+
+
 async def test_every_message_is_one_line_with_direction() -> None:
     lines: list[str] = []
     left, right = memory_channels()

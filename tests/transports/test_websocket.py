@@ -260,6 +260,7 @@ async def test_close_codes() -> None:
         with pytest.raises(trio.EndOfChannel):
             await server.receive()
         assert server.obituary() == "the peer closed the WebSocket with code 1000 (normal)"
+        assert not server.half_open
     async with connected() as (client, server):
         assert client.obituary() is None
         await server.aclose()

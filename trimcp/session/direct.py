@@ -104,12 +104,12 @@ class DirectEnd:
             return
         session.lose("the peer closed the connection")
         assert session.runner is not None
-        session.runner.nursery.start_soon(wind_down, session)
+        session.runner.nursery.start_soon(wind_down, session, session.limits.eof_grace)
 
 
-async def wind_down(session: Session) -> None:
-    """End a session whose peer is gone: its handlers get their grace, then they are cancelled."""
-    with trio.move_on_after(session.limits.eof_grace):
+async def wind_down(session: Session, grace: float) -> None:
+    """End a session whose peer is gone: its handlers get `grace` seconds, then they are cancelled."""
+    with trio.move_on_after(grace):
         await session.wait_idle()
     session.cancel_jobs(CancelReason.DISCONNECTED)
     await session.wait_idle()

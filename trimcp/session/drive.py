@@ -111,7 +111,7 @@ async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[N
 
 
 async def _read(session: Session, channel: MessageChannel) -> None:
-    """Deliver what arrives, until the peer leaves; then give handlers their grace and end the session."""
+    """Deliver what arrives, until the peer leaves; then end the session, with grace for handlers it may still read."""
     try:
         while True:
             session.deliver(await channel.receive())
@@ -121,7 +121,7 @@ async def _read(session: Session, channel: MessageChannel) -> None:
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
         session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
     log.debug("the peer is gone: %s", session.lost)
-    await wind_down(session)
+    await wind_down(session, session.limits.eof_grace if channel.half_open else 0)
 
 
 async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scope: trio.CancelScope) -> None:

@@ -33,6 +33,7 @@ class SlowChannel(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers: bool = self.channel.mirrors_headers
+        self.half_open: bool = self.channel.half_open
         self._reading.set()
 
     def stop_reading(self) -> None:
@@ -90,6 +91,7 @@ class FaultyChannel(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers: bool = self.channel.mirrors_headers
+        self.half_open: bool = self.channel.half_open
         self._random = random.Random(self.seed)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:

@@ -168,6 +168,7 @@ class _Traced(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers = self._channel.mirrors_headers
+        self.half_open = self._channel.half_open
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         # Before they are sent: an answer must not appear above its question, nor a torn message nowhere.

@@ -69,6 +69,8 @@ class WebSocketChannel(MessageChannel):
         headers: put on every message.
     """
 
+    half_open = False
+
     _link: Link
     _limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
     _principal: str | None = attrs.field(default=None, kw_only=True)

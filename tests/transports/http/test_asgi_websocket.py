@@ -65,6 +65,7 @@ async def test_messages_say_who_sent_them() -> None:
     arrived: list[Incoming] = []
 
     async def serve(channel: MessageChannel) -> None:
+        assert not channel.half_open
         arrived.extend(await channel.receive())
 
     async with connected(serve, principal="ada", headers={"x-a": "1"}) as (call, _):

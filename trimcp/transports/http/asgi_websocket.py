@@ -106,6 +106,8 @@ class AsgiWebSocket(MessageChannel):
         sent: bytes of messages handed to the server.
     """
 
+    half_open = False
+
     max_message: int
     principal: str | None = None
     headers: Mapping[str, str] | None = None
