@@ -83,6 +83,44 @@ async def test_a_body_too_large_is_answered_with_its_beginning_read() -> None:
     assert handler.reply is None
 
 
+async def test_a_length_above_the_limit_is_answered_without_reading_on() -> None:
+    face = DummyFace()
+    face["/"] = handler = DummyHandler()
+    scope = http_scope(headers=[(b"host", b"localhost"), (b"content-length", b"1001")])
+    async with app_of(face) as app, calling(app, scope) as call:
+        call.body(b"x" * 10, more=True)
+        await wait_all_tasks_blocked()
+        assert (call.status, call.data) == (413, b"10")
+        call.body()
+    assert handler.reply is None
+
+
+async def test_of_a_body_that_is_too_large_little_is_copied() -> None:
+    face = DummyFace()
+    face["/"] = DummyHandler(max_body=1_000_000)
+    async with app_of(face) as app, calling(app, http_scope()) as call:
+        call.body(b"x" * 2_000_000)
+    assert (call.status, call.data) == (413, b"65536")
+
+
+async def test_all_unfinished_bodies_together_are_bounded() -> None:
+    face = DummyFace()
+    face["/"] = DummyHandler()
+    async with app_of(face, limits=HttpLimits(max_bodies=1_500)) as app, calling(app, http_scope()) as first:
+        first.body(b"x" * 900, more=True)
+        await wait_all_tasks_blocked()
+        async with calling(app, http_scope()) as second:
+            second.body(b"x" * 601, more=True)
+            second.body()
+        assert second.status == 503
+        first.leave()
+        await first.over.wait()
+        third = await call_once(app, http_scope(), b"x" * 1_000)
+        assert third.status == 200
+        fourth = await call_once(app, http_scope(), b"x" * 1_000)
+        assert fourth.status == 200
+
+
 async def test_a_client_that_keeps_sending_after_its_answer_is_not_heard_for_long(autojump_clock: object) -> None:
     face = DummyFace()
     async with app_of(face, limits=QUICK) as app:
@@ -265,6 +303,24 @@ async def test_nobody_waits_for_a_client_whose_server_shields_its_writes() -> No
         await handler.reply.room()
         assert not call.over.is_set()
         call.read_on()
+
+
+async def test_a_response_its_client_did_not_wait_for_gets_no_end() -> None:
+    """Else Hypercorn would be told that a response of known length is over which is not."""
+    face = DummyFace()
+    face["/"] = handler = DummyHandler(lambda body, reply: reply.send(Response(200, TEXT, b"x" * 200_000)))
+    async with app_of(face) as app, calling(app, http_scope()) as call:
+        call.body()
+        while not call.events:
+            await trio.lowlevel.checkpoint()
+        call.stalled = True
+        await wait_all_tasks_blocked()
+        call.leave()
+        await wait_all_tasks_blocked()
+        assert handler.disconnects == 1
+        call.read_on()
+    assert len(call.data) < 200_000
+    assert all(event.get("more_body", True) for event in call.events)
 
 
 async def test_the_disconnect_after_the_last_event_is_none() -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.transports.http.asgi_http import HttpCall
+from trimcp.transports.http.asgi_http import Bodies, HttpCall
 from trimcp.transports.http.asgi_scope import Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi_websocket import WebSocketCall
 from trimcp.transports.http.limits import HttpLimits
@@ -55,6 +55,7 @@ class AsgiApp:
     running: RunFace
     root: str = attrs.field(default="", kw_only=True)
     limits: HttpLimits = attrs.field(factory=HttpLimits, kw_only=True)
+    _bodies: Bodies = attrs.field(init=False, factory=Bodies)
     _face: Face | None = attrs.field(init=False, default=None)
     _entered: bool = attrs.field(init=False, default=False)
     _warned: bool = attrs.field(init=False, default=False)
@@ -72,7 +73,7 @@ class AsgiApp:
             raise RuntimeError(_NOT_TRIO)
         elif kind == "http":
             face, head = self._meet(scope)
-            await HttpCall(face, head, self.limits, receive, send).run()
+            await HttpCall(face, head, self.limits, self._bodies, receive, send).run()
         elif kind == "websocket":
             face, head = self._meet(scope)
             await WebSocketCall(face, head, scope, receive, send).run()

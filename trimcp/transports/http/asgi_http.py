@@ -16,9 +16,22 @@ from trimcp.transports.http.asgi_scope import AsgiEvent, Receive, Send, plain
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.model import Face, Handler, Head, Response, Upgrade
 
-__all__ = ["HttpCall", "response_start"]
+__all__ = ["Bodies", "HttpCall", "response_start"]
 
 _BODILESS: Final = frozenset((204, 304))
+_BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
+_MAX_DIGITS: Final = 18
+
+
+@attrs.define(eq=False)
+class Bodies:
+    """What the calls of one application have in common.
+
+    Attributes:
+        receiving: bytes of the bodies that are not complete.
+    """
+
+    receiving: int = 0
 
 
 def response_start(kind: str, response: Response, length: int | None) -> AsgiEvent:
@@ -37,11 +50,13 @@ class HttpCall:
         face: who answers.
         head: of the request.
         limits: how large and slow a request may be.
+        bodies: what it has in common with others.
     """
 
     face: Face
     head: Head
     limits: HttpLimits
+    bodies: Bodies
     _receive: Receive
     _send: Send
     _status: int = attrs.field(init=False, default=0)
@@ -80,18 +95,31 @@ class HttpCall:
 
     async def _read(self, handler: Handler) -> bytes | Response | None:
         """Return the body, the answer to one that is too large or too slow, or None if the client left."""
-        body, most = bytearray(), handler.max_body
-        with trio.move_on_after(self.limits.body_timeout):
-            while not self._received:
-                event = await self._receive()
-                if event["type"] != "http.request":
-                    return None
-                self._received = not event.get("more_body", False)
-                body += event.get("body", b"")
-                if len(body) > most:
-                    return handler.too_large(bytes(body[:most]))
-            return bytes(body)
-        return plain(408, "the body took too long")
+        body, bodies, most = bytearray(), self.bodies, handler.max_body
+        announced = self._announced()
+        try:
+            with trio.move_on_after(self.limits.body_timeout):
+                while not self._received:
+                    event = await self._receive()
+                    if event["type"] != "http.request":
+                        return None
+                    self._received = not event.get("more_body", False)
+                    piece = event.get("body", b"")
+                    body += piece
+                    bodies.receiving += len(piece)
+                    if max(len(body), announced) > most:
+                        return handler.too_large(bytes(body[: min(most, _BEGINNING)]))
+                    if bodies.receiving > self.limits.max_bodies:
+                        return plain(503, "too much is being received; try again later")
+                return bytes(body)
+            return plain(408, "the body took too long")
+        finally:
+            bodies.receiving -= len(body)
+
+    def _announced(self) -> int:
+        """Return how large the body will be, as far as its head says; the server has checked that."""
+        length = self.head.headers.get("content-length", "")
+        return int(length[:_MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 
     # The response
 
@@ -116,7 +144,7 @@ class HttpCall:
         if head is not None:
             await self._send(response_start("http.response.start", head, reply.length))
             self._status = head.status
-        while not reply.aborted:  # what has no end is cut by the server
+        while not (reply.aborted or reply.lost):  # what has no end is cut by the server
             await reply.news()
             if piece := reply.take():
                 if self.head.method != "HEAD" and not await self._body(piece):
