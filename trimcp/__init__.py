@@ -49,6 +49,7 @@ if typing.TYPE_CHECKING:
     from trimcp.transports.child import StdioServer
     from trimcp.transports.http.access import AccessLog, JsonFormatter
     from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client import Timeouts as HttpTimeouts
     from trimcp.transports.http.events import EventStore, MemoryEvents
     from trimcp.transports.http.events_sqlite import SqliteEvents
     from trimcp.transports.http.hypercorn import serve_hypercorn
@@ -114,7 +115,7 @@ else:
         "session.statistics": "Statistics",
         "transports.child": "StdioServer",
         "transports.http.access": "AccessLog JsonFormatter",
-        "transports.http.client": "HttpServer",
+        "transports.http.client": "HttpServer HttpTimeouts=Timeouts",
         "transports.http.events": "EventStore MemoryEvents",
         "transports.http.events_sqlite": "SqliteEvents",
         "transports.http.hypercorn": "serve_hypercorn",
@@ -187,6 +188,7 @@ __all__ = [
     "HttpLimits",
     "HttpServer",
     "HttpSettings",
+    "HttpTimeouts",
     "Icon",
     "Image",
     "ImageContent",

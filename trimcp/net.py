@@ -22,6 +22,7 @@ from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.app import HttpFace
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.settings import Settings
+from trimcp.transports.stream import CLIENT_MAX_MESSAGE
 from trimcp.transports.trace import Write
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from trimcp.server.server import Server
     from trimcp.transports.http.asgi import AsgiApp
-    from trimcp.transports.http.client import HttpServer, Mode
+    from trimcp.transports.http.client import HttpServer, Mode, Timeouts
     from trimcp.transports.websocket_client import WebSocketServer
 
 __all__ = ["Software", "asgi_app", "http", "http_face", "run_http", "serve_http", "serve_websocket", "websocket"]
@@ -297,7 +298,10 @@ def http(
     mode: Mode = "auto",
     uds: str | None = None,
     client: httpx2.AsyncClient | None = None,
+    timeouts: Timeouts | None = None,
+    retries: int = 3,
     retry_calls: bool = False,
+    max_message: int = CLIENT_MAX_MESSAGE,
     trace: Write | None = None,
 ) -> HttpServer:
     """Name a server that is reached over HTTP, for `client.connect(trimcp.http("http://127.0.0.1:8000/mcp"))`.
@@ -310,10 +314,13 @@ def http(
         mode: "auto", or "streamable" or "sse" to try one transport only.
         uds: path of a Unix socket to connect to; the host of `url` is then only a name.
         client: an `httpx2.AsyncClient` of your own, with its proxies and certificates.
+        timeouts: how long the steps of an exchange may take.
+        retries: how often a request is sent again where that is safe: nothing of it was sent, or it only reads.
         retry_calls: send `tools/call` again where its answer was lost, although it may be carried out twice.
+        max_message: bytes of the largest message taken from the server.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
-    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client import HttpServer, Timeouts
 
     return HttpServer(
         url,
@@ -321,7 +328,10 @@ def http(
         uds,
         mode,
         client,
+        timeouts=Timeouts() if timeouts is None else timeouts,
+        retries=retries,
         retry_calls=retry_calls,
+        max_message=max_message,
         trace=trace or trace_from_environment(),
     )
 
