@@ -83,15 +83,18 @@ async def test_a_body_too_large_is_answered_with_its_beginning_read() -> None:
     assert handler.reply is None
 
 
-async def test_a_length_above_the_limit_is_answered_without_reading_on() -> None:
+async def test_of_a_body_that_is_known_to_be_too_large_only_the_beginning_is_kept() -> None:
     face = DummyFace()
-    face["/"] = handler = DummyHandler()
-    scope = http_scope(headers=[(b"host", b"localhost"), (b"content-length", b"1001")])
-    async with app_of(face) as app, calling(app, scope) as call:
-        call.body(b"x" * 10, more=True)
+    face["/"] = handler = DummyHandler(max_body=1_000_000)
+    scope = http_scope(headers=[(b"host", b"localhost"), (b"content-length", b"1000001")])
+    async with app_of(face, limits=HttpLimits(max_bodies=150_000)) as app, calling(app, scope) as call:
+        for _ in range(10):
+            call.body(b"x" * 65_536, more=True)
         await wait_all_tasks_blocked()
-        assert (call.status, call.data) == (413, b"10")
-        call.body()
+        assert not call.events
+        call.body(b"x" * 344_640, more=True)
+        call.body(b"x")
+    assert (call.status, call.data) == (413, b"65536")
     assert handler.reply is None
 
 

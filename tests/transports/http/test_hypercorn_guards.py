@@ -14,6 +14,7 @@ from typing import Any
 import h2.errors
 import h2.events
 import hypercorn.trio
+import priority
 import pytest
 import trio
 from hypercorn.config import Config
@@ -196,6 +197,27 @@ async def test_a_request_hypercorn_does_not_expect_costs_its_stream(
     assert not caplog.records
 
 
+@Dying
+@Guarded
+async def test_priorities_are_nobodys_burden(guarded: bool, caplog: pytest.LogCaptureFixture) -> None:
+    face, _ = download()
+    with guard(guarded, "streams", "alive"):
+        async with serving(AsgiApp(face.running)) as served:
+            client = await h2_client(served)
+            async with client.stream:
+                for number in range(3, 3 + 2 * 1_001, 2):
+                    client.connection.prioritize(number, weight=1 + number % 256)
+                await client.flush()
+                if guarded:
+                    assert await client.response(await client.request(b"/here")) == (200, b"hello")
+                else:
+                    with trio.fail_after(2):
+                        await served.ended.wait()
+    gc.collect()
+    assert isinstance(served.failure, type(None) if guarded else priority.TooManyStreamsError)
+    assert not caplog.records
+
+
 async def test_only_websockets_are_connected_to() -> None:
     async with serving(AsgiApp(download()[0].running)) as served:
         client = await h2_client(served)
@@ -319,6 +341,20 @@ async def test_a_close_right_behind_what_is_too_large_is_heard(guarded: bool) ->
             assert bool(face.ended) is guarded
 
 
+@Guarded
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [(frame(1, b"\xff"), 1007), (frame(0, b"x"), 1002), (b"\x81\x01x", 1002), (frame(1, b"x", rsv1=True), 1002)],
+)
+async def test_who_breaks_the_protocol_is_told(guarded: bool, frames: bytes, code: int) -> None:
+    face, _ = download()
+    with guard(guarded, "messages"):
+        async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
+            await stream.send_all(frames)
+            said = await read_until(stream, b"never")
+            assert said[2:4] == (code.to_bytes(2, "big") if guarded else b"")
+
+
 # idle
 
 
@@ -333,6 +369,19 @@ async def test_a_client_that_closes_an_idle_connection_is_let_go(guarded: bool) 
                 await settle()
             await settle()
             assert await served.alive() is guarded
+
+
+@Guarded
+@pytest.mark.parametrize("more", [b"", b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\0\0\0\0\0\0\0\5\1\0\0\0\0\1\x82"])
+async def test_who_begins_with_http_2_and_says_nothing_is_not_waited_for(guarded: bool, more: bytes) -> None:
+    face, _ = download()
+    with guard(guarded, "idle"):
+        app, limits = AsgiApp(face.running), HttpLimits(head_timeout=0.1)
+        async with serving(app, limits=limits, grace=0) as served, await served.connect() as stream:
+            await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + more)
+            with trio.move_on_after(0.5 if not guarded else 5) as scope:
+                await read_until(stream, b"never")
+            assert scope.cancelled_caught is not guarded
 
 
 # stall

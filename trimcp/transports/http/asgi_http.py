@@ -95,8 +95,8 @@ class HttpCall:
 
     async def _read(self, handler: Handler) -> bytes | Response | None:
         """Return the body, the answer to one that is too large or too slow, or None if the client left."""
-        body, bodies, most = bytearray(), self.bodies, handler.max_body
-        announced = self._announced()
+        body, bodies, most, size = bytearray(), self.bodies, handler.max_body, 0
+        hopeless = self._announced() > most
         try:
             with trio.move_on_after(self.limits.body_timeout):
                 while not self._received:
@@ -105,9 +105,13 @@ class HttpCall:
                         return None
                     self._received = not event.get("more_body", False)
                     piece = event.get("body", b"")
-                    body += piece
-                    bodies.receiving += len(piece)
-                    if max(len(body), announced) > most:
+                    size += len(piece)
+                    # Also if it is known to be too large it is read so far: a client that sends everything before it
+                    # listens would lose the answer to a reset.
+                    if not (hopeless and len(body) >= _BEGINNING):
+                        body += piece
+                        bodies.receiving += len(piece)
+                    if size > most:
                         return handler.too_large(bytes(body[: min(most, _BEGINNING)]))
                     if bodies.receiving > self.limits.max_bodies:
                         return plain(503, "too much is being received; try again later")

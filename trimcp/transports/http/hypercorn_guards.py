@@ -6,11 +6,13 @@ have a `GuardedConfig`: others in the process stay as they are. What they replac
 
     window      HTTP/2 sends do not wait for the client's window: the writer is woken by a drain that moved nothing. And
                 one that does wait is not woken by the connection's end.
-    streams     A body that goes on after its answer, a path that is no ASCII, and a CONNECT over HTTP/2 each end the
-                server. A response that is cut off leaves its stream open for ever.
+    streams     A body that goes on after its answer, a path that is no ASCII, a CONNECT and a thousand priorities over
+                HTTP/2 each end the server. A response that is cut off leaves its stream open for ever.
     messages    A message goes on growing after it was refused as too large; one that is compressed is inflated before
-                anybody looks at its size (58 KB to 60 MB); data before the handshake's end ends the server.
-    idle        A connection that its client closed while it was idle stays open until it would have been too long idle.
+                anybody looks at its size (58 KB to 60 MB); data before the handshake's end ends the server. Who breaks
+                the protocol is not told so.
+    idle        A connection that its client closed while it was idle stays open until it would have been too long idle,
+                and one that begins with HTTP/2 and then says nothing for ever.
     stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
                 task, and the server's shutdown, for ever.
     alive       Any exception on a connection ends the server, such as BusyResourceError when a WebSocket peer stops
@@ -35,9 +37,11 @@ import h2.exceptions
 import h11
 import hypercorn.trio.run
 import trio
+import wsproto.connection
+import wsproto.events
 import wsproto.utilities
 from hypercorn.config import Config
-from hypercorn.events import Closed
+from hypercorn.events import Closed, Updated
 from hypercorn.protocol import events
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
@@ -181,6 +185,8 @@ async def _handle_events(original: _Method, protocol: H2Protocol, happened: list
     for event in happened:
         if isinstance(event, h2.events.RequestReceived) and not _is_request(event):
             connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+        elif isinstance(event, h2.events.PriorityUpdated):
+            pass  # they cost us more than they gain anybody (RFC 9113 section 5.3)
         elif isinstance(event, h2.events.DataReceived) and event.stream_id not in protocol.streams:
             connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             if event.stream_id not in protocol.stream_buffers:  # answered to the end (RFC 9113 section 8.1)
@@ -232,6 +238,26 @@ class _Message(WebsocketBuffer):
         self.length += size - len(data)
 
 
+class _Telling(wsproto.connection.Connection):
+    """Reports what cannot be read as a Close of the peer's that wants an answer: then Hypercorn says what was wrong."""
+
+    def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # theirs is no wider in fact
+        for event in super().events():
+            broken = isinstance(event, wsproto.events.CloseConnection) and self.state is _OPEN
+            if broken:
+                self._state = wsproto.connection.ConnectionState.REMOTE_CLOSING
+            yield event
+
+
+_OPEN: Final = wsproto.connection.ConnectionState.OPEN
+
+
+@_replaces(WSStream, "_accept", "messages")
+async def _accept(original: _Method, stream: WSStream, message: Any) -> None:
+    await original(stream, message)
+    stream.connection.__class__ = _Telling
+
+
 @_replaces(WSStream, "handle", "messages")
 async def _handle_websocket(original: _Method, stream: WSStream, event: events.Event) -> None:
     if isinstance(event, events.Request):
@@ -261,6 +287,12 @@ async def _read_data(original: _Method, server: TCPServer) -> None:
     timer: Any = server.idle_task
     server.idle_task = _NoTimer()  # an answer that is on its way would start it again
     await timer.stop()
+
+
+@_replaces(H2Protocol, "initiate", "idle")
+async def _initiate(original: _Method, protocol: H2Protocol, *upgraded: Any) -> None:
+    await original(protocol, *upgraded)
+    await protocol.send(Updated(idle=protocol.idle))  # it counted as busy since its first bytes
 
 
 class _NoTimer(TrioSingleTask):
