@@ -22,12 +22,13 @@ def cpu_seconds(process: int) -> float:
     return time.clock_gettime((~process << 3) | 2)
 
 
-def resident_bytes(process: int) -> int:
-    """Bytes of memory a process holds."""
+def resident_bytes(process: int, *, most: bool = False) -> int:
+    """Bytes of memory a process holds, or the most it ever held."""
+    name = "VmHWM:" if most else "VmRSS:"
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
-    raise AssertionError("no VmRSS")
+    raise AssertionError(f"no {name}")
 
 
 def descriptors(process: int) -> int:

@@ -31,9 +31,9 @@ async def count(to: int, ctx: Context) -> str:
 
 @server.tool()
 async def counts() -> str:
-    """Return how many tasks and objects there are, after a collection of garbage."""
+    """Return how many blocks of memory, objects and tasks there are, after a collection of garbage."""
     gc.collect()
-    return f"{len(asyncio.all_tasks())} {len(gc.get_objects())}"
+    return f"{sys.getallocatedblocks()} {len(gc.get_objects())} {len(asyncio.all_tasks())}"
 
 
 def over_http() -> None:

@@ -31,9 +31,9 @@ async def count(to: int, *, ctx: trimcp.Context) -> str:
 
 @server.tool
 async def counts() -> str:
-    """Return how many tasks and objects there are, after a collection of garbage."""
+    """Return how many blocks of memory, objects and tasks there are, after a collection of garbage."""
     gc.collect()
-    return f"{trio.lowlevel.current_statistics().tasks_living} {len(gc.get_objects())}"
+    return f"{sys.getallocatedblocks()} {len(gc.get_objects())} {trio.lowlevel.current_statistics().tasks_living}"
 
 
 async def over_http() -> None:
