@@ -56,7 +56,7 @@ def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
 
 @attrs.define(eq=False)
 class Modern:
-    """The modern side of one connection. What it keeps between requests is a cache, never a meaning.
+    """The modern side of one connection. It keeps nothing of a request.
 
     Attributes:
         revision: what we speak as a client, once it is known.
@@ -66,8 +66,6 @@ class Modern:
     profile: Profile
     revision: Revision | None = None
     required: bool = False
-    _last_capabilities: tuple[Any, ClientCapabilities] | None = None
-    _last_info: tuple[Any, Implementation] | None = None
     _stamp: tuple[Any, dict[str, JSON]] | None = None
 
     def offered(self) -> tuple[Revision, ...]:
@@ -109,21 +107,23 @@ class Modern:
         return Admission(revision, info, capabilities, level, token, meta, principal)
 
     def _capabilities(self, raw: Any, revision: Revision | None) -> ClientCapabilities:
-        last = self._last_capabilities
+        heard = self.profile.heard
+        last = heard.capabilities
         if last is not None and last[0] == raw:
             return last[1]
         capabilities: ClientCapabilities = self._load(raw, ClientCapabilities, META_CLIENT_CAPABILITIES, revision)
-        self._last_capabilities = (raw, capabilities)
+        heard.capabilities = (raw, capabilities)
         return capabilities
 
     def _info(self, raw: Any, revision: Revision) -> Implementation | None:
         if raw is None:
             return None
-        last = self._last_info
+        heard = self.profile.heard
+        last = heard.info
         if last is not None and last[0] == raw:
             return last[1]
         info: Implementation = self._load(raw, Implementation, META_CLIENT_INFO, revision)
-        self._last_info = (raw, info)
+        heard.info = (raw, info)
         return info
 
     def _load(self, raw: Any, type_: type[Any], key: str, revision: Revision | None) -> Any:

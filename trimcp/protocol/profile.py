@@ -12,7 +12,7 @@ from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.revisions import REVISIONS, Revision
 
-__all__ = ["Profile", "Role"]
+__all__ = ["Heard", "Profile", "Role"]
 
 
 class Role(Enum):
@@ -29,6 +29,14 @@ def _all_revisions(profile: Profile, attribute: Any, revisions: tuple[Any, ...])
 
 
 @attrs.define(eq=False)
+class Heard:
+    """What was loaded last, each with what it was loaded from."""
+
+    capabilities: tuple[Any, ClientCapabilities] | None = None
+    info: tuple[Any, Implementation] | None = None
+
+
+@attrs.define(eq=False)
 class Profile:
     """Our own introduction, shared by all connections of one server or client and read at every handshake.
 
@@ -40,6 +48,8 @@ class Profile:
         discover_ttl_ms: for how many milliseconds a client may keep what `server/discover` said.
         legacy, modern: those of `revisions` that belong to either era, since every request asks.
         named: `info` as JSON text, by revision; filled as needed.
+        heard: the last capabilities and the last name that a peer's envelope brought, raw and loaded. Clients say the
+            same with each request, and over HTTP each of those may be a connection of its own.
     """
 
     info: Implementation
@@ -50,6 +60,7 @@ class Profile:
     legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     named: dict[Revision, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)
+    heard: Heard = attrs.field(init=False, factory=Heard, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = tuple(r for r in self.revisions if not r.modern)

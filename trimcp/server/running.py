@@ -194,7 +194,7 @@ class Running:
 
     def open(self, sink: Sink) -> Pushed:
         """Return a new session into which messages are pushed; `sink` takes what belongs to no request."""
-        pushed = Pushed(self.server.session(self), self.nursery, sink)
+        pushed = Pushed(self.server.session(self, sink=sink), self.nursery)
         if self._draining:
             pushed.session.draining.set()
         return pushed

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 
 import trio
 
+from trimcp.channel import Sink
 from trimcp.errors import LocalError
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.profile import Profile, Role
@@ -24,6 +25,7 @@ from trimcp.session.context import StateT
 from trimcp.session.drive import Road
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import open_service_nursery
+from trimcp.session.outbox import Outbox
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope, Icon, Implementation
@@ -372,13 +374,14 @@ class Server(Generic[StateT]):
         finally:
             self._lifespans -= 1
 
-    def session(self, running: Running, *, force_rerun: bool = False) -> Session:
+    def session(self, running: Running, *, sink: Sink | None = None, force_rerun: bool = False) -> Session:
         """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
         engine = Connection(Role.SERVER, self.profile, running.served, self.foreign)
         session = Session(
             engine,
             running,
             self.limits,
+            Outbox.of(self.limits) if sink is None else sink,
             handler_errors=self.handler_errors,
             force_rerun=force_rerun,
             sealer=self.sealer,

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Sink
+from trimcp.channel import Incoming
 from trimcp.errors import LocalError
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import Work
@@ -34,20 +34,17 @@ class Pushed:
     """One pushed session.
 
     Args:
-        session: what is driven; nothing was delivered to it yet.
+        session: what is driven; nothing was delivered to it yet. Its sink takes what belongs to no request.
         nursery: where its jobs run, beside those of others.
-        sink: where messages go that belong to no request.
     """
 
     session: Session
     _nursery: trio.Nursery
-    _sink: Sink
     _work: Work | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         session = self.session
         session.pushed = True
-        session.sink = self._sink
         session.when_closed = self._end
         session.start(self._nursery, self)
 
@@ -110,7 +107,7 @@ class Pushed:
         session.background = _ENDED
         if self._work is not None:
             self._work.scope.cancel(reason="the session has ended")
-        self._sink.close()
+        session.sink.close()
         session.endpoint.closed(session)
 
 
