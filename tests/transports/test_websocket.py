@@ -43,6 +43,7 @@ from trimcp.transports.http.listening import open_tcp
 from trimcp.transports.http.model import Upgrade
 from trimcp.transports.http.wires import SocketWire, StreamWire
 from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.transports.websocket_stream import GatedStream
 from trimcp.wire.jsonrpc import Batch, Malformed, Request
 
 
@@ -297,14 +298,17 @@ async def test_a_server_that_fails_says_so(autojump_clock: MockClock) -> None:
         raise failures[0]
 
 
-async def test_what_a_peer_says_when_it_leaves(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("code", "name"), [(4000, ""), (1002, " (protocol error)"), (1007, " (text that is not UTF-8)")]
+)
+async def test_what_a_peer_says_when_it_leaves(autojump_clock: MockClock, code: int, name: str) -> None:
     async with raw_client(Meeting()) as (raw, server):
-        await raw.say(message(text(1)), close(4000, "had \n enough"))
+        await raw.say(message(text(1)), close(code, "had \n enough"))
         assert ids(list(await server.receive())) == [1]
         with pytest.raises(trio.EndOfChannel):
             await server.receive()
-        assert server.obituary() == r"the peer closed the WebSocket with code 4000: 'had \n enough'"
-        assert await raw.close_code() == 4000
+        assert server.obituary() == rf"the peer closed the WebSocket with code {code}{name}: 'had \n enough'"
+        assert await raw.close_code() == code
         with pytest.raises(trio.BrokenResourceError):
             await server.send([outgoing(1)])
 
@@ -434,6 +438,77 @@ async def test_a_cut_send_breaks_the_channel_and_not_the_frames(autojump_clock: 
             await wait_all_tasks_blocked(0.05)
             await server.aclose()
         assert set(heard[:-1]) == {(FIN | TEXT, text(1, "x" * 100_000))}, "nothing may follow half a frame"
+
+
+async def test_a_send_that_is_cut_between_messages_breaks_the_channel_too(autojump_clock: MockClock) -> None:
+    async with raw_client(Meeting()) as (_, server):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.send, [outgoing(n, "x" * 40_000) for n in range(50)])
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        with pytest.raises(trio.BrokenResourceError):
+            await server.send([outgoing(50)])
+
+
+async def test_a_batch_of_large_messages_is_not_there_twice(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    flush = GatedStream.flush
+
+    async def counting(self: GatedStream) -> None:
+        held.append(self.held)
+        await flush(self)
+
+    async with raw_client(Meeting()) as (raw, server):
+        monkeypatch.setattr(GatedStream, "flush", counting)
+        await server.send([outgoing(n, "x" * 50_000) for n in range(10)])
+        assert [(await raw.hear())[1] for _ in range(10)] == [text(n, "x" * 50_000) for n in range(10)]
+    assert max(held) < 120_000
+
+
+async def test_what_a_server_sends_is_not_copied(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = outgoing(1, "x" * 200_000)
+    written: list[object] = []
+    flush = GatedStream.flush
+
+    async def noting(self: GatedStream) -> None:
+        written.extend(self._held)
+        await flush(self)
+
+    async with raw_client(Meeting()) as (raw, server):
+        monkeypatch.setattr(GatedStream, "flush", noting)
+        await server.send([outgoing(0), large])
+        assert [(await raw.hear())[1] for _ in range(2)] == [text(0), large.data]
+    assert any(piece is large.data for piece in written)
+
+
+async def test_last_words_arrive_although_the_peer_goes_on(autojump_clock: MockClock) -> None:
+    async with raw_client(Meeting(), tcp=True) as (raw, server):
+        await raw.say(frame(FIN | BINARY, b"x"), message(b"{}") * 10_000)
+        with pytest.raises(trio.BrokenResourceError):
+            await server.receive()
+        assert await raw.close_code() == 1003
+        assert await raw.stream.receive_some() == b"", "a reset would be an error"
+
+
+async def test_a_peer_that_breaks_the_protocol_and_does_not_read(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            with pytest.raises(trio.BrokenResourceError):
+                while True:
+                    await server.send([outgoing(1, "x" * 100_000)])
+
+        nursery.start_soon(send)
+        await wait_all_tasks_blocked(0.05)
+        await raw.say(frame(FIN | BINARY, b"x"))
+        with pytest.raises(trio.BrokenResourceError, match="1003"):
+            await server.receive()
+    assert not caplog.records
 
 
 # The handshake

@@ -18,7 +18,7 @@ import attrs
 
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
-__all__ = ["Fault", "FrameGate"]
+__all__ = ["Fault", "FrameGate", "text_header"]
 
 _FIN: Final = 0x80
 _RESERVED: Final = 0x70
@@ -237,15 +237,8 @@ class FrameGate:
     def _replace(self, text: bytes) -> None:
         """Let a frame through in place of what was kept or thrown away."""
         size = len(text)
-        mask = _MASKED if self._masked else 0
         self._ready = True
-        if size <= _MAX_SHORT:
-            header = bytes((_FIN | _TEXT, mask | size))
-        elif size < 65536:
-            header = bytes((_FIN | _TEXT, mask | 126)) + size.to_bytes(2, "big")
-        else:
-            header = bytes((_FIN | _TEXT, mask | 127)) + size.to_bytes(8, "big")
-        self._emit(header + _NO_KEY if mask else header)
+        self._emit(text_header(size, masked=self._masked))
         self._emit(text)
         self._count(size)
 
@@ -261,6 +254,16 @@ class FrameGate:
             self._out[-1] = bytes(self._out[-1]) + data
         else:
             self._out.append(data)
+
+
+def text_header(size: int, *, masked: bool) -> bytes:
+    """Return what comes before a text message of so many bytes in one frame; a mask is there, but changes nothing."""
+    mask, key = (_MASKED, _NO_KEY) if masked else (0, b"")
+    if size <= _MAX_SHORT:
+        return bytes((_FIN | _TEXT, mask | size)) + key
+    if size < 65536:
+        return bytes((_FIN | _TEXT, mask | 126)) + size.to_bytes(2, "big") + key
+    return bytes((_FIN | _TEXT, mask | 127)) + size.to_bytes(8, "big") + key
 
 
 def _read_header(data: bytes, at: int) -> tuple[int, int, bytes | None, int] | None:

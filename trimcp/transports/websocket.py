@@ -17,7 +17,7 @@ import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.framing.frames import FrameGate
+from trimcp.framing.frames import FrameGate, text_header
 from trimcp.transports.http.model import Head, Upgrade
 from trimcp.transports.websocket_link import Link
 from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
@@ -105,7 +105,10 @@ class WebSocketChannel(MessageChannel):
         try:
             with gated.holding():
                 for message in batch:
-                    await connection.send_message(message.data.decode())
+                    if self._link.client:
+                        await connection.send_message(message.data.decode())
+                    else:
+                        self._hold(message.data)
                     if gated.held > _WRITE:
                         await gated.flush()
             # Outside trio-websocket, which would keep the text as long as the peer does not take the bytes.
@@ -114,6 +117,13 @@ class WebSocketChannel(MessageChannel):
             # The stream is also closed here when the peer has left, or has been silent for too long.
             self._check_open()
             raise trio.BrokenResourceError(self._link.trouble) from None
+
+    def _hold(self, data: bytes) -> None:
+        """Queue a message as it is, since a server's frames have no mask. trio-websocket would copy it five times."""
+        closed = self._link.connection.closed
+        if closed is not None:
+            raise ConnectionClosed(closed)
+        self._link.gated.hold(text_header(len(data), masked=False), data)
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""

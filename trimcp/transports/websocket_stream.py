@@ -167,6 +167,11 @@ class GatedStream(trio.abc.Stream):
         finally:
             self._holder = None
 
+    def hold(self, *pieces: bytes) -> None:
+        """Hold a frame that somebody else has made, to be flushed by whoever is `holding`."""
+        self._held += pieces
+        self.held += sum(map(len, pieces))
+
     async def flush(self) -> None:
         """Write what is held, in as few writes as possible.
 
