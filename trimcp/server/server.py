@@ -24,8 +24,8 @@ from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import StateT
 from trimcp.session.drive import Road
 from trimcp.session.limits import Limits
-from trimcp.session.scopes import open_service_nursery
 from trimcp.session.outbox import Outbox
+from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope, Icon, Implementation
