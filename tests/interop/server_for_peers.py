@@ -1,6 +1,15 @@
-"""One of everything, served over stdio to clients that are not ours."""
+"""One of everything, served to clients that are not ours: over stdio, or over HTTP with all that HTTP has.
+
+    python tests/interop/server_for_peers.py own|hypercorn
+
+Without an argument it serves over stdio.
+"""
 
 from __future__ import annotations
+
+import logging
+import sys
+from collections import defaultdict
 
 import attrs
 import trio
@@ -8,7 +17,9 @@ import trio
 import trimcp
 
 server = trimcp.Server("interop", version="1.0", instructions="Ask for anything.", dynamic=True)
-cancelled = trio.Event()
+
+# Calls of `wait_for_ever` that were stopped, by the name the caller gave them: many clients share one server.
+cancelled: defaultdict[str, trio.Event] = defaultdict(trio.Event)
 
 
 @attrs.frozen
@@ -55,20 +66,44 @@ async def crash() -> str:
 
 
 @server.tool
-async def wait_for_ever() -> str:
-    """Wait until somebody cancels this call."""
+async def large(size: int) -> str:
+    """Return a text of so many characters."""
+    return "x" * size
+
+
+@server.tool
+async def wait_for_ever(name: str = "", *, ctx: trimcp.Context) -> str:
+    """Say that it waits, and wait until somebody cancels this call."""
+    await ctx.report_progress(1, message="waiting")
     try:
         await trio.sleep_forever()
     finally:
-        cancelled.set()
+        cancelled[name].set()
     return "never"
 
 
 @server.tool
-async def was_cancelled() -> str:
-    """Answer once `wait_for_ever` was stopped."""
-    await cancelled.wait()
+async def was_cancelled(name: str = "") -> str:
+    """Answer once the call of `wait_for_ever` with this name was stopped."""
+    await cancelled[name].wait()
     return "stopped"
+
+
+@server.tool
+async def poll(*, ctx: trimcp.Context) -> str:
+    """Let go of the connection in the middle, so that the client has to come back for the rest."""
+    await ctx.report_progress(1, message="before")
+    ctx.close_stream()
+    await ctx.report_progress(2, message="after")
+    return "done"
+
+
+@server.tool
+async def lose_connection(*, ctx: trimcp.Context) -> str:
+    """Say the word at which a relay cuts the connection, and more that is lost on the way."""
+    await ctx.report_progress(1, message="cut-here")
+    await ctx.report_progress(2, message="after")
+    return "done"
 
 
 @server.tool
@@ -105,11 +140,18 @@ async def places(*, ctx: trimcp.Context) -> list[str]:
 
 
 @server.tool
-async def grow() -> str:
+async def grow(name: str) -> str:
     """Offer one more tool, and say that the greeting changed."""
-    server.add_tool(grown)
+    server.add_tool(grown, name=name)
     server.resource_updated("interop://greeting")
     return "grown"
+
+
+@server.tool
+async def touch(name: str) -> str:
+    """Say that an item changed."""
+    server.resource_updated(f"interop://items/{name}")
+    return "touched"
 
 
 async def grown() -> str:
@@ -147,5 +189,15 @@ async def complete_path(value: str) -> list[str]:
     return [path for path in ("readme.md", "setup.py", "setup.cfg") if path.startswith(value)]
 
 
+def serve(software: str) -> None:
+    """Serve over HTTP on a free port, print where, and note every response on stderr."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    settings = trimcp.HttpSettings(access_log=trimcp.AccessLog(), retry=100)
+    trimcp.run_http(server, port=0, settings=settings, software=software, ready=lambda urls: print(*urls, flush=True))
+
+
 if __name__ == "__main__":
-    trio.run(trimcp.serve_stdio, server)
+    if len(sys.argv) > 1:
+        serve(sys.argv[1])
+    else:
+        trio.run(trimcp.serve_stdio, server)

@@ -1,4 +1,4 @@
-"""The official Python SDK's client against our server, over a real pipe and in both eras.
+"""The official Python SDK's client against our server, in both eras: over a pipe, HTTP and HTTP+SSE, on both our hosts.
 
 It runs on asyncio, as it does for the people who use it; only our side is Trio.
 """
@@ -9,51 +9,109 @@ import base64
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 import mcp_types as t
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.sse import sse_client
 from mcp.client.subscriptions import ResourceUpdated, ToolsListChanged
 
-SERVER = Path(__file__).with_name("server_for_peers.py")
+from tests.interop.peers import HERE, Served
+
 Body = Callable[[Client], Awaitable[None]]
 
-both_eras = pytest.mark.parametrize("mode", ["legacy", "auto"])
 # The client warns of what the modern era lacks, also where it speaks the legacy one.
 deprecated = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
 NEGOTIATED = {"legacy": "2025-11-25", "auto": "2026-07-28"}
 
 
-def converse(mode: str, body: Body, **callbacks: Any) -> float:
-    """Run `body` with a client connected to our server; return how many seconds the server took to end."""
-    failures: list[Exception] = []
-    left = 0.0
+@attrs.frozen
+class Way:
+    """How the client reaches our server.
 
-    async def main() -> None:
-        nonlocal left
-        parameters = StdioServerParameters(command=sys.executable, args=[str(SERVER)])
-        with anyio.fail_after(30):
-            async with Client(parameters, mode=mode, **callbacks) as client:
-                # Kept aside, because the client's task groups would wrap it in three groups.
-                try:
-                    await body(client)
-                except Exception as failure:
-                    failures.append(failure)
-                left = time.monotonic()
+    Attributes:
+        transport: "stdio", "http" or "sse".
+        mode: of the client: "legacy", "auto", or a revision.
+        host: what our server runs on, where there is a choice.
+    """
 
-    anyio.run(main)
-    if failures:
-        raise failures[0]
-    return time.monotonic() - left
+    transport: str
+    mode: str
+    host: str = ""
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.transport, self.host, self.mode)))
+
+
+HOSTS = ("own", "hypercorn")
+WAYS = [
+    *(Way("stdio", mode) for mode in ("legacy", "auto")),
+    *(Way("http", mode, host) for host in HOSTS for mode in ("legacy", "auto")),
+    *(Way("sse", mode, host) for host in HOSTS for mode in ("legacy", "auto")),
+]
+
+
+def ways(*modes: str) -> pytest.MarkDecorator:
+    """Run the test on each way the client may have, in these modes."""
+    return pytest.mark.parametrize("peer", [way for way in WAYS if way.mode in modes], indirect=True, ids=str)
+
+
+both_eras = ways("legacy", "auto")
+
+
+@attrs.frozen
+class Peer:
+    """The client on one way to our server."""
+
+    way: Way
+    served: Served | None
+
+    @property
+    def mode(self) -> str:
+        """Of the client."""
+        return self.way.mode
+
+    def converse(self, body: Body, **callbacks: Any) -> float:
+        """Run `body` with a client connected to our server; return how many seconds leaving took."""
+        failures: list[Exception] = []
+        left = 0.0
+
+        async def main() -> None:
+            nonlocal left
+            with anyio.fail_after(30):
+                async with Client(self._target(), mode=self.mode, **callbacks) as client:
+                    # Kept aside, because the client's task groups would wrap it in three groups.
+                    try:
+                        await body(client)
+                    except Exception as failure:
+                        failures.append(failure)
+                    left = time.monotonic()
+
+        anyio.run(main)
+        if failures:
+            raise failures[0]
+        return time.monotonic() - left
+
+    def _target(self) -> Any:
+        if self.served is None:
+            return StdioServerParameters(command=sys.executable, args=[str(HERE / "server_for_peers.py")])
+        return self.served.http if self.way.transport == "http" else sse_client(self.served.sse)
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest) -> Peer:
+    """The official client on the way that the test is parametrized with."""
+    way: Way = request.param
+    return Peer(way, request.getfixturevalue(way.host) if way.host else None)
 
 
 @both_eras
-def test_it_agrees_on_the_newest_revision_of_its_era(mode: str) -> None:
+def test_it_agrees_on_the_newest_revision_of_its_era(peer: Peer) -> None:
     async def body(client: Client) -> None:
-        assert client.protocol_version == NEGOTIATED[mode]
+        assert client.protocol_version == NEGOTIATED[peer.mode]
         assert client.server_info is not None
         assert (client.server_info.name, client.server_info.version) == ("interop", "1.0")
         assert client.instructions == "Ask for anything."
@@ -64,28 +122,31 @@ def test_it_agrees_on_the_newest_revision_of_its_era(mode: str) -> None:
         assert capabilities.completions is not None
         assert capabilities.tasks is None
 
-    converse(mode, body)
+    peer.converse(body)
 
 
-def test_it_adopts_the_modern_revision_without_asking() -> None:
+@pytest.mark.parametrize(
+    "peer", [Way("stdio", "2026-07-28"), *(Way("http", "2026-07-28", host) for host in HOSTS)], indirect=True, ids=str
+)
+def test_it_adopts_the_modern_revision_without_asking(peer: Peer) -> None:
     async def body(client: Client) -> None:
         result = await client.call_tool("echo", {"text": "hi"})
         assert result.content == [t.TextContent(type="text", text="hi")]
 
-    converse("2026-07-28", body)
+    peer.converse(body)
 
 
 @both_eras
-def test_it_is_gone_soon_after_its_input_ends(mode: str) -> None:
+def test_it_is_gone_soon(peer: Peer) -> None:
     async def body(client: Client) -> None:
         await client.list_tools()
 
-    # The SDK kills after two seconds, and promises of ours end at one.
-    assert converse(mode, body) < 1.5
+    # Over a pipe the SDK kills after two seconds, and promises of ours end at one.
+    assert peer.converse(body) < 1.5
 
 
 @both_eras
-def test_tools_are_listed_with_their_schemas(mode: str) -> None:
+def test_tools_are_listed_with_their_schemas(peer: Peer) -> None:
     async def body(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {"echo", "add", "count", "fail", "crash", "greet", "think", "places"} <= set(tools)
@@ -98,11 +159,11 @@ def test_tools_are_listed_with_their_schemas(mode: str) -> None:
         assert tools["add"].output_schema["properties"]["total"]["type"] == "integer"
         assert "ctx" not in tools["count"].input_schema["properties"]
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_tools_answer_and_fail_as_the_specification_says(mode: str) -> None:
+def test_tools_answer_and_fail_as_the_specification_says(peer: Peer) -> None:
     async def body(client: Client) -> None:
         result = await client.call_tool("echo", {"text": "grüße 🎈\n"})
         assert result.content == [t.TextContent(type="text", text="grüße 🎈\n")]
@@ -124,11 +185,11 @@ def test_tools_answer_and_fail_as_the_specification_says(mode: str) -> None:
             await client.call_tool("no_such_tool", {})
         assert unknown.value.error.code == t.INVALID_PARAMS
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_progress_arrives_in_order_and_whole(mode: str) -> None:
+def test_progress_arrives_in_order_and_whole(peer: Peer) -> None:
     seen: list[tuple[float, float | None, str | None]] = []
 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -138,23 +199,40 @@ def test_progress_arrives_in_order_and_whole(mode: str) -> None:
         await client.call_tool("count", {"to": 50}, progress_callback=on_progress)
         assert seen == [(n, 50, f"now {n}") for n in range(1, 51)]
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_a_call_it_gives_up_stops_here(mode: str) -> None:
+def test_a_call_it_gives_up_stops_here(peer: Peer) -> None:
     async def body(client: Client) -> None:
-        with anyio.move_on_after(0.2) as scope:
-            await client.call_tool("wait_for_ever", {})
+        with anyio.CancelScope() as scope:
+
+            async def give_up(progress: float, total: float | None, message: str | None) -> None:
+                scope.cancel()
+
+            await client.call_tool("wait_for_ever", {"name": f"given up {peer.way}"}, progress_callback=give_up)
         assert scope.cancelled_caught
-        result = await client.call_tool("was_cancelled", {})
+        result = await client.call_tool("was_cancelled", {"name": f"given up {peer.way}"})
         assert result.content == [t.TextContent(type="text", text="stopped")]
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_many_calls_at_once_each_get_their_own_answer(mode: str) -> None:
+def test_a_call_that_takes_it_too_long_stops_here(peer: Peer) -> None:
+    async def body(client: Client) -> None:
+        name = {"name": f"timed out {peer.way}"}
+        with pytest.raises(MCPError) as timeout:
+            await client.call_tool("wait_for_ever", name, read_timeout_seconds=0.5)
+        assert timeout.value.error.code == t.REQUEST_TIMEOUT
+        result = await client.call_tool("was_cancelled", name)
+        assert result.content == [t.TextContent(type="text", text="stopped")]
+
+    peer.converse(body)
+
+
+@both_eras
+def test_many_calls_at_once_each_get_their_own_answer(peer: Peer) -> None:
     answers: dict[int, str] = {}
 
     async def body(client: Client) -> None:
@@ -168,11 +246,24 @@ def test_many_calls_at_once_each_get_their_own_answer(mode: str) -> None:
                 tasks.start_soon(ask, number)
         assert answers == {number: str(number) for number in range(200)}
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_resources_and_templates_are_listed_and_read(mode: str) -> None:
+def test_a_large_result_arrives(peer: Peer) -> None:
+    # This client takes no event of more than 1 MiB, and over HTTP+SSE it has no setting for it.
+    size = 1_000_000 if peer.way.transport == "sse" else 3_000_000
+
+    async def body(client: Client) -> None:
+        (content,) = (await client.call_tool("large", {"size": size})).content
+        assert isinstance(content, t.TextContent)
+        assert content.text == "x" * size
+
+    peer.converse(body)
+
+
+@both_eras
+def test_resources_and_templates_are_listed_and_read(peer: Peer) -> None:
     async def body(client: Client) -> None:
         listed = {resource.uri: resource for resource in (await client.list_resources()).resources}
         assert set(listed) == {"interop://greeting", "interop://bytes"}
@@ -191,13 +282,13 @@ def test_resources_and_templates_are_listed_and_read(mode: str) -> None:
         assert (found.uri, found.text) == ("interop://items/lamp", "item lamp")
         with pytest.raises(MCPError) as missing:
             await client.read_resource("interop://nowhere")
-        assert missing.value.error.code == {"legacy": -32002, "auto": t.INVALID_PARAMS}[mode]
+        assert missing.value.error.code == {"legacy": -32002, "auto": t.INVALID_PARAMS}[peer.mode]
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_prompts_and_completion(mode: str) -> None:
+def test_prompts_and_completion(peer: Peer) -> None:
     async def body(client: Client) -> None:
         (prompt,) = (await client.list_prompts()).prompts
         assert prompt.name == "review"
@@ -211,11 +302,11 @@ def test_prompts_and_completion(mode: str) -> None:
         found = await client.complete(reference, {"name": "path", "value": "set"})
         assert found.completion.values == ["setup.py", "setup.cfg"]
 
-    converse(mode, body)
+    peer.converse(body)
 
 
 @both_eras
-def test_a_log_message_arrives_before_the_answer(mode: str) -> None:
+def test_a_log_message_arrives_before_the_answer(peer: Peer) -> None:
     logs: list[tuple[str, Any]] = []
 
     async def on_log(params: t.LoggingMessageNotificationParams) -> None:
@@ -225,11 +316,11 @@ def test_a_log_message_arrives_before_the_answer(mode: str) -> None:
         await client.call_tool("warn", {"text": "mind the gap"})
         assert logs == [("warning", "mind the gap")]
 
-    converse(mode, body, logging_callback=on_log, log_level="info")
+    peer.converse(body, logging_callback=on_log, log_level="info")
 
 
 @both_eras
-def test_two_questions_in_a_row_are_put_to_the_user(mode: str) -> None:
+def test_two_questions_in_a_row_are_put_to_the_user(peer: Peer) -> None:
     asked: list[str] = []
 
     async def answer(context: Any, params: t.ElicitRequestParams) -> t.ElicitResult:
@@ -242,11 +333,11 @@ def test_two_questions_in_a_row_are_put_to_the_user(mode: str) -> None:
         assert result.content == [t.TextContent(type="text", text="Ada likes green")]
         assert asked == ["Your name?", "Your colour?"]
 
-    converse(mode, body, elicitation_callback=answer)
+    peer.converse(body, elicitation_callback=answer)
 
 
 @both_eras
-def test_a_question_declined(mode: str) -> None:
+def test_a_question_declined(peer: Peer) -> None:
     async def decline(context: Any, params: t.ElicitRequestParams) -> t.ElicitResult:
         return t.ElicitResult(action="decline")
 
@@ -254,11 +345,11 @@ def test_a_question_declined(mode: str) -> None:
         result = await client.call_tool("greet", {})
         assert result.content == [t.TextContent(type="text", text="nobody")]
 
-    converse(mode, body, elicitation_callback=decline)
+    peer.converse(body, elicitation_callback=decline)
 
 
 @both_eras
-def test_its_model_is_sampled_and_its_roots_are_listed(mode: str) -> None:
+def test_its_model_is_sampled_and_its_roots_are_listed(peer: Peer) -> None:
     async def sample(context: Any, params: t.CreateMessageRequestParams) -> t.CreateMessageResult:
         assert params.max_tokens == 50
         content = t.TextContent(type="text", text="42")
@@ -274,56 +365,64 @@ def test_its_model_is_sampled_and_its_roots_are_listed(mode: str) -> None:
         assert not listed.is_error
         assert "file:///srv/data" in listed.model_dump_json()
 
-    converse(mode, body, sampling_callback=sample, list_roots_callback=roots)
+    peer.converse(body, sampling_callback=sample, list_roots_callback=roots)
 
 
 @both_eras
-def test_a_question_to_a_client_that_cannot_answer_fails_at_once(mode: str) -> None:
+def test_a_question_to_a_client_that_cannot_answer_fails_at_once(peer: Peer) -> None:
     async def body(client: Client) -> None:
-        if mode == "legacy":
+        if peer.mode == "legacy":
             assert (await client.call_tool("greet", {})).is_error
             return
         with pytest.raises(MCPError) as refused:
             await client.call_tool("greet", {})
         assert refused.value.error.code == -32021
 
-    converse(mode, body)
+    peer.converse(body)
 
 
-def test_it_listens_to_changes_and_stops() -> None:
+@ways("auto")
+def test_it_listens_to_changes_and_stops(peer: Peer) -> None:
     async def body(client: Client) -> None:
         uri = "interop://greeting"
+        name = f"new-{peer.way}"
         async with client.listen(tools_list_changed=True, resource_subscriptions=[uri]) as subscription:
             assert subscription.honored.tools_list_changed
             assert subscription.honored.resource_subscriptions == [uri]
-            await client.call_tool("grow", {})
+            await client.call_tool("grow", {"name": name})
             heard = {await anext(subscription), await anext(subscription)}
         assert heard == {ToolsListChanged(), ResourceUpdated(uri=uri)}
-        assert "grown" in {tool.name for tool in (await client.list_tools()).tools}
-        assert (await client.call_tool("grown", {})).content == [t.TextContent(type="text", text="new")]
+        assert name in {tool.name for tool in (await client.list_tools()).tools}
+        assert (await client.call_tool(name, {})).content == [t.TextContent(type="text", text="new")]
 
-    converse("auto", body)
+    peer.converse(body)
 
 
 @deprecated
-def test_changes_come_unasked_in_the_legacy_era() -> None:
-    methods: list[str] = []
+@ways("legacy")
+def test_changes_come_unasked_in_the_legacy_era(peer: Peer) -> None:
+    sender, changes = anyio.create_memory_object_stream[str](10)
 
     async def on_message(message: Any) -> None:
-        methods.append(message.method)
+        await sender.send(message.method)
 
     async def body(client: Client) -> None:
         await client.subscribe_resource("interop://greeting")
-        await client.call_tool("grow", {})
-        await client.list_tools()
-        assert sorted(methods) == ["notifications/resources/updated", "notifications/tools/list_changed"]
+        await client.call_tool("grow", {"name": f"new-{peer.way}"})
+        heard = {await changes.receive(), await changes.receive()}
+        assert heard == {"notifications/resources/updated", "notifications/tools/list_changed"}
         await client.unsubscribe_resource("interop://greeting")
+        await client.call_tool("grow", {"name": f"newer-{peer.way}"})
+        assert await changes.receive() == "notifications/tools/list_changed"
+        assert changes.statistics().current_buffer_used == 0
 
-    converse("legacy", body, message_handler=on_message)
+    with sender, changes:
+        peer.converse(body, message_handler=on_message)
 
 
 @deprecated
-def test_the_log_level_can_be_set_in_the_legacy_era() -> None:
+@ways("legacy")
+def test_the_log_level_can_be_set_in_the_legacy_era(peer: Peer) -> None:
     logs: list[Any] = []
 
     async def on_log(params: t.LoggingMessageNotificationParams) -> None:
@@ -336,14 +435,14 @@ def test_the_log_level_can_be_set_in_the_legacy_era() -> None:
         await client.call_tool("warn", {"text": "just right"})
         assert logs == ["just right"]
 
-    converse("legacy", body, logging_callback=on_log)
+    peer.converse(body, logging_callback=on_log)
 
 
 @deprecated
 @both_eras
-def test_pings(mode: str) -> None:
+def test_pings(peer: Peer) -> None:
     async def body(client: Client) -> None:
-        if mode == "legacy":
+        if peer.mode == "legacy":
             await client.send_ping()
             return
         # 2026-07-28 has no such method.
@@ -351,4 +450,4 @@ def test_pings(mode: str) -> None:
             await client.send_ping()
         assert refused.value.error.code == t.METHOD_NOT_FOUND
 
-    converse(mode, body)
+    peer.converse(body)

@@ -12,8 +12,9 @@ import trio
 
 import trimcp
 
-NODE_PEERS = Path(os.environ["TRIMCP_NODE_PEERS"])
-EVERYTHING = NODE_PEERS / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
+EVERYTHING = Path(
+    os.environ["TRIMCP_NODE_EVERYTHING"], "@modelcontextprotocol", "server-everything", "dist", "index.js"
+)
 
 both_eras = pytest.mark.parametrize("revision", [trimcp.LATEST_LEGACY, trimcp.LATEST], ids=lambda r: r.name)
 

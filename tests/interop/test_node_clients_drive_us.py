@@ -1,0 +1,124 @@
+"""Clients on Node against our server: the official TypeScript SDK's, and the Inspector's command line.
+
+`node_client.mjs` carries out what is tested of the first; here it is run, once for each transport, era and host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.peers import HERE, SLOWEST, Served, relay, run_scenarios
+
+INSPECTOR = Path(os.environ["TRIMCP_NODE_INSPECTOR"], "@modelcontextprotocol", "inspector", "clients", "launcher")
+
+EVERYWHERE = (
+    "introduction",
+    "detection",
+    "tools",
+    "errors",
+    "progress",
+    "logging",
+    "cancellation",
+    "timeout",
+    "questions",
+    "questions_it_cannot_answer",
+    "resources",
+    "prompts",
+    "changes",
+    "large_result",
+    "fifty_calls_at_once",
+)
+SCENARIOS = {
+    ("http", "legacy"): (*EVERYWHERE, "polling", "lost_connection", "lost_stream", "leaving"),
+    ("http", "modern"): (*EVERYWHERE, "lost_connection"),
+    ("sse", "legacy"): EVERYWHERE,
+    ("sse", "modern"): EVERYWHERE,
+}
+Errors = Callable[[str, str, str], dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def errors(own: Served, hypercorn: Served, tmp_path_factory: pytest.TempPathFactory) -> Errors:
+    """Runs the client, unless it has been, and returns what went wrong in each scenario."""
+
+    @cache
+    def run(transport: str, era: str, host: str) -> dict[str, str]:
+        served = {"own": own, "hypercorn": hypercorn}[host]
+        log = tmp_path_factory.mktemp("client") / "stderr.log"
+        with relay(served.port) as port:
+            script = ["node", HERE / "node_client.mjs"]
+            return run_scenarios([*script, transport, era, served.base, served.through(port).base], log)
+
+    return run
+
+
+@pytest.mark.parametrize("host", ["own", "hypercorn"])
+@pytest.mark.parametrize(
+    ("transport", "era", "scenario"), [(*way, name) for way, names in SCENARIOS.items() for name in names]
+)
+def test_the_sdk_does_what_it_does_with_every_server(
+    errors: Errors, transport: str, era: str, host: str, scenario: str
+) -> None:
+    assert errors(transport, era, host)[scenario] == ""
+
+
+def inspect(served: Served, transport: str, era: str, home: Path, *arguments: str) -> Any:
+    """Run the Inspector's command line, and return the JSON it prints."""
+    url = {"http": served.http, "sse": served.sse}[transport]
+    command = ["node", str(INSPECTOR / "build" / "index.js"), "--cli", "--quiet", "--format", "json"]
+    done = subprocess.run(
+        [*command, "--server-url", url, "--transport", transport, "--protocol-era", era, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        # It keeps settings and tokens there.
+        env=os.environ | {"HOME": str(home)},
+        timeout=SLOWEST,
+        check=False,
+    )
+    assert done.stdout, done.stderr.decode(errors="replace")
+    return json.loads(done.stdout)
+
+
+on_both_hosts = pytest.mark.parametrize("host", ["own", "hypercorn"], indirect=True)
+in_every_way = pytest.mark.parametrize(
+    ("transport", "era"), [(transport, era) for transport in ("http", "sse") for era in ("legacy", "auto", "modern")]
+)
+
+
+@on_both_hosts
+@in_every_way
+def test_the_inspector_lists_tools_and_calls_one(host: Served, transport: str, era: str, tmp_path: Path) -> None:
+    listed = inspect(host, transport, era, tmp_path, "--method", "tools/list")["result"]
+    assert {"echo", "add", "greet"} <= {tool["name"] for tool in listed["tools"]}
+    add = ["--method", "tools/call", "--tool-name", "add", "--tool-arg", "a=2", "b=3"]
+    called = inspect(host, transport, era, tmp_path, *add)["result"]
+    assert called["structuredContent"] == {"total": 5}
+    assert not called.get("isError")
+
+
+@on_both_hosts
+@in_every_way
+def test_the_inspector_reads_and_asks(host: Served, transport: str, era: str, tmp_path: Path) -> None:
+    read = ["--method", "resources/read", "--uri", "interop://items/lamp"]
+    (contents,) = inspect(host, transport, era, tmp_path, *read)["result"]["contents"]
+    assert contents["text"] == "item lamp"
+    asked = ["--method", "prompts/get", "--prompt-name", "review", "--prompt-args", "path=setup.py"]
+    (message,) = inspect(host, transport, era, tmp_path, *asked)["result"]["messages"]
+    assert message["content"]["text"] == "Please review setup.py."
+
+
+@on_both_hosts
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_inspector_puts_us_under_load(host: Served, era: str, tmp_path: Path) -> None:
+    load = ["--load", "--load-concurrency", "20", "--load-requests", "200"]
+    echo = ["--method", "tools/call", "--tool-name", "echo", "--tool-arg", "text=hi"]
+    found = inspect(host, "http", era, tmp_path, *echo, *load)["result"]
+    assert (found["ok"], found["toolErrors"], found["errors"]) == (200, 0, 0)
