@@ -35,7 +35,9 @@ from tests.transports.http.hypercorn_support import (
     serving,
 )
 from tests.transports.http.test_hypercorn import Identity, identity
-from trimcp.channel import Kind, Outgoing
+from tests.transports.websocket_support import CONTINUATION, Raw
+from tests.transports.websocket_support import TEXT as TEXT_FRAME
+from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.transports.http import hypercorn_guards as guards
 from trimcp.transports.http.asgi import AsgiApp
 from trimcp.transports.http.hypercorn_guards import FAULTY, GuardedConfig, install, without
@@ -353,6 +355,26 @@ async def test_who_breaks_the_protocol_is_told(guarded: bool, frames: bytes, cod
             await stream.send_all(frames)
             said = await read_until(stream, b"never")
             assert said[2:4] == (code.to_bytes(2, "big") if guarded else b"")
+
+
+@Guarded
+@pytest.mark.parametrize("size", [65_536, 65_537, 200_000])
+async def test_a_large_message_leaves_in_pieces(guarded: bool, size: int) -> None:
+    text = "\u00e9" * size
+
+    async def serve(channel: MessageChannel) -> None:
+        await channel.send([Outgoing(text.encode(), Kind.NOTIFICATION)])
+
+    face = DummyFace()
+    face["/ws"] = upgrade(serve)
+    with guard(guarded, "messages"):
+        async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
+            raw, pieces = Raw(stream), []
+            while (heard := await raw.hear())[0] & 0xF in (TEXT_FRAME, CONTINUATION):
+                pieces.append(heard)
+    assert b"".join(payload for _, payload in pieces).decode() == text
+    assert len(pieces) == (-(-size // 65_536) if guarded else 1)
+    assert [first >> 7 for first, _ in pieces] == [0] * (len(pieces) - 1) + [1]
 
 
 # idle

@@ -10,7 +10,7 @@ have a `GuardedConfig`: others in the process stay as they are. What they replac
                 HTTP/2 each end the server. A response that is cut off leaves its stream open for ever.
     messages    A message goes on growing after it was refused as too large; one that is compressed is inflated before
                 anybody looks at its size (58 KB to 60 MB); data before the handshake's end ends the server. Who breaks
-                the protocol is not told so.
+                the protocol is not told so. A large message to a slow reader is there six times.
     idle        A connection that its client closed while it was idle stays open until it would have been too long idle,
                 and one that begins with HTTP/2 and then says nothing for ever.
     stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
@@ -276,6 +276,18 @@ async def _handle_websocket(original: _Method, stream: WSStream, event: events.E
     while message.refusals != refusals and not stream.closed:
         refusals = message.refusals
         await stream._handle_events()  # Hypercorn leaves where it is what arrived behind, such as the peer's close
+
+
+@_replaces(WSStream, "_send_wsproto_event", "messages")
+async def _send_message(original: _Method, stream: WSStream, event: wsproto.events.Event) -> None:
+    """Send a large message in fragments: no more than one of them is copied at a time."""
+    if not isinstance(event, wsproto.events.TextMessage) or len(event.data) <= _PIECE:
+        await original(stream, event)
+        return
+    text = event.data
+    for start in range(0, len(text), _PIECE):
+        end = start + _PIECE
+        await original(stream, wsproto.events.TextMessage(text[start:end], message_finished=end >= len(text)))
 
 
 # idle, stall, alive
