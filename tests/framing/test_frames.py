@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Event, Ping, TextMessage
 
-from trimcp.framing.frames import Fault, FrameGate
+from trimcp.framing.frames import Fault, FrameGate, text_frame
 from trimcp.wire.jsonrpc import Malformed
 
 FIN, TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x80, 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
@@ -102,6 +102,17 @@ def test_what_passes_is_what_was_said(said: tuple[list[list[bytes]], list[int]],
     for text in expected:
         gate.taken(len(text))
     assert gate.messages == gate.weight == 0
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_001])
+def test_a_message_becomes_one_frame(size: int, masked: bool) -> None:
+    text = b"ab" * (size // 2) + b"c" * (size % 2)
+    frames = [b"".join(text_frame(text, masked=masked)) for _ in range(2)]
+    for each in frames:
+        assert events_of(each, masked=masked) == [TextMessage(text.decode())]
+    assert not size or not masked or frames[0] != frames[1], "a mask must be a new one each time"
+    assert masked or text_frame(text, masked=False)[1] is text
 
 
 def test_a_message_of_the_limit_passes_and_a_larger_one_does_not() -> None:

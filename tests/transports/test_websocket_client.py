@@ -239,6 +239,9 @@ async def test_tls(authority: trustme.CA, tls: ssl.SSLContext) -> None:
         with pytest.raises(ConnectionLost, match=r"its certificate is not trusted .*; pass ssl_context="):
             async with WebSocketServer(f"wss://localhost:{port}/ws").connect():
                 raise AssertionError
+        with pytest.raises(ConnectionLost, match=r"its certificate is not trusted .*127.0.0.1"):
+            async with WebSocketServer(f"wss://127.0.0.1:{port}/ws", ssl_context=context).connect():
+                raise AssertionError
         meeting.done.set()
 
     async def answer(stream: trio.SocketStream) -> None:

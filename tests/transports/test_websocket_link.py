@@ -72,6 +72,16 @@ async def test_a_peer_that_answers_pings_may_be_silent_for_ever(autojump_clock: 
         nursery.cancel_scope.cancel()
 
 
+async def test_a_ping_without_an_answer_delays_no_end(autojump_clock: MockClock) -> None:
+    async with raw_client(Meeting()) as (raw, server):
+        await trio.sleep(30)
+        await raw.stream.aclose()
+        with pytest.raises(trio.BrokenResourceError, match="without a closing handshake"):
+            await server.receive()
+        await server.aclose()
+        assert trio.current_time() == 30
+
+
 @pytest.mark.parametrize("sign", [message(b"{}"), frame(FIN | PONG), frame(TEXT, b"{"), b"\x81"])
 async def test_any_byte_is_a_sign_of_life(autojump_clock: MockClock, sign: bytes) -> None:
     async with raw_client(Meeting()) as (raw, server), trio.open_nursery() as nursery:
@@ -140,7 +150,10 @@ async def test_two_of_ours_wait_for_each_other_as_long_as_it_takes(autojump_cloc
                     await channel.send([outgoing(n, "x" * 100_000)])  # type: ignore[attr-defined]
 
             nursery.start_soon(send)
+        await trio.sleep(100)
+        tasks = trio.lowlevel.current_statistics().tasks_living
         await trio.sleep(3600)
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
         for channel in (client, server):
 
             async def receive(channel: object = channel) -> None:

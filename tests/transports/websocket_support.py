@@ -45,7 +45,8 @@ async def read_head(stream: trio.abc.ReceiveStream) -> tuple[str, dict[str, str]
     data = b""
     while b"\r\n\r\n" not in data:
         chunk = await stream.receive_some()
-        assert chunk, f"no whole head in {data!r}"
+        if not chunk:
+            raise trio.BrokenResourceError(f"no whole head in {data!r}")
         data += chunk
     head, _, rest = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")

@@ -7,10 +7,13 @@ A WebSocket library behind this gate sees what came, except that
 - a message in fragments becomes one frame, so a million fragments cost no more than the text in them;
 - a frame that comes in drops is handed on in pieces of some size, for the same reason;
 - what no peer of ours may send ends the stream of frames, and `fault` says with which close code.
+
+In the other direction `text_frame` makes a frame of a message, without copying it where a server sends it.
 """
 
 from __future__ import annotations
 
+import os
 from enum import Enum, auto
 from typing import Final
 
@@ -18,7 +21,7 @@ import attrs
 
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
-__all__ = ["Fault", "FrameGate", "text_header"]
+__all__ = ["Fault", "FrameGate", "text_frame"]
 
 _FIN: Final = 0x80
 _RESERVED: Final = 0x70
@@ -209,7 +212,7 @@ class FrameGate:
         if not payload:
             return
         if self._masked:
-            payload = _unmasked(payload, self._key)
+            payload = _masked(payload, self._key)
             turn = len(payload) % 4
             self._key = self._key[turn:] + self._key[:turn]
         if isinstance(self._message, bytearray):
@@ -238,7 +241,7 @@ class FrameGate:
         """Let a frame through in place of what was kept or thrown away."""
         size = len(text)
         self._ready = True
-        self._emit(text_header(size, masked=self._masked))
+        self._emit(_text_header(size, _NO_KEY if self._masked else None))
         self._emit(text)
         self._count(size)
 
@@ -256,9 +259,16 @@ class FrameGate:
             self._out.append(data)
 
 
-def text_header(size: int, *, masked: bool) -> bytes:
-    """Return what comes before a text message of so many bytes in one frame; a mask is there, but changes nothing."""
-    mask, key = (_MASKED, _NO_KEY) if masked else (0, b"")
+def text_frame(text: bytes, *, masked: bool) -> tuple[bytes, bytes]:
+    """Return header and payload of a message in one frame; the payload is `text` itself where nothing is masked."""
+    if not masked:
+        return _text_header(len(text)), text
+    key = os.urandom(4)  # nobody may be able to guess what appears on the wire (RFC 6455, section 5.3)
+    return _text_header(len(text), key), _masked(text, key)
+
+
+def _text_header(size: int, key: bytes | None = None) -> bytes:
+    mask, key = (0, b"") if key is None else (_MASKED, key)
     if size <= _MAX_SHORT:
         return bytes((_FIN | _TEXT, mask | size)) + key
     if size < 65536:
@@ -287,7 +297,8 @@ def _read_header(data: bytes, at: int) -> tuple[int, int, bytes | None, int] | N
     return data[at], size, key, length
 
 
-def _unmasked(payload: bytes, key: bytes) -> bytes:
+def _masked(payload: bytes, key: bytes) -> bytes:
+    """Put a mask on, or take it off."""
     size = len(payload)
     keys = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")

@@ -17,7 +17,7 @@ import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_stream
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.framing.frames import FrameGate, text_header
+from trimcp.framing.frames import FrameGate, text_frame
 from trimcp.transports.http.model import Head, Upgrade
 from trimcp.transports.websocket_link import Link
 from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
@@ -101,29 +101,20 @@ class WebSocketChannel(MessageChannel):
             self._sending = False
 
     async def _send(self, batch: Sequence[Outgoing]) -> None:
+        """Write the batch beside trio-websocket, which would copy each message five times and write it by itself."""
         gated, connection = self._link.gated, self._link.connection
         try:
-            with gated.holding():
-                for message in batch:
-                    if self._link.client:
-                        await connection.send_message(message.data.decode())
-                    else:
-                        self._hold(message.data)
-                    if gated.held > _WRITE:
-                        await gated.flush()
-            # Outside trio-websocket, which would keep the text as long as the peer does not take the bytes.
+            for message in batch:
+                if connection.closed is not None:
+                    raise ConnectionClosed(connection.closed)
+                gated.hold(*text_frame(message.data, masked=self._link.client))
+                if gated.held > _WRITE:
+                    await gated.flush()
             await gated.flush()
         except (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             # The stream is also closed here when the peer has left, or has been silent for too long.
             self._check_open()
             raise trio.BrokenResourceError(self._link.trouble) from None
-
-    def _hold(self, data: bytes) -> None:
-        """Queue a message as it is, since a server's frames have no mask. trio-websocket would copy it five times."""
-        closed = self._link.connection.closed
-        if closed is not None:
-            raise ConnectionClosed(closed)
-        self._link.gated.hold(text_header(len(data), masked=False), data)
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""

@@ -8,7 +8,6 @@ in one write. Knows bytes and frames, and no messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -97,7 +96,6 @@ class GatedStream(trio.abc.Stream):
         self.held = 0
         self.connection: WebSocketConnection | None = None
         self._held: list[bytes] = []
-        self._holder: trio.lowlevel.Task | None = None
         self._turn = trio.Lock()
 
     # What trio-websocket calls
@@ -130,16 +128,14 @@ class GatedStream(trio.abc.Stream):
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write a frame after those that are held, or hold it."""
+        """Write a frame after those that are held."""
         if not self.opened.is_set():
             if bytes(data[: len(_ACCEPTED)]) == _ACCEPTED:
                 self.opened.set()
         elif data[0] == _CLOSE:
             self.said_close = True
-        self._held.append(bytes(data))
-        self.held += len(data)
-        if self._holder is not trio.lowlevel.current_task():
-            await self.flush()
+        self.hold(bytes(data))
+        await self.flush()
 
     async def wait_send_all_might_not_block(self) -> None:
         """See `trio.abc.SendStream.wait_send_all_might_not_block`."""
@@ -158,17 +154,8 @@ class GatedStream(trio.abc.Stream):
 
     # What the channel calls
 
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Hold what this task writes meanwhile, until somebody flushes."""
-        self._holder = trio.lowlevel.current_task()
-        try:
-            yield
-        finally:
-            self._holder = None
-
     def hold(self, *pieces: bytes) -> None:
-        """Hold a frame that somebody else has made, to be flushed by whoever is `holding`."""
+        """Hold a frame; it leaves with the next flush, in the order in which frames were held."""
         self._held += pieces
         self.held += sum(map(len, pieces))
 
