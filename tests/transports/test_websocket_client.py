@@ -72,7 +72,7 @@ def test_what_is_no_header(headers: dict[str, str]) -> None:
 def test_secrets_are_not_shown() -> None:
     server = WebSocketServer("ws://localhost:80/key-in-path?token=key", {"Authorization": "Bearer key"})
     assert "key" not in repr(server)
-    assert "ws://localhost/..." in repr(server)
+    assert "ws://localhost:80/..." in repr(server)
     assert server.key == WebSocketServer("ws://localhost:80/key-in-path?token=key").key
 
 

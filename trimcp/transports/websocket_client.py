@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from trimcp.channel import MessageChannel
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.targets import checked_headers, masked_url
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
 from trimcp.wire.jsonrpc import ErrorResponse, parse
@@ -41,27 +41,14 @@ _ADVICE: Final = {
     429: "too many ask; try again later",
     503: "it has too much to do, or is shutting down; try again later",
 }
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 
 
 def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    checked: dict[str, str] = {}
-    for name, value in (headers or {}).items():
-        if not _TOKEN.fullmatch(name):
-            raise LocalError(f"{name!r:.60} cannot be the name of a header")
-        if name.lower() == "host" or name.lower().startswith("sec-websocket-"):
+    checked = checked_headers(headers)
+    for name in checked:
+        if name == "host" or name.startswith("sec-websocket-"):
             raise LocalError(f"the header {name} belongs to the handshake and cannot be set")
-        if not (value.isascii() and value.isprintable()):
-            # The value may be a secret, so it is not quoted.
-            raise LocalError(f"the value of the header {name} must be a string of printable ASCII characters")
-        checked[name.lower()] = value
     return checked
-
-
-def _masked(url: str) -> str:
-    """The part of a URL that is no secret: many services put a key into the path or the query."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc if parts.scheme == _UNIX else _host(parts)}/..."
 
 
 def _host(parts: SplitResult) -> str:
@@ -87,7 +74,7 @@ class WebSocketServer:
         trace: called with a line for every message, secrets masked; None for no trace.
     """
 
-    url: str = attrs.field(repr=lambda url: repr(_masked(url)))
+    url: str = attrs.field(repr=lambda url: repr(masked_url(url)))
     headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
     uds: str | None = None
     ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
@@ -161,7 +148,7 @@ class WebSocketServer:
 
     async def _dial(self, parts: SplitResult) -> trio.abc.Stream:
         """Open the stream to the server, with TLS if it is wanted."""
-        name = f"cannot connect to {_masked(self.url)}"
+        name = f"cannot connect to {masked_url(self.url)}"
         stream: trio.abc.Stream | None = None
         try:
             with trio.fail_after(self.timeout):
@@ -191,7 +178,7 @@ class WebSocketServer:
         head, _, body = failure.answer.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         status = first.split(" ")[1] if first.startswith("HTTP/") and " " in first else ""
-        text = f"no WebSocket at {_masked(self.url)}: "
+        text = f"no WebSocket at {masked_url(self.url)}: "
         if not (status.isascii() and status.isdigit() and len(status) == 3) or status == "101":
             return f"{text}{failure}"
         text += f"the server answered {_status_text(int(status))}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -15,6 +14,7 @@ import attrs
 from trimcp.channel import MessageChannel
 from trimcp.errors import LocalError
 from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.targets import checked_headers, masked_url
 from trimcp.transports.trace import Write, traced
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ Mode: TypeAlias = Literal["auto", "streamable", "sse"]
 """Streamable HTTP, the HTTP+SSE of 2024-11-05, or whichever of the two the server turns out to speak."""
 
 _UNIX: Final = "http+unix"
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 
 
 @attrs.frozen
@@ -50,25 +49,6 @@ class Timeouts:
     notice: float = 30.0
     endpoint: float = 10.0
     close: float = 1.0
-
-
-def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    checked: dict[str, str] = {}
-    for name, value in (headers or {}).items():
-        if not _TOKEN.fullmatch(name):
-            raise LocalError(f"{name!r:.60} cannot be the name of a header")
-        if not (value.isascii() and value.isprintable()):
-            # The value may be a secret, so it is not quoted.
-            raise LocalError(f"the value of the header {name} must be a string of printable ASCII characters")
-        checked[name.lower()] = value
-    return checked
-
-
-def _masked(url: str) -> str:
-    """The part of a URL that is no secret: many services put a key into the path or the query."""
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return repr(f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}/...")
 
 
 @attrs.frozen
@@ -96,8 +76,8 @@ class HttpServer:
         random: what pauses between attempts vary by.
     """
 
-    url: str = attrs.field(repr=_masked)
-    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
+    url: str = attrs.field(repr=lambda url: repr(masked_url(url)))
+    headers: Mapping[str, str] = attrs.field(default=None, converter=checked_headers, repr=False)
     uds: str | None = None
     mode: Mode = attrs.field(default="auto")
     client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
