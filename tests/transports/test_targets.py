@@ -35,7 +35,7 @@ def test_values_are_printable_and_not_quoted(value: str) -> None:
         ("https://host.test/key", "https://host.test/..."),
         ("ws://user:key@host.test:8000/?key", "ws://host.test:8000/..."),
         ("http://[::1]:80/key#key", "http://[::1]:80/..."),
-        ("ws+unix://%2Frun%2Fs.sock/key", "ws+unix://%2frun%2fs.sock/..."),
+        ("ws+unix://%2Frun%2Fs.sock/key", "ws+unix://%2Frun%2Fs.sock/..."),
     ],
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
