@@ -250,6 +250,64 @@ async def test_where_no_new_session_can_be_begun_requests_are_lost(how: Any, why
         assert len(server.called("initialize")) == 2
 
 
+@pytest.mark.parametrize("listens", [False, True])
+async def test_a_server_that_is_away_for_a_moment_is_asked_for_a_new_session_again(
+    listens: bool, autojump_clock: object
+) -> None:
+    """As while it is restarted: the old process still says 404, and the new one does not listen or is not ready yet."""
+    server_side = Forgetful()
+    away = True
+
+    async def handle(exchange: Exchange) -> None:
+        if away and exchange.called == "tools/call":
+            server.refuse = not listens
+            await exchange.respond(404, headers={"connection": "close"})
+        elif away and server_side.sessions == 1 and exchange.called == "initialize":
+            await exchange.respond(503)
+        else:
+            await server_side(exchange)
+
+    async with scripted(handle) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await server.wait_for("GET")
+        server_side.known = False
+        await channel.send([request(1, modern=False), request(2, modern=False)])
+        await trio.sleep(0.1)
+        server.refuse = away = False
+        assert Lost(None, "the server forgot the session; a new one was begun") in await receive(channel, 3)
+        await channel.send([request(3, modern=False)])
+        assert await receive(channel) == [Response(3, {})]
+        assert server_side.sessions == 2
+        assert {each.headers["mcp-session-id"] for each in server.asked[-3:]} == {"s2"}
+
+
+async def test_a_stream_that_ends_with_its_session_is_opened_in_the_next_one_however_long_that_takes(
+    autojump_clock: object,
+) -> None:
+    server_side = Forgetful()
+    restart = trio.Event()
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.method == "GET" and not restart.is_set():
+            await exchange.events(event(b"", id="1"))
+            await restart.wait()
+            await exchange.finish()
+        elif exchange.called == "initialize" and restart.is_set() and trio.current_time() < 30:
+            await exchange.respond(503)
+        else:
+            await server_side(exchange)
+
+    async with scripted(handle) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await server.wait_for("GET")
+        server_side.known = False
+        restart.set()
+        assert await receive(channel) == [Lost(None, "the server forgot the session; a new one was begun")]
+        assert trio.current_time() >= 30
+        await trio.sleep(1)
+        assert [each.headers["mcp-session-id"] for each in server_side.streams] == ["s2"]
+
+
 async def test_giving_up_a_request_while_the_hands_are_shaken_leaves_it_to_the_others(autojump_clock: object) -> None:
     server_side = Forgetful()
 

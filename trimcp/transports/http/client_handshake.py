@@ -7,6 +7,7 @@ belong to the transport (2025-11-25 basic/transports, "Session Management"). In 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from trimcp.channel import Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
 from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge
+from trimcp.transports.http.client_policy import PASSING, Trouble, seconds_to_wait
 from trimcp.wire.jsonrpc import ErrorResponse, Message, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
@@ -63,17 +65,21 @@ class Handshake:
     _offer: bytes = attrs.field(init=False, default=b"", repr=False)
     _confirmation: bytes = attrs.field(init=False, default=b"", repr=False)
     _tried_at: float | None = attrs.field(init=False, default=None)
-    _failure: str | None = attrs.field(init=False, default=None)
+    _failure: Trouble | None = attrs.field(init=False, default=None)
     _renewals: int = attrs.field(init=False, default=0)
+    _tried: int = attrs.field(init=False, default=0)
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
     def headers(self) -> dict[str, str]:
         """Return what every request after the handshake carries."""
+        return self._headers(self.session_id)
+
+    def _headers(self, session_id: str | None) -> dict[str, str]:
         headers = {}
         if self.revision is not None and self.revision.version_header:
             headers[VERSION] = self.revision.name
-        if self.session_id is not None:
-            headers[SESSION] = self.session_id
+        if session_id is not None:
+            headers[SESSION] = session_id
         return headers
 
     def offered(self, offer: bytes) -> None:
@@ -108,32 +114,49 @@ class Handshake:
         """Note that the server knows the session."""
         self._tried_at = None
 
-    async def renew(self, stale: str) -> str | None:
+    async def renew(self, stale: str) -> Trouble | None:
         """Begin a new session in place of `stale`, which the server has forgotten, unless another task just did.
 
         However many requests meet the loss, one handshake follows. Where the new session is forgotten as well before
-        anything has been answered in it, that is all.
+        anything has been answered in it, that is all. A server that is away for a moment, as while it is restarted, may
+        be asked again.
 
         Returns:
             Why there is no new session, or None if there is one.
         """
+        tried = self._tried
         async with self._lock:
             if self.session_id != stale:
-                return None if self.session_id is not None else "the session has ended"
+                return None if self.session_id is not None else Trouble("the session has ended")
+            if self._failure is not None and self._tried != tried:
+                return self._failure  # somebody has tried while we waited for our turn
             if self._tried_at is not None and trio.current_time() - self._tried_at < _TOO_SOON:
-                return self._failure or "the server forgot the session again, right after it was begun anew"
-            try:
-                with trio.fail_after(self._patience):
-                    await self._shake_hands()
-            except (Cut, TooLarge, _Refused, trio.TooSlowError) as error:
-                why = str(error) or "it took too long"
-                self._failure = f"the server forgot the session, and a new one could not be begun: {why}"
-            else:
-                self._failure = None
+                return self._failure or Trouble("the server forgot the session again, right after it was begun anew")
+            self._failure = await self._try()
+            self._tried += 1
+            # Who was told to come back later, or met nobody, need not wait to try again.
+            self._tried_at = None if self._failure is not None and self._failure.passing else trio.current_time()
+            if self._failure is None:
                 _log.debug("the server forgot the session; a new one was begun")
                 self._forgotten()
-            self._tried_at = trio.current_time()
             return self._failure
+
+    async def _try(self) -> Trouble | None:
+        """Shake hands, and say why it came to nothing if it did."""
+        failure = "the server forgot the session, and a new one could not be begun"
+        try:
+            with trio.fail_after(self._patience):
+                await self._shake_hands()
+        except Cut as cut:
+            return Trouble(f"{failure}: {cut}", untouched=cut.nothing_sent, passing=cut.nothing_sent)
+        except _Refused as refused:
+            later = refused.status in PASSING
+            return Trouble(f"{failure}: {refused}", untouched=later, passing=later, after=refused.after)
+        except TooLarge:
+            return Trouble(f"{failure}: the server's answer is too large")
+        except trio.TooSlowError:
+            return Trouble(f"{failure}: it took too long")
+        return None
 
     async def _shake_hands(self) -> None:
         self._renewals += 1
@@ -141,7 +164,7 @@ class Handshake:
         offer = encode({**orjson.loads(self._offer), "id": id})
         async with self._http.open("POST", ACCEPT, offer) as reply:
             if reply.status >= 300:
-                raise _Refused(self._http.refusal(reply))
+                raise self._refused(reply)
             answer = await self._answer(reply, id)
             session_id = _checked(reply.header(SESSION))
         if not isinstance(answer, Response):
@@ -149,10 +172,14 @@ class Handshake:
         assert self.revision is not None
         if answer.result.get("protocolVersion") != self.revision.name:
             raise _Refused(f"the server no longer speaks {self.revision.name}")
-        self.session_id = session_id
-        async with self._http.open("POST", {**ACCEPT, **self.headers()}, self._confirmation) as reply:
+        async with self._http.open("POST", {**ACCEPT, **self._headers(session_id)}, self._confirmation) as reply:
             if reply.status >= 300:
-                raise _Refused(self._http.refusal(reply))
+                raise self._refused(reply)
+        self.session_id = session_id
+
+    def _refused(self, reply: Reply) -> _Refused:
+        after = seconds_to_wait(reply.header("retry-after") or None, time.time)
+        return _Refused(self._http.refusal(reply), reply.status, after)
 
     async def _answer(self, reply: Reply, id: str) -> Message | None:
         """Return the answer to `initialize`, as JSON or as the first answer of a stream; the rest is of no interest."""
@@ -174,6 +201,11 @@ class Handshake:
 
 class _Refused(Exception):
     """The server would not shake hands."""
+
+    def __init__(self, why: str, status: int = 0, after: float | None = None) -> None:
+        super().__init__(why)
+        self.status = status
+        self.after = after
 
 
 def method_of(data: bytes) -> str:

@@ -87,9 +87,10 @@ class Listener:
             status = reply.status
         if status == 404 and self._opened and session_id is not None:
             # Until now there was a stream, so it is the session that is gone. The new one brings its own listener.
-            why = await road.handshake.renew(session_id)
-            _log.debug("the stream for what is unasked is gone with its session%s", "" if why is None else f": {why}")
-            return False
+            trouble = await road.handshake.renew(session_id)
+            why = "" if trouble is None else f": {trouble.why}"
+            _log.debug("the stream for what is unasked is gone with its session%s", why)
+            return trouble is not None and trouble.passing
         if status in PASSING or (status == _BUSY and self._opened):
             return True
         _log.debug("the server offers no stream for what is unasked (status %d)", status)

@@ -123,8 +123,9 @@ class Notices:
                 return
             # An answer or a cancellation means nothing in another session.
             if trouble.forgotten is not None and outgoing.kind is Kind.NOTIFICATION and not renewed:
-                renewed = True
-                if await handshake.renew(trouble.forgotten) is None:
+                trouble = await handshake.renew(trouble.forgotten)
+                if trouble is None:
+                    renewed = True
                     continue
             pause = patience.before_next(attempt, trouble, "", False)
             if pause is None:

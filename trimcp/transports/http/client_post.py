@@ -116,11 +116,10 @@ class Post:
             if trouble is None:
                 return None
             if trouble.forgotten is not None and not renewed:
-                renewed = True
-                why = await road.handshake.renew(trouble.forgotten)
-                if why is None:
+                trouble = await road.handshake.renew(trouble.forgotten)
+                if trouble is None:
+                    renewed = True
                     continue
-                return Trouble(why)
             repeatable = road.retry_calls and self.method == "tools/call"
             pause = road.patience.before_next(attempt, trouble, self.method, repeatable)
             if pause is None or (trouble.untouched and road.unreachable):
