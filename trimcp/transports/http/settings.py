@@ -49,7 +49,7 @@ class Settings:
         max_message: of the largest body, as over every transport.
         limits: what else one message may cost.
         max_exchanges: POSTs under way at once, over all clients; more are refused (503).
-        max_sessions: legacy sessions at once; more are refused (503). One that is idle keeps about 15 KiB.
+        max_sessions: legacy sessions at once; more are refused (503). One that is idle keeps about 5 KiB.
         session_idle: after which a session is ended in which nothing is under way and that nobody reads.
         stream_buffer: that may wait for one reader before handlers wait: a slow reader costs little more.
         silence: after which a reply that is not there becomes a stream: proxies and clients give up on silence.
