@@ -41,6 +41,7 @@ from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.transports.http import hypercorn_guards as guards
 from trimcp.transports.http.asgi import AsgiApp
 from trimcp.transports.http.hypercorn_guards import FAULTY, GuardedConfig, install, without
+from trimcp.transports.http.hypercorn_protocols import LimitedMessage
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.model import Response
 
@@ -277,7 +278,7 @@ async def test_websocket_over_http_2() -> None:
 # messages
 
 
-@pytest.mark.parametrize(("kind", "guarded"), [(guards._Message, True), (WebsocketBuffer, False)])
+@pytest.mark.parametrize(("kind", "guarded"), [(LimitedMessage, True), (WebsocketBuffer, False)])
 def test_a_message_that_is_too_large_grows_no_more(kind: type[WebsocketBuffer], guarded: bool) -> None:
     buffer, kept = kind(1000), 0
     buffer.extend(TextMessage("x" * 1000, message_finished=False))
@@ -289,7 +290,7 @@ def test_a_message_that_is_too_large_grows_no_more(kind: type[WebsocketBuffer], 
 
 
 def test_a_message_is_measured_in_bytes() -> None:
-    buffer = guards._Message(10)
+    buffer = LimitedMessage(10)
     buffer.extend(TextMessage("ééé", message_finished=False))
     assert buffer.length == 6
     buffer.extend(TextMessage("1234", message_finished=True))
@@ -375,6 +376,48 @@ async def test_a_large_message_leaves_in_pieces(guarded: bool, size: int) -> Non
     assert b"".join(payload for _, payload in pieces).decode() == text
     assert len(pieces) == (-(-size // 65_536) if guarded else 1)
     assert [first >> 7 for first, _ in pieces] == [0] * (len(pieces) - 1) + [1]
+
+
+# stuck
+
+
+@Guarded
+async def test_a_client_that_pipelines_and_leaves_unread_is_let_go(guarded: bool) -> None:
+    face, handler = download()
+    with guard(guarded, "stuck"):
+        async with serving(AsgiApp(face.running), limits=HttpLimits(max_connections=1), grace=0) as served:
+            stream = await served.connect(receive_buffer=4096)
+            await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+            await settle()
+            reset_on_close(stream)
+            await stream.aclose()
+            await settle()
+            assert handler.disconnects == 1
+            assert await served.alive() is guarded
+
+
+@Guarded
+async def test_a_websocket_peer_that_leaves_a_full_queue_is_let_go(guarded: bool) -> None:
+    over = trio.Event()
+
+    async def serve(channel: MessageChannel) -> None:
+        text = b'"' + b"x" * 1_000_000 + b'"'
+        with suppress(trio.BrokenResourceError):
+            await channel.send([Outgoing(text, Kind.NOTIFICATION)] * 10)  # until somebody reads it
+        over.set()
+
+    face = DummyFace()
+    face["/ws"] = upgrade(serve)
+    with guard(guarded, "stuck"):
+        async with serving(AsgiApp(face.running), limits=HttpLimits(max_connections=1), grace=0) as served:
+            stream = await open_websocket(served, receive_buffer=4096)
+            await stream.send_all(frame(1, b"{}") * 10)
+            await settle()
+            reset_on_close(stream)
+            await stream.aclose()
+            await settle()
+            assert over.is_set() is guarded
+            assert await served.alive() is guarded
 
 
 # idle

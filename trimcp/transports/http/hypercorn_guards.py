@@ -3,6 +3,7 @@
 Each was seen in the versions named in `FAULTY`, whose source was read for it, and has a test that shows the fault
 without its guard. `install` puts them in place; but for one line about HTTP/2 buffers they act only on servers that
 have a `GuardedConfig`: others in the process stay as they are. What they replace is private, hence the end of `FAULTY`.
+Those for HTTP/2 and WebSocket are in `hypercorn_protocols`, those for connections here.
 
     window      HTTP/2 sends do not wait for the client's window: the writer is woken by a drain that moved nothing. And
                 one that does wait is not woken by the connection's end.
@@ -13,6 +14,9 @@ have a `GuardedConfig`: others in the process stay as they are. What they replac
                 the protocol is not told so. A large message to a slow reader is there six times.
     idle        A connection that its client closed while it was idle stays open until it would have been too long idle,
                 and one that begins with HTTP/2 and then says nothing for ever.
+    stuck       A client that pipelines, does not read and leaves is never let go: its next request waits for the end of
+                a response that has none. Nor is one that leaves when what it sent has filled the application's queue,
+                for the word that it left waits for room there.
     stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
                 task, and the server's shutdown, for ever.
     alive       Any exception on a connection ends the server, such as BusyResourceError when a WebSocket peer stops
@@ -26,7 +30,6 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, Final, TypeAlias
 
@@ -42,22 +45,25 @@ import wsproto.events
 import wsproto.utilities
 from hypercorn.config import Config
 from hypercorn.events import Closed, Updated
-from hypercorn.protocol import events
-from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
-from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import TrioSingleTask
 
 from trimcp.transports.http.limits import HttpLimits
 
-__all__ = ["FAULTY", "GuardedConfig", "install", "without"]
+__all__ = ["FAULTY", "PIECE", "GuardedConfig", "Method", "install", "replaces", "without"]
 
 _log = logging.getLogger("trimcp.http")
 
 FAULTY: Final = ((0, 17), (0, 19))
 """The versions of Hypercorn for which the guards are meant: from the first, below the second."""
 
-_PIECE: Final = 64 * 1024
+PIECE: Final = 64 * 1024
+"""Bytes that are written at once, so that it can be seen whether a client reads at all."""
+
 _RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 _ORDINARY: Final = (
@@ -91,7 +97,8 @@ class GuardedConfig(Config):
                 connection.cut()
 
 
-_Method: TypeAlias = Callable[..., Awaitable[Any]]
+Method: TypeAlias = Callable[..., Awaitable[Any]]
+"""An async method of Hypercorn's, or what stands in its place."""
 
 
 @attrs.frozen
@@ -101,7 +108,7 @@ class _Guard:
     names: frozenset[str]
     owner: Any
     attribute: str
-    body: _Method
+    body: Method
 
 
 _guards: list[_Guard] = []
@@ -115,6 +122,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    from trimcp.transports.http import hypercorn_protocols  # noqa: F401  # registers more of them
+
     found = version("hypercorn")
     major, minor = (int(part) for part in found.split(".")[:2])
     if not FAULTY[0] <= (major, minor) < FAULTY[1]:
@@ -134,7 +143,7 @@ def without(*names: str) -> Iterator[None]:
         _off.difference_update(names)
 
 
-def _guarded(guard: _Guard, original: Any) -> _Method:
+def _guarded(guard: _Guard, original: Any) -> Method:
     async def method(*args: Any) -> Any:
         config = next((arg for arg in args if isinstance(arg, Config)), getattr(args[0], "config", None))
         if guard.names <= _off or (config is not None and not isinstance(config, GuardedConfig)):
@@ -144,165 +153,89 @@ def _guarded(guard: _Guard, original: Any) -> _Method:
     return method
 
 
-def _replaces(owner: Any, attribute: str, *names: str) -> Callable[[_Method], _Method]:
-    def register(body: _Method) -> _Method:
+def replaces(owner: Any, attribute: str, *names: str) -> Callable[[Method], Method]:
+    """Register what stands in the place of an attribute: it gets what stood there before, and then its arguments."""
+
+    def register(body: Method) -> Method:
         _guards.append(_Guard(frozenset(names), owner, attribute, body))
         return body
 
     return register
 
 
-# window
+# stuck
 
 
-@_replaces(StreamBuffer, "pop", "window")
-async def _pop(original: _Method, buffer: StreamBuffer, max_length: int) -> bytes:
-    """Wake the writer once little is left. Hypercorn does once little was taken, which with no window is nothing."""
-    data = bytes(buffer.buffer[:max_length])
-    del buffer.buffer[:max_length]
-    if len(buffer.buffer) < BUFFER_LOW_WATER:
-        await buffer._paused.set()
-    if not buffer.buffer:
-        await buffer._is_empty.set()
-    return data
+class _Over:
+    """What stands for the parser of a connection that is closed: nothing comes of it, and what is sent goes nowhere."""
+
+    our_state = their_state = None
+    they_are_waiting_for_100_continue = False
+    trailing_data = (b"", False)
+
+    def receive_data(self, data: bytes) -> None:
+        """Drop it."""
+
+    def next_event(self) -> type[h11.NEED_DATA]:
+        return h11.NEED_DATA
+
+    def send(self, event: object) -> bytes:
+        return b""
 
 
-@_replaces(H2Protocol, "handle", "window")
-async def _handle(original: _Method, protocol: H2Protocol, event: Any) -> None:
+@replaces(H11Protocol, "handle", "stuck")
+async def _handle_http1(original: Method, protocol: H11Protocol, event: Any) -> None:
     await original(protocol, event)
     if isinstance(event, Closed):
-        for buffer in list(protocol.stream_buffers.values()):
-            await buffer.close()
+        protocol.connection = _Over()  # type: ignore[assignment]
+        await protocol.can_read.set()
 
 
-# streams
+@replaces(TaskGroup, "spawn_app", "stuck")
+async def _spawn_app(
+    original: Method, group: TaskGroup, app: Any, config: Config, scope: Any, send: Callable[..., Awaitable[None]]
+) -> Callable[[Any], Awaitable[None]]:
+    """As Hypercorn does, but nobody waits for an application that has ended, or to say that the client is gone."""
+    arriving, arrived = trio.open_memory_channel[Any](config.max_app_queue_size)
 
+    async def run() -> None:
+        with arrived:
+            threads = (trio.to_thread.run_sync, trio.from_thread.run)
+            await handle_app(app, config, scope, arrived.receive, send, *threads)
 
-@_replaces(H2Protocol, "_handle_events", "streams")
-async def _handle_events(original: _Method, protocol: H2Protocol, happened: list[h2.events.Event]) -> None:
-    """Keep from Hypercorn what it does not expect; it costs the stream, not the server."""
-    connection = protocol.connection
-    for event in happened:
-        if isinstance(event, h2.events.RequestReceived) and not _is_request(event):
-            connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
-        elif isinstance(event, h2.events.PriorityUpdated):
-            pass  # they cost us more than they gain anybody (RFC 9113 section 5.3)
-        elif isinstance(event, h2.events.DataReceived) and event.stream_id not in protocol.streams:
-            connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            if event.stream_id not in protocol.stream_buffers:  # answered to the end (RFC 9113 section 8.1)
-                with suppress(h2.exceptions.ProtocolError):
-                    connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
-        else:
-            await original(protocol, [event])
-    await protocol._flush()
+    async def put(event: Any) -> None:
+        with suppress(trio.BrokenResourceError):
+            await arriving.send(event)
 
+    async def take(event: Any) -> None:
+        try:
+            arriving.send_nowait(event)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        except trio.BrokenResourceError:
+            pass
+        except trio.WouldBlock:
+            if event["type"].endswith(".disconnect"):
+                group.spawn(put, event)
+            else:
+                await put(event)
 
-def _is_request(event: h2.events.RequestReceived) -> bool:
-    """Whether it has a method and a path that Hypercorn can read, and asks for nothing but WebSocket by CONNECT."""
-    pseudo = {bytes(name): bytes(value) for name, value in event.headers or () if name[:1] == b":"}
-    method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
-    if method == b"CONNECT" and pseudo.get(b":protocol") != b"websocket":
-        return False
-    return bool(method and path) and method.isascii() and path.isascii()
-
-
-@_replaces(H2Protocol, "stream_send", "streams")
-async def _stream_send(original: _Method, protocol: H2Protocol, event: events.Event) -> None:
-    """Tell the client of a response that will have no end."""
-    if isinstance(event, events.StreamClosed):
-        buffer = protocol.stream_buffers.get(event.stream_id)
-        if buffer is not None and not buffer._complete:
-            with suppress(h2.exceptions.ProtocolError):
-                protocol.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
-            await protocol._flush()
-            await protocol._window_updated(event.stream_id)  # so that its buffer is looked at, and forgotten
-    await original(protocol, event)
-
-
-# messages
-
-
-class _Message(WebsocketBuffer):
-    """A message as far as it arrived, which stops growing once it is too large. Counts bytes, not characters."""
-
-    refusals = 0
-
-    def extend(self, event: Any) -> None:
-        data = event.data
-        size = len(data) if not isinstance(data, str) or data.isascii() else len(data.encode())
-        if self.length + size > self.max_length:
-            self.value, self.length = None, self.max_length  # nothing more fits
-            self.refusals += 1
-            raise FrameTooLargeError
-        super().extend(event)
-        self.length += size - len(data)
-
-
-class _Telling(wsproto.connection.Connection):
-    """Reports what cannot be read as a Close of the peer's that wants an answer: then Hypercorn says what was wrong."""
-
-    def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # theirs is no wider in fact
-        for event in super().events():
-            broken = isinstance(event, wsproto.events.CloseConnection) and self.state is _OPEN
-            if broken:
-                self._state = wsproto.connection.ConnectionState.REMOTE_CLOSING
-            yield event
-
-
-_OPEN: Final = wsproto.connection.ConnectionState.OPEN
-
-
-@_replaces(WSStream, "_accept", "messages")
-async def _accept(original: _Method, stream: WSStream, message: Any) -> None:
-    await original(stream, message)
-    stream.connection.__class__ = _Telling
-
-
-@_replaces(WSStream, "handle", "messages")
-async def _handle_websocket(original: _Method, stream: WSStream, event: events.Event) -> None:
-    if isinstance(event, events.Request):
-        stream.buffer = _Message(stream.config.websocket_max_message_size)
-        plain = [(name, value) for name, value in event.headers if name.lower() != b"sec-websocket-extensions"]
-        event = replace(event, headers=plain)
-    elif isinstance(event, events.EndBody) or (
-        isinstance(event, events.Body | events.Data) and not stream.handshake.accepted
-    ):
-        # The end of a stream of HTTP/2 is what the end of a connection is in HTTP/1.1.
-        await stream.send(events.StreamClosed(stream_id=stream.stream_id))
-        return
-    message: Any = stream.buffer
-    refusals = message.refusals
-    await original(stream, event)
-    while message.refusals != refusals and not stream.closed:
-        refusals = message.refusals
-        await stream._handle_events()  # Hypercorn leaves where it is what arrived behind, such as the peer's close
-
-
-@_replaces(WSStream, "_send_wsproto_event", "messages")
-async def _send_message(original: _Method, stream: WSStream, event: wsproto.events.Event) -> None:
-    """Send a large message in fragments: no more than one of them is copied at a time."""
-    if not isinstance(event, wsproto.events.TextMessage) or len(event.data) <= _PIECE:
-        await original(stream, event)
-        return
-    text = event.data
-    for start in range(0, len(text), _PIECE):
-        end = start + _PIECE
-        await original(stream, wsproto.events.TextMessage(text[start:end], message_finished=end >= len(text)))
+    group.spawn(run)
+    return take
 
 
 # idle, stall, alive
 
 
-@_replaces(TCPServer, "_read_data", "idle")
-async def _read_data(original: _Method, server: TCPServer) -> None:
+@replaces(TCPServer, "_read_data", "idle")
+async def _read_data(original: Method, server: TCPServer) -> None:
     await original(server)
     timer: Any = server.idle_task
     server.idle_task = _NoTimer()  # an answer that is on its way would start it again
     await timer.stop()
 
 
-@_replaces(H2Protocol, "initiate", "idle")
-async def _initiate(original: _Method, protocol: H2Protocol, *upgraded: Any) -> None:
+@replaces(H2Protocol, "initiate", "idle")
+async def _initiate(original: Method, protocol: H2Protocol, *upgraded: Any) -> None:
     await original(protocol, *upgraded)
     await protocol.send(Updated(idle=protocol.idle))  # it counted as busy since its first bytes
 
@@ -333,9 +266,9 @@ class _GuardedStream:
         """
         view = memoryview(data)
         try:
-            for start in range(0, len(view), _PIECE):
+            for start in range(0, len(view), PIECE):
                 with trio.fail_after(self._stall_timeout):
-                    await self._stream.send_all(view[start : start + _PIECE])
+                    await self._stream.send_all(view[start : start + PIECE])
         except trio.TooSlowError:
             _log.debug("a client was cut off: it has read nothing for %g s", self._stall_timeout)
             self.cut()
@@ -351,9 +284,9 @@ class _GuardedStream:
         sock.close()
 
 
-@_replaces(hypercorn.trio.run, "TCPServer", "stall", "alive")
+@replaces(hypercorn.trio.run, "TCPServer", "stall", "alive")
 async def _serve_connection(
-    original: _Method, app: Any, config: GuardedConfig, context: Any, state: Any, stream: Any
+    original: Method, app: Any, config: GuardedConfig, context: Any, state: Any, stream: Any
 ) -> None:
     """Serve a connection, and let no failure on it out."""
     if len(config.connections) >= config.limits.max_connections:
