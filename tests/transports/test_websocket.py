@@ -256,7 +256,7 @@ async def test_a_receive_that_is_cancelled_before_the_end_loses_nothing(autojump
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
             await wait_all_tasks_blocked()
-            await raw.say(*[message(text(n)) for n in range(4)], frame(FIN | BINARY, b"x"))
+            await raw.say(*[message(text(n)) for n in range(4)], message(b"\xff"))
             for _ in range(turns):
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
@@ -385,6 +385,23 @@ async def test_nothing_is_said_after_close(autojump_clock: MockClock) -> None:
         assert await raw.hear() == (0, b"")
 
 
+async def test_nothing_is_said_after_the_answer_to_a_close(autojump_clock: MockClock) -> None:
+    async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            with pytest.raises(trio.BrokenResourceError):
+                await server.send([outgoing(1, "x" * 100_000) for _ in range(200)])
+
+        nursery.start_soon(send)
+        await wait_all_tasks_blocked(0.05)
+        await raw.say(close(1000))
+        heard = []
+        while first := (await raw.hear())[0]:
+            heard.append(first)
+        assert heard.pop() == FIN | CLOSE
+        assert set(heard) == {FIN | TEXT}
+
+
 async def test_a_pong_waits_for_its_turn(autojump_clock: MockClock) -> None:
     async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
 
@@ -455,7 +472,7 @@ async def test_a_cut_send_breaks_the_channel_and_not_the_frames(autojump_clock: 
         with trio.move_on_after(1):
             while True:
                 await server.send([outgoing(1, "x" * 100_000)])
-        with pytest.raises(trio.BrokenResourceError):
+        with pytest.raises(trio.BrokenResourceError, match="cut short"):
             await server.send([outgoing(2)])
         heard = bytearray()
 
@@ -530,6 +547,7 @@ async def test_a_peer_that_breaks_the_protocol_and_does_not_read(
         await raw.say(frame(FIN | BINARY, b"x"))
         with pytest.raises(trio.BrokenResourceError, match="1003"):
             await server.receive()
+        await wait_all_tasks_blocked(0.05)
     assert not caplog.records
 
 

@@ -128,13 +128,15 @@ class Link:
     @property
     def _complaint(self) -> Fault | None:
         """What the peer did wrong, if that is the end."""
-        closed = self.connection.closed
-        if self.gate.fault is not None or closed is None or self.gated.said_close:
+        if self.gated.said_close:
+            return None  # it came too late
+        if self.gate.fault is not None:
             return self.gate.fault
         # trio-websocket reports what it cannot read as if the peer had closed with this code.
-        if closed.code == _NOT_UTF8:
+        closed = self.connection.closed
+        if closed is not None and closed.code == _NOT_UTF8:
             return Fault(_NOT_UTF8, "text is UTF-8")
-        if closed.code == _PROTOCOL_ERROR:
+        if closed is not None and closed.code == _PROTOCOL_ERROR:
             return Fault(_PROTOCOL_ERROR, "a Close frame holds a code and a text, or nothing")
         return None
 
@@ -212,7 +214,7 @@ class Link:
         """Tell a peer what it did wrong, which trio-websocket does not do, and close the stream."""
         complaint = self._complaint
         with trio.move_on_after(_GOODBYE), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if complaint is not None and not self.gated.said_close and not self.gated.writing:
+            if complaint is not None and not self.gated.writing:
                 self.gated.writing = True
                 frame = FrameProtocol(self.client, []).close(complaint.code, complaint.reason)
                 await self.stream.send_all(bytes(frame))
