@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final, TypeAlias
 
@@ -229,6 +230,7 @@ def _parse_host(host: str) -> str | None:
         return None
 
 
+@lru_cache(256)  # clients name the same host with each request; it is 255 characters long at most
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
