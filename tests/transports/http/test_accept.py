@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.transports.http.accept import accepts, is_json
+from trimcp.transports.http.accept import accepts, is_compressed, is_json
 
 JSON, SSE = "application/json", "text/event-stream"
 
@@ -121,3 +121,11 @@ def test_a_long_header_costs_no_more_than_its_length(piece: str) -> None:
 
     # Ten times the text: a hundred times the work if anything in it were quadratic.
     assert seconds(200_000) < 40 * max(seconds(20_000), 0.000_5)
+
+
+@pytest.mark.parametrize(
+    ("header", "compressed"),
+    [(None, False), ("", False), ("identity", False), (" Identity ", False), ("gzip", True), ("identity, br", True)],
+)
+def test_a_body_comes_as_it_is(header: str | None, compressed: bool) -> None:
+    assert is_compressed(header) is compressed

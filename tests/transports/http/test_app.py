@@ -34,6 +34,7 @@ JSON = {"content-type": "application/json"}
         ("POST", "/mcp", {}, 415),
         ("POST", "/mcp", {"content-type": "text/plain"}, 415),
         ("POST", "/mcp", {"content-type": "application/json; charset=latin-1"}, 415),
+        ("POST", "/mcp", {**JSON, "content-encoding": "gzip"}, 415),
         ("POST", "/mcp", {**JSON, "accept": "text/html"}, 406),
         ("GET", "/mcp", {"accept": "text/html"}, 406),
         ("GET", "/sse", {"accept": "text/html"}, 406),
@@ -51,6 +52,8 @@ async def test_a_request_is_judged_by_its_head(
         assert answer.status == status
         if status == 405:
             assert method not in answer.headers["allow"].split(", ")
+        if status == 415 and "content-encoding" in headers:
+            assert answer.headers["accept-encoding"] == "identity"
         if status not in (200, 405):
             assert answer.json["error"]["message"]
             assert "id" not in answer.json
@@ -84,6 +87,8 @@ async def test_pages_that_are_named_may_come_in(autojump_clock: Any) -> None:
         assert stream.headers["access-control-allow-origin"] == "https://app.example"
         call = await (await visitor.call("steps", token=1, count=1)).done()
         assert call.headers["access-control-allow-origin"] == "https://app.example"
+        large = await visitor.call("echo", text="x" * 4_200_000)
+        assert (large.status, large.headers["access-control-allow-origin"]) == (413, "https://app.example")
         lost = await visitor.send("GET", "/mcp")
         assert lost.headers["access-control-allow-origin"] == "https://app.example"
 

@@ -34,6 +34,27 @@ async def test_headers_have_to_say_what_the_body_says(headers: dict[str, Any], a
         assert (answer.status, answer.json["id"], answer.json["error"]["code"]) == (400, 1, HEADER_MISMATCH)
 
 
+async def test_a_subscription_needs_a_stream(autojump_clock: Any) -> None:
+    wanted = {"notifications": {"toolsListChanged": True}}
+    async with visiting(make_server(), settings=Settings(reply="json")) as visitor:
+        refused = await visitor.post(visitor.request("subscriptions/listen", wanted), {"accept": "application/json"})
+        assert (refused.status, refused.json["id"], refused.json["error"]["code"]) == (406, 1, INVALID_REQUEST)
+        taken = await visitor.post(visitor.request("subscriptions/listen", wanted))
+        await taken.begun()
+        assert taken.headers["content-type"] == "text/event-stream"
+        assert taken.messages[0]["method"] == "notifications/subscriptions/acknowledged"
+        taken.leave()
+
+
+@pytest.mark.parametrize("stateless", [False, True])
+async def test_an_array_where_there_are_none_has_a_status(stateless: bool, autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY, Settings(stateless=stateless)) as visitor:
+        if not stateless:
+            await visitor.initialize()
+        answer = await visitor.post([visitor.request("ping")], {"mcp-protocol-version": LEGACY.name})
+        assert (answer.status, answer.json["error"]["code"]) == (400, INVALID_REQUEST)
+
+
 async def test_a_name_may_be_encoded(autojump_clock: Any) -> None:
     async with visiting(make_server()) as visitor:
         answer = await (await visitor.call("echo", {"mcp-name": "=?base64?ZWNobw==?="}, text="hi")).done()

@@ -212,6 +212,29 @@ async def test_a_finished_stream_is_forgotten_after_a_while(autojump_clock: Any)
         assert (await visitor.listen(call.now()[0].id)).status == 400
 
 
+async def test_streams_that_ended_are_kept_up_to_a_number(autojump_clock: Any) -> None:
+    events = MemoryEvents()
+    async with visiting(make_server(), LEGACY, Settings(events=events, max_replays=3)) as visitor:
+        await visitor.initialize()
+        unread = await visitor.call("steps", token=1, count=2)
+        await unread.events(2)
+        unread.leave()
+        await trio.sleep(5)
+        read = [await (await visitor.call("steps", token=1, count=1)).done() for _ in range(4)]
+        found = [(await visitor.listen(call.now()[0].id)).status for call in (unread, *read)]
+        assert found == [200, 400, 400, 200, 200], "what nobody read goes last"
+        for _ in range(4):
+            abandoned = await visitor.call("steps", token=1, count=2)
+            await abandoned.events(2)
+            abandoned.leave()
+            await trio.sleep(5)
+        assert (await visitor.listen(unread.now()[0].id)).status == 400
+        assert (await visitor.listen(abandoned.now()[0].id)).status == 200
+        [session] = visitor.face.sessions
+        assert len(session.streams) == 3
+        assert events.statistics().events == 9
+
+
 async def test_a_session_takes_its_events_with_it(autojump_clock: Any) -> None:
     events = MemoryEvents()
     async with visiting(make_server(), LEGACY, Settings(events=events)) as visitor:

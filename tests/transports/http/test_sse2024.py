@@ -61,6 +61,20 @@ async def test_answers_come_on_the_stream(autojump_clock: Any) -> None:
         stream.leave()
 
 
+async def test_what_is_no_plain_json_is_not_taken(autojump_clock: Any) -> None:
+    async with visiting(make_server(), OLDEST) as visitor:
+        stream, place = await met(visitor)
+        for headers in (
+            {},
+            {"content-type": "text/plain"},
+            {"content-type": "application/json", "content-encoding": "gzip"},
+        ):
+            answer = await visitor.send("POST", place, orjson.dumps(visitor.request("ping")), headers)
+            assert answer.status == 415
+        assert len(spoken(stream)) == 1
+        stream.leave()
+
+
 async def test_the_end_of_the_stream_ends_the_session(autojump_clock: Any) -> None:
     journal: list[str] = []
     async with visiting(make_server(journal), OLDEST) as visitor:

@@ -1,7 +1,7 @@
-"""What a request says about forms: which it takes in return (Accept), and which its body has (Content-Type).
+"""What a request says about forms: which it takes in return, and which its body has (Accept, Content-*).
 
-Both headers are a stranger's. They are read once from left to right, and a part that makes no sense counts for nothing.
-(RFC 9110, sections 8.3 and 12.5.1.)
+The headers are a stranger's. They are read once from left to right, and a part that makes no sense counts for nothing.
+(RFC 9110, sections 8.3, 8.4 and 12.5.1.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["accepts", "is_json"]
+__all__ = ["accepts", "is_compressed", "is_json"]
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -88,6 +88,15 @@ def is_json(content_type: str | None) -> bool:
         return True
     kind, charset, _ = _read_range(content_type)
     return kind == JSON and charset in ("", "utf-8", "utf8")
+
+
+def is_compressed(content_encoding: str | None) -> bool:
+    """Return whether a body is in a coding: none is undone here, for what is small on the way may be huge after it.
+
+    Args:
+        content_encoding: the value of Content-Encoding, or None.
+    """
+    return content_encoding is not None and content_encoding.strip().lower() not in ("", "identity")
 
 
 def _split(text: str, separator: str) -> Iterator[str]:

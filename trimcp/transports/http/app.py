@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, MessageChannel
-from trimcp.transports.http.accept import accepts, is_json
+from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.exchange import JSON_HEADERS, Exchange
 from trimcp.transports.http.identity import Refused, identify
@@ -160,6 +160,8 @@ class HttpFace:
         fits, json, sse = self._forms(headers.get("content-type"), headers.get("accept"))
         if not fits:
             return refusal(415, "the body must be application/json in UTF-8")
+        if is_compressed(headers.get("content-encoding")):
+            return refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
         if not json and not sse:
             return refusal(406, "answers are application/json or text/event-stream")
         if self.exchanges >= self.settings.max_exchanges:

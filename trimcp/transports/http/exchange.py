@@ -46,7 +46,8 @@ class Exchange:
         session: the legacy session it came in for, or None.
         own: the session that was made for this exchange alone, or None.
         statuses: whether errors have the HTTP status of the specification's table, as clients since 2026-07-28 read it.
-        malformed: whether the body was no message: then the status says so in every revision.
+        malformed: whether the body was no message, or may be none: an error then has its status in every revision.
+        always_streams: whether the answer is nothing without what comes before it.
         awaited: requests in the body that are not answered yet.
         opening: whether it is the `initialize` of a session that is not in the table yet.
     """
@@ -62,6 +63,7 @@ class Exchange:
     own: PushedSession | None = attrs.field(init=False, default=None)
     statuses: bool = attrs.field(init=False, default=False)
     malformed: bool = attrs.field(init=False, default=False)
+    always_streams: bool = attrs.field(init=False, default=False)
     awaited: int = attrs.field(init=False, default=0)
     opening: bool = attrs.field(init=False, default=False)
     _reply: Reply | None = attrs.field(init=False, default=None)
@@ -86,7 +88,7 @@ class Exchange:
         self.answered = True
         text = f"a message may have {self.max_body} bytes"
         body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
-        return Response(413, JSON_HEADERS, body)
+        return Response(413, (*JSON_HEADERS, *self.headers), body)
 
     def disconnected(self) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
@@ -208,7 +210,9 @@ class Exchange:
         if self._stream is not None:
             return True
         reply = self._reply
-        if self._gone or reply is None or not self.sse or self.face.settings.reply == "json":
+        if self._gone or reply is None or not self.sse:
+            return False
+        if self.face.settings.reply == "json" and not self.always_streams:
             return False
         session = self.session
         self._stream = self.face.new_stream() if session is None else session.new_stream()

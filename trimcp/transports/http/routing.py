@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Routing"]
 
+_LISTEN: Final = "subscriptions/listen"
 _NO_SESSION: Final = "send initialize first, and its Mcp-Session-Id with everything after"
 
 
@@ -112,6 +113,10 @@ class Routing:
             if wrong is not None:
                 raise _Refused(400, encode_error(message.id, HEADER_MISMATCH, wrong))
             exchange.awaited = 1
+            exchange.always_streams = message.method == _LISTEN
+            if exchange.always_streams and not exchange.sse:
+                why = "a subscription is answered with text/event-stream"
+                raise _Refused(406, encode_error(message.id, INVALID_REQUEST, why))
         elif type(message) is Malformed:
             raise _malformed(message, version, modern=exchange.statuses)
         elif type(message) is not Notification:
@@ -124,6 +129,7 @@ class Routing:
         """Serve a legacy client that gets no session: as if its handshake had been here."""
         if type(message) is Malformed:
             raise _malformed(message, version, modern=exchange.statuses)
+        exchange.malformed = type(message) is Batch
         exchange.awaited = _requests(message)
         exchange.own = session = self.service.open(_NOWHERE)
         if type(message) is not Request or message.method != "initialize":
@@ -152,7 +158,7 @@ class Routing:
         if session is None:
             raise _Refused(404, encode_error(request, INVALID_REQUEST, "there is no such session; initialize anew"))
         session.exchange_began(exchange)
-        exchange.malformed = type(message) is Malformed
+        exchange.malformed = type(message) is Malformed or type(message) is Batch
         exchange.awaited = _requests(message)
         return session.pushed
 

@@ -56,6 +56,7 @@ class HttpSession:
     under_way: int = attrs.field(init=False, default=0)
     streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)
     _ended: dict[int, float] = attrs.field(init=False, factory=dict)
+    _unread: dict[int, None] = attrs.field(init=False, factory=dict)
     _number: int = attrs.field(init=False, default=0)
     _own: EventStream = attrs.field(init=False)
     _closed: bool = attrs.field(init=False, default=False)
@@ -102,18 +103,33 @@ class HttpSession:
         return None if found is None or stream is None else (stream, found[1])
 
     def stream_ended(self, stream: EventStream, *, delivered: bool) -> None:
-        """Keep what ended for a while, in case its last bytes were lost; to the session's end if nobody read it."""
-        if stream.journal is not None and delivered:
-            self._ended[stream.journal.stream] = trio.current_time()
+        """Keep what ended for a while, in case its last bytes were lost; to the session's end if nobody read it.
+
+        But not too many, of which the oldest go, those that were read first.
+        """
+        if stream.journal is None:
+            return
+        number = stream.journal.stream
+        if delivered:
+            self._unread.pop(number, None)
+            self._ended[number] = trio.current_time()
+        else:
+            self._unread[number] = None
+        if len(self._ended) + len(self._unread) > self.settings.max_replays:
+            self._forget(next(iter(self._ended or self._unread)))
 
     def forget_streams(self, now: float) -> None:
         """Forget streams that were read to their end long ago."""
         old = [number for number, ended in self._ended.items() if now - ended >= self.settings.replay_time]
         for number in old:
-            del self._ended[number]
-            self.streams.pop(number, None)
-            if self.events is not None:
-                self.events.drop_stream(self.id, number)
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._ended.pop(number, None)
+        self._unread.pop(number, None)
+        self.streams.pop(number, None)
+        if self.events is not None:
+            self.events.drop_stream(self.id, number)
 
     def listen(self, reply: Reply, headers: tuple[tuple[str, str], ...]) -> EventStream:
         """Let this response carry what belongs to no request, instead of any that did before."""

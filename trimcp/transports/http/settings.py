@@ -54,6 +54,7 @@ class Settings:
         stream_buffer: that may wait for one reader before handlers wait: a slow reader costs little more.
         silence: after which a reply that is not there becomes a stream: proxies and clients give up on silence.
         keep_alive: between comments on a stream on which nothing else happens (HTML, "Server-sent events": 15).
+        max_replays: streams of one session that have ended and can still be asked for again; the oldest go.
         replay_time: for which a stream that was read to its end can still be asked for again.
     """
 
@@ -81,4 +82,5 @@ class Settings:
     stream_buffer: int = 256 * 1024
     silence: float = 2.0
     keep_alive: float = 15.0
+    max_replays: int = 1_000
     replay_time: float = 60.0

@@ -15,7 +15,7 @@ import attrs
 
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import encode_event
-from trimcp.transports.http.accept import is_json
+from trimcp.transports.http.accept import is_compressed, is_json
 from trimcp.transports.http.exchange import JSON_HEADERS
 from trimcp.transports.http.model import Admitted, Head, Reply, Response
 from trimcp.transports.http.streams import EventStream
@@ -164,6 +164,8 @@ class LegacyPost:
         """Return what takes a POST, or why it is refused."""
         if not is_json(head.headers.get("content-type")):
             return _refused(415, "the body must be application/json in UTF-8")
+        if is_compressed(head.headers.get("content-encoding")):
+            return _refused(415, "the body must not be compressed")
         ids = parse_qs(head.query).get("session_id", [""])
         stream = face.streams.find(ids[0], principal)
         return _refused(404, "there is no such session") if stream is None else cls(stream, head)
