@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import ssl
+from itertools import pairwise
+from socket import gaierror
+
 import pytest
 
 from trimcp.errors import LocalError
-from trimcp.transports.targets import checked_headers, masked_url
+from trimcp.transports.targets import checked_headers, masked_url, unreachable
 
 
 def test_headers_have_lower_case_names() -> None:
@@ -29,6 +35,12 @@ def test_values_are_printable_and_not_quoted(value: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding"])
+def test_where_a_request_ends_is_not_for_a_user_to_say(name: str) -> None:
+    with pytest.raises(LocalError, match=f"the header {name} is set for each request"):
+        checked_headers({name: "4"})
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
@@ -40,3 +52,59 @@ def test_values_are_printable_and_not_quoted(value: str) -> None:
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert masked_url(url) == shown
+
+
+def caused(*chain: BaseException) -> BaseException:
+    """Return the first of these errors, each with the next one as its cause."""
+    for error, cause in pairwise(chain):
+        error.__cause__ = cause
+    return chain[0]
+
+
+def refused(host: str) -> OSError:
+    return ConnectionRefusedError(errno.ECONNREFUSED, f"Error connecting to {host}: Connection refused")
+
+
+def handshake_trouble(data: bytes) -> ssl.SSLError:
+    """Return what TLS says of such an answer to its first words."""
+    trust = ssl.create_default_context()
+    incoming = ssl.MemoryBIO()
+    tls = trust.wrap_bio(incoming, ssl.MemoryBIO(), server_hostname="server.test")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    incoming.write(data)
+    with pytest.raises(ssl.SSLError) as caught:
+        tls.do_handshake()
+    return caught.value
+
+
+def untrusted() -> ssl.SSLError:
+    error = ssl.SSLCertVerificationError(1, "...")
+    error.verify_message = "self-signed certificate"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            caused(RuntimeError(), OSError("all attempts failed"), ExceptionGroup("", [refused("a"), refused("b")])),
+            "Connection refused; is the server running, and is this its address?",
+        ),
+        (caused(OSError("all attempts failed"), refused("a")), "Connection refused; is the server running, "),
+        (FileNotFoundError(errno.ENOENT, "x", "y"), "No such file or directory; is the server running, "),
+        (OSError("odd"), "odd; is the server running, "),
+        (caused(RuntimeError(), gaierror(-2, "unknown")), "no address is known for this host (unknown)"),
+        (caused(RuntimeError(), untrusted()), "its certificate is not trusted (self-signed certificate); trust it"),
+        (
+            caused(RuntimeError(), handshake_trouble(b"HTTP/1.1 400 Bad Request\r\n\r\n")),
+            "TLS failed (WRONG_VERSION_NUMBER); does the server speak TLS on this port?",
+        ),
+    ],
+)
+def test_why_nobody_was_reached_is_found_among_the_causes(error: BaseException, why: str) -> None:
+    assert (unreachable(error, "trust it") or "").startswith(why)
+
+
+def test_what_is_no_trouble_of_the_network_is_for_others_to_tell() -> None:
+    assert unreachable(caused(RuntimeError("a"), RuntimeError("b")), "") is None

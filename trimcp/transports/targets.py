@@ -1,17 +1,21 @@
-"""What targets on a network have in common: headers that may be sent, and URLs that may be shown."""
+"""What targets on a network have in common: headers that may be sent, URLs that may be shown, why nobody answered."""
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from collections.abc import Mapping
+from socket import gaierror
 from typing import Final
 from urllib.parse import urlsplit
 
 from trimcp.errors import LocalError
 
-__all__ = ["checked_headers", "masked_url"]
+__all__ = ["checked_headers", "masked_url", "unreachable"]
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_FRAMING: Final = ("content-length", "transfer-encoding")  # they say where a message ends, which only its sender knows
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -26,6 +30,8 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
             raise LocalError(f"{name!r:.60} cannot be the name of a header")
         if not (value.isascii() and value.isprintable()):
             raise LocalError(f"the value of the header {name} must be a string of printable ASCII characters")
+        if name.lower() in _FRAMING:
+            raise LocalError(f"the header {name} is set for each request and cannot be given")
         checked[name.lower()] = value
     return checked
 
@@ -35,3 +41,40 @@ def masked_url(url: str) -> str:
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}/..."
+
+
+def unreachable(error: BaseException, trusting: str) -> str | None:
+    """Say why no connection came about, and what to look at.
+
+    Args:
+        error: what was raised; the reason may be some causes down.
+        trusting: how a user says which certificates to trust.
+
+    Returns:
+        Text without the address, or None if none of the causes is one of the network's or of TLS.
+    """
+    told: BaseException | None = error
+    while told is not None:
+        if isinstance(told, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted ({told.verify_message}); {trusting}"
+        if isinstance(told, ssl.SSLError):
+            return f"TLS failed ({told.reason}); does the server speak TLS on this port?"
+        if isinstance(told, gaierror):
+            return f"no address is known for this host ({told.strerror})"
+        if isinstance(told, OSError):
+            # One attempt for each address of the host, and most often one reason.
+            reasons = sorted({_reason(each) for each in _leaves(told.__cause__ or told)})
+            return f"{'; '.join(reasons)}; is the server running, and is this its address?"
+        told = told.__cause__ or told.__context__
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error]

@@ -72,9 +72,9 @@ class WebSocketChannel(MessageChannel):
     half_open = False
 
     _link: Link
-    _limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
-    _principal: str | None = attrs.field(default=None, kw_only=True)
-    _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")
+    _principal: str | None = attrs.field(default=None, kw_only=True, alias="principal")
+    _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
     _arrived: list[Incoming] = attrs.field(factory=list, init=False)
     _sending: bool = attrs.field(default=False, init=False)
     _receiving: bool = attrs.field(default=False, init=False)

@@ -6,7 +6,6 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from socket import gaierror
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -17,7 +16,7 @@ from trimcp.channel import MessageChannel
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.stream import CLIENT_MAX_MESSAGE
-from trimcp.transports.targets import checked_headers, masked_url
+from trimcp.transports.targets import checked_headers, masked_url, unreachable
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
 from trimcp.wire.jsonrpc import ErrorResponse, parse
@@ -30,6 +29,7 @@ __all__ = ["WebSocketServer"]
 _UNIX: Final = "ws+unix"
 _PORTS: Final = {"ws": 80, "wss": 443, _UNIX: 0}
 _LONGEST: Final = 200
+_TRUSTING: Final = "pass ssl_context= with what to trust"
 
 _ADVICE: Final = {
     400: "it does not understand the request; is there a proxy in between that knows no WebSocket?",
@@ -59,6 +59,20 @@ def _host(parts: SplitResult) -> str:
     return f"{host}:{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else host
 
 
+def _check_url(instance: object, attribute: Any, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise LocalError(f"this is no URL of a server: {error}") from None
+    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+        raise LocalError("a WebSocket server's URL begins with ws:// or wss:// and names a host")
+    if not (url.isascii() and url.isprintable() and " " not in url):
+        raise LocalError("a URL has ASCII characters only; write others as %XX")
+    if "@" in parts.netloc:
+        raise LocalError("credentials in the URL are not sent; pass headers={'Authorization': ...}")
+
+
 @attrs.frozen
 class WebSocketServer:
     """A server that is reached over WebSocket, in any revision.
@@ -74,7 +88,7 @@ class WebSocketServer:
         trace: called with a line for every message, secrets masked; None for no trace.
     """
 
-    url: str = attrs.field(repr=lambda url: repr(masked_url(url)))
+    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
     headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
     uds: str | None = None
     ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
@@ -82,20 +96,6 @@ class WebSocketServer:
     timeout: float = attrs.field(default=30.0, kw_only=True)
     keep_alive: KeepAlive = attrs.field(default=KEEP_ALIVE, kw_only=True)
     trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
-
-    @url.validator
-    def _check_url(self, attribute: Any, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise LocalError(f"this is no URL of a server: {error}") from None
-        if parts.scheme not in _PORTS or not parts.hostname or port == 0:
-            raise LocalError("a WebSocket server's URL begins with ws:// or wss:// and names a host")
-        if not (url.isascii() and url.isprintable() and " " not in url):
-            raise LocalError("a URL has ASCII characters only; write others as %XX")
-        if "@" in parts.netloc:
-            raise LocalError("credentials in the URL are not sent; pass headers={'Authorization': ...}")
 
     @property
     def key(self) -> object:
@@ -168,9 +168,10 @@ class WebSocketServer:
             if isinstance(error, trio.TooSlowError):
                 raise ConnectionLost(f"{name}: no answer within {self.timeout:g} seconds") from None
             if isinstance(error, trio.BrokenResourceError):
-                raise ConnectionLost(f"{name}: {_tls_trouble(error)}") from error
+                broken = "the connection broke while TLS began"
+                raise ConnectionLost(f"{name}: {unreachable(error, _TRUSTING) or broken}") from error
             if isinstance(error, OSError):
-                raise ConnectionLost(f"{name}: {_network_trouble(error)}") from error
+                raise ConnectionLost(f"{name}: {unreachable(error, _TRUSTING)}") from error
             raise
 
     def _why_refused(self, failure: HandshakeFailed) -> str:
@@ -196,26 +197,3 @@ def _status_text(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         return str(status)
-
-
-def _tls_trouble(error: BaseException) -> str:
-    cause = error.__cause__
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted ({cause.verify_message}); pass ssl_context= with what to trust"
-    if isinstance(cause, ssl.SSLError):
-        return f"TLS failed ({cause.reason}); does the server speak TLS on this port?"
-    return "the connection broke while TLS began"
-
-
-def _network_trouble(error: OSError) -> str:
-    if isinstance(error, gaierror):
-        return f"no address is known for this host ({error.strerror})"
-    reasons = _leaves(error.__cause__) if error.__cause__ is not None else [error]
-    words = sorted({getattr(each, "strerror", None) or str(each) for each in reasons})
-    return f"{'; '.join(words)}; is the server running, and is this its address?"
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
-    return [error]

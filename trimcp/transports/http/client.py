@@ -51,6 +51,21 @@ class Timeouts:
     close: float = 1.0
 
 
+def _check_url(instance: object, attribute: Any, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise LocalError(f"this is no URL of a server: {error}") from None
+    if parts.scheme not in ("http", "https", _UNIX) or not parts.hostname or port == 0:
+        raise LocalError("a server's URL begins with http:// or https:// and names a host")
+
+
+def _check_mode(instance: object, attribute: Any, mode: str) -> None:
+    if mode not in ("auto", "streamable", "sse"):
+        raise LocalError(f'mode is "auto", "streamable" or "sse", not {mode!r:.60}')
+
+
 @attrs.frozen
 class HttpServer:
     """A server that is reached over HTTP: Streamable HTTP in every revision, or the HTTP+SSE of 2024-11-05.
@@ -76,10 +91,10 @@ class HttpServer:
         random: what pauses between attempts vary by.
     """
 
-    url: str = attrs.field(repr=lambda url: repr(masked_url(url)))
+    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
     headers: Mapping[str, str] = attrs.field(default=None, converter=checked_headers, repr=False)
     uds: str | None = None
-    mode: Mode = attrs.field(default="auto")
+    mode: Mode = attrs.field(default="auto", validator=_check_mode)
     client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
     retries: int = attrs.field(default=3, kw_only=True)
     retry_calls: bool = attrs.field(default=False, kw_only=True)
@@ -88,21 +103,6 @@ class HttpServer:
     timeouts: Timeouts = attrs.field(factory=Timeouts, kw_only=True)
     trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
     random: random.Random = attrs.field(factory=random.Random, kw_only=True, repr=False)
-
-    @url.validator
-    def _check_url(self, attribute: Any, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise LocalError(f"this is no URL of a server: {error}") from None
-        if parts.scheme not in ("http", "https", _UNIX) or not parts.hostname or port == 0:
-            raise LocalError("a server's URL begins with http:// or https:// and names a host")
-
-    @mode.validator
-    def _check_mode(self, attribute: Any, mode: str) -> None:
-        if mode not in ("auto", "streamable", "sse"):
-            raise LocalError(f'mode is "auto", "streamable" or "sse", not {mode!r:.60}')
 
     @property
     def key(self) -> object:
