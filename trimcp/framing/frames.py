@@ -96,10 +96,10 @@ class FrameGate:
 
     def __init__(self, max_message: int, *, masked: bool) -> None:
         self.fault: Fault | None = None
-        self.closing = False
+        self.closing: bool = False
         self.oversized: list[Malformed] = []
-        self.messages = 0
-        self.weight = 0
+        self.messages: int = 0
+        self.weight: int = 0
         self._max_message = max_message
         self._masked = masked
         self._rest = b""  # the beginning of a header

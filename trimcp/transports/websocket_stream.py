@@ -81,19 +81,19 @@ class GatedStream(trio.abc.Stream):
     """
 
     def __init__(self, stream: trio.abc.Stream, gate: FrameGate, request: bytes | None = None) -> None:
-        self.over = trio.Event()
-        self.opened = trio.Event()
-        self.writing = False
-        self.said_close = False
-        self.reading = False
+        self.over: trio.Event = trio.Event()
+        self.opened: trio.Event = trio.Event()
+        self.writing: bool = False
+        self.said_close: bool = False
+        self.reading: bool = False
         self.since: float = trio.current_time()
-        self.unlimited = False
+        self.unlimited: bool = False
         self._stream = stream
         self._gate = gate
         self._request = request
         self._met = False
         self._room = trio.Event()
-        self.held = 0
+        self.held: int = 0
         self.connection: WebSocketConnection | None = None
         self._held: list[bytes] = []
         self._turn = trio.Lock()

@@ -21,7 +21,9 @@ import httpx2
 import trio
 
 from trimcp.transports.http.client import HttpServer, Timeouts
+from trimcp.transports.http.client_cookies import FewCookies
 from trimcp.transports.http.client_policy import refusal, status_text
+from trimcp.transports.targets import unreachable
 
 __all__ = ["EVENT_STREAM", "JSON_TEXT", "Cut", "Http", "Reply", "TooLarge", "opened_http", "origin"]
 
@@ -30,6 +32,7 @@ EVENT_STREAM: Final = "text/event-stream"
 
 _MAX_REDIRECTS: Final = 3
 _LONGEST: Final = 200
+_TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
 # Seconds a connection is kept for the next request: less than the five after which common servers close it, since a
 # request that meets a closing connection may be lost.
 _KEPT: Final = 4.0
@@ -142,6 +145,7 @@ class Http:
     _headers: Mapping[str, str] = attrs.field(repr=False)
     _timeout: httpx2.Timeout
     _auth: httpx2.BasicAuth | None = attrs.field(repr=False)
+    _socket: str | None = None
     _warned: bool = attrs.field(init=False, default=False)
     _moved: dict[httpx2.URL, httpx2.URL] = attrs.field(init=False, factory=dict)
 
@@ -243,7 +247,9 @@ class Http:
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            raise Cut(f"cannot connect to {origin(self.url)}: {_reason(error)}", nothing_sent=True) from error
+            where = origin(self.url) if self._socket is None else f"the socket {self._socket!r:.200}"
+            why = unreachable(error, _TRUSTING) or _reason(error)
+            raise Cut(f"cannot connect to {where}: {why}", nothing_sent=True) from error
         except httpx2.ReadTimeout as error:
             raise Cut(f"{origin(self.url)} was silent for too long") from error
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
@@ -262,7 +268,7 @@ async def opened_http(server: HttpServer) -> AsyncIterator[Http]:
     headers = {"user-agent": "trimcp", "accept-encoding": "gzip", **server.headers}
     client = server.client or _client(server, url)
     try:
-        yield Http(url.copy_with(userinfo=b""), client, headers, _timeout(server.timeouts), auth)
+        yield Http(url.copy_with(userinfo=b""), client, headers, _timeout(server.timeouts), auth, server.socket)
     finally:
         if server.client is None:
             # It closes idle sockets and waits for nobody, so it may do so while everything is being cancelled.
@@ -281,14 +287,14 @@ def _client(server: HttpServer, url: httpx2.URL) -> httpx2.AsyncClient:
     # Where no TLS is spoken no certificates are loaded, which would take longer than everything else here.
     verify = url.scheme == "https"
     if server.socket is None and not _is_this_machine(url.host) and getproxies():
-        return httpx2.AsyncClient(verify=verify, limits=limits)
+        return httpx2.AsyncClient(verify=verify, limits=limits, cookies=FewCookies())
     transport = httpx2.AsyncHTTPTransport(
         verify=verify,
         limits=limits,
         uds=server.socket,
         socket_options=_KEEP_ALIVE if server.socket is None else None,
     )
-    return httpx2.AsyncClient(transport=transport)
+    return httpx2.AsyncClient(transport=transport, cookies=FewCookies())
 
 
 @attrs.define(eq=False)

@@ -70,7 +70,7 @@ class Deadline:
         self._on_passed: Callable[[], None] | None = on_passed
         self._due = math.inf
         self._looked_at = math.inf  # when the watch looks here next; never later than due
-        self.passed = False
+        self.passed: bool = False
 
     def set(self, seconds: float) -> None:
         """Let it pass in so many seconds, whatever was set before."""

@@ -88,7 +88,7 @@ class Connection:
         self._deadline = hosting.deadlines.new(self._wake)
         self._reply: H1Reply | None = None  # the response under way
         self._parked = trio.lowlevel.ParkingLot()
-        self.writer = Writer(self, wire, hosting.nursery, hosting.deadlines, hosting.limits)
+        self.writer: Writer = Writer(self, wire, hosting.nursery, hosting.deadlines, hosting.limits)
         self._closing = False  # after the response under way
         self._lost = False  # at once: there is nobody to be polite to
         self._dry = False  # the client has sent its last byte, but is owed the rest of a finished response

@@ -56,12 +56,12 @@ class H1Reply:
 
     def __init__(self, owner: ReplyOwner, request: Request, handler: Handler | None) -> None:
         self._owner: ReplyOwner | None = owner
-        self.request = request
-        self.handler = handler
-        self.status = 0
-        self.sent = 0
-        self.ended = False
-        self.aborted = False
+        self.request: Request = request
+        self.handler: Handler | None = handler
+        self.status: int = 0
+        self.sent: int = 0
+        self.ended: bool = False
+        self.aborted: bool = False
         self._chunked = False
         self._bodiless = False
 

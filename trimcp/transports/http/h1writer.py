@@ -60,8 +60,8 @@ class Writer:
         self._pending = bytearray()
         self._scope: trio.CancelScope | None = None
         self._room: trio.lowlevel.ParkingLot | None = None
-        self.broken = False
-        self.undelivered = 0
+        self.broken: bool = False
+        self.undelivered: int = 0
 
     @property
     def waiting(self) -> int:

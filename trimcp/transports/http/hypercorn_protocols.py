@@ -94,7 +94,9 @@ async def _stream_send(original: Method, protocol: H2Protocol, event: events.Eve
 class LimitedMessage(WebsocketBuffer):
     """A message as far as it arrived, which stops growing once it is too large. Counts bytes, not characters."""
 
-    refusals = 0
+    refusals: int = 0
+    length: int
+    value: Any
 
     def extend(self, event: Any) -> None:
         data = event.data
