@@ -138,6 +138,26 @@ def test_without_click_it_says_what_to_install() -> None:
     assert done.stdout == ""
 
 
+INTERRUPTED_IMPORT = """
+import sys, trimcp.cli
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+trimcp.cli.main()
+"""
+
+
+def test_ctrl_c_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    file = tmp_path / "slow.py"
+    file.write_text("raise KeyboardInterrupt")
+    done = subprocess.run([*TRIMCP, "run", str(file), "--http"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
+
+
 # Conversations
 
 

@@ -16,4 +16,6 @@ def main() -> None:
             raise
         print(f'The command needs {error.name}, which is not installed: pip install "trimcp[cli]"', file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)  # 128 + SIGINT, as shells have it
     app(prog_name="trimcp")

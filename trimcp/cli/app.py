@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar, get_args
 import click
 
 from trimcp.cli.conversation import Body, Options, converse, own_version
-from trimcp.cli.exits import EXIT_CODES, TOOL_ERROR, USAGE, Failure
+from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, TOOL_ERROR, USAGE, Failure
 from trimcp.cli.inspecting import describe, offer_json, take_stock
 from trimcp.cli.loading import load_server, trace_of
 from trimcp.cli.options import network_options, read_options
@@ -38,6 +38,16 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _NAMES_SHOWN: Final = 20
 _WORDS: Final = "trimcp.words"
+
+
+class _Commands(click.Group):
+    """The commands. Ctrl-C ends one also before it looks after that itself, such as while a server is loaded."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Failure("interrupted", INTERRUPTED) from None
 
 
 class _Command(click.Command):
@@ -90,7 +100,7 @@ def _finish(target: str, options: dict[str, Any], body: Body) -> None:
     sys.exit(converse(target, Options(**options), body))
 
 
-@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(own_version(), prog_name="trimcp")
 def app() -> None:
     """Run servers of the Model Context Protocol, look into them, and call their tools.
