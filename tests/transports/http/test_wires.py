@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -227,7 +228,7 @@ async def test_closing_tls_says_goodbye_and_waits_for_nobody(
         nursery.start_soon(wire.read, 1)
         await peer.send_all(b"x")
     await wire.close(reset=reset)
-    if reset:
+    if reset and sys.version_info >= (3, 11, 4):  # to older ones a cut is a goodbye (CPython's gh-95494)
         with pytest.raises(trio.BrokenResourceError):
             await peer.receive_some()
     else:
