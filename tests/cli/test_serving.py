@@ -373,8 +373,9 @@ async def seconds_an_interpreter_needs() -> float:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_without_work_it_is_gone_soon(workers: str) -> None:
+    loud = {"PYTHONWARNINGS": "always::ResourceWarning"}
     async with (
-        serving("--http", "--port", "0", "--workers", workers) as served,
+        serving("--http", "--port", "0", "--workers", workers, env=loud) as served,
         connected(await served.url()) as session,
     ):
         await session.list_tools()
@@ -382,6 +383,7 @@ async def test_without_work_it_is_gone_soon(workers: str) -> None:
         assert await served.end(signal.SIGTERM) == 0
         took = trio.current_time() - begun
     control = await seconds_an_interpreter_needs()
+    assert "Warning" not in served.text
     print(f"gone {took:.2f} s after the signal, with an open connection; an idle interpreter {control:.2f} s")
     assert took < max(4 * 0.5, 10 * control)
 

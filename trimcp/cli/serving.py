@@ -73,6 +73,7 @@ async def _serve_here(
         )
         async with open_service_nursery() as nursery:
             if worker is not None:
+                stack.callback(worker.close)
                 nursery.start_soon(_stop_with_parent, worker, stop)
             await serve_http(
                 server,

@@ -57,6 +57,10 @@ class Worker:
         except OSError:
             pass
 
+    def close(self) -> None:
+        """Let go of the parent. The listening sockets are closed by whoever serves them."""
+        self._control.close()
+
 
 def inherited() -> Worker | None:
     """Return what the parent gave this process, once, or None if it is no worker."""
