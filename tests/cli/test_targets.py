@@ -53,6 +53,7 @@ def test_an_only_entry_needs_no_name(tmp_path: Path) -> None:
         ("http+unix:///mcp", "names a host"),
         ("wss://example.org:0/", "names a host"),
         ("http://[::1/mcp", "no URL"),
+        ("ftp://example.org/mcp", "'ftp' is no way to reach a server"),
         ("nope.py", "there is no file nope.py"),
         ("nope.json:git", "there is no file nope.json"),
         ("unbalanced '", "cannot take"),

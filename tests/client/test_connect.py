@@ -143,7 +143,7 @@ async def test_a_plain_channel_whose_peer_dies_on_the_probe_cannot_be_opened_aga
 
 async def test_a_death_during_initialize_tells_the_servers_last_words() -> None:
     server = Scripted(lambda message: "die", last_words="it said: no disk")
-    with pytest.raises(ConnectionLost, match="answered initialize: it said: no disk"):
+    with pytest.raises(ConnectionLost, match="initialize was not answered: it said: no disk"):
         async with Client("c").connect(server, revision=LATEST_LEGACY):
             pass
 

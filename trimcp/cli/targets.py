@@ -37,6 +37,7 @@ Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
 """What a command can connect to."""
 
 _URL = re.compile(r"(https?|wss?|(http|ws)\+unix)://", re.IGNORECASE)
+_OTHER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
 _ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)
@@ -69,6 +70,8 @@ def find_target(
 def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
     if _URL.match(text):
         return target_of(ServerEntry("", url=text))
+    if _OTHER_URL.match(text):
+        raise Failure(f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss are", USAGE)
     entry = _ENTRY.fullmatch(text)
     if entry is not None and Path(entry["file"]).is_file():
         return _entry(entry["file"], entry["name"], on_stderr)

@@ -237,6 +237,8 @@ class _Negotiation:
         """Say that the server is gone, with what its channel knows of its end, and what to do."""
         text = f"the connection ended before the server answered {method}"
         obituary = self.channel.obituary()
+        if obituary is not None and not self.started:
+            return f"{method} was not answered: {obituary}"  # over HTTP there may have been no connection
         if obituary is not None:
             text += f": {obituary}"
         if self.started:
