@@ -521,6 +521,18 @@ async def test_a_request_needs_exactly_one_host(headers: list[tuple[bytes, bytes
     assert not face.heads
 
 
+async def test_a_body_with_two_lengths_is_refused_and_nothing_follows() -> None:
+    face = DummyFace()
+    face["/"] = handler = DummyHandler()
+    lines = [(b"host", b"localhost"), (b"content-length", b"5"), (b"transfer-encoding", b"chunked")]
+    async with app_of(face) as app:
+        call = await call_once(app, http_scope(headers=lines), b"hello")
+        assert (call.status, call.headers[b"connection"]) == (400, b"close")
+        assert handler.reply is None
+        for line in lines[1:]:
+            assert (await call_once(app, http_scope(headers=[lines[0], line]), b"hello")).status == 200
+
+
 async def test_an_authority_is_a_host() -> None:
     assert (await head_of(http_scope(headers=[(b":authority", b"a:1")]))).headers == {"host": "a:1"}
     both = await head_of(http_scope(headers=[(b":authority", b"a:1"), (b"host", b"a:1")]))

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+import attrs
+
 from trimcp.transports.http.model import Head, Response
 
 __all__ = ["AsgiEvent", "Receive", "Scope", "Send", "plain", "read_head"]
@@ -43,6 +45,10 @@ def read_head(scope: Scope, root: str = "") -> Head | Response:
     # Two are how a request is smuggled past a check of one of them; a server may have joined them already.
     if len(hosts) != 1 or not hosts[0] or "," in hosts[0]:
         return plain(400, "a request needs exactly one Host")
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # Whoever stands before the server may have taken the other one, and what follows for a part of this body.
+        refusal = plain(400, "the body is delimited in no way that everybody reads alike")
+        return attrs.evolve(refusal, headers=(*refusal.headers, ("Connection", "close")))
     joined = {name: ", ".join(values) for name, values in headers.items() if name[:1] != ":"}
     joined["host"] = hosts[0]
     root = (scope.get("root_path") or root).rstrip("/")
