@@ -20,6 +20,7 @@ __all__ = ["Bodies", "HttpCall", "response_start"]
 
 _BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
+_SMALL: Final = 4 * 1024  # a body that is taken also while others wait for the rest of theirs
 _MAX_DIGITS: Final = 18
 
 
@@ -113,7 +114,7 @@ class HttpCall:
                         bodies.receiving += len(piece)
                     if size > most:
                         return handler.too_large(bytes(body[: min(most, _BEGINNING)]))
-                    if bodies.receiving > self.limits.max_bodies:
+                    if bodies.receiving > self.limits.max_bodies and len(body) > _SMALL:
                         return plain(503, "too much is being received; try again later")
                 return bytes(body)
             return plain(408, "the body took too long")
