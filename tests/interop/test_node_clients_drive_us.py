@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.peers import HERE, SLOWEST, Served, relay, run_scenarios
+from tests.interop.peers import HERE, NODE, SLOWEST, Served, relay, run_scenarios
 
 INSPECTOR = Path(os.environ["TRIMCP_NODE_INSPECTOR"], "@modelcontextprotocol", "inspector", "clients", "launcher")
 
@@ -53,9 +53,11 @@ def errors(own: Served, hypercorn: Served, tmp_path_factory: pytest.TempPathFact
     def run(transport: str, era: str, host: str) -> dict[str, str]:
         served = {"own": own, "hypercorn": hypercorn}[host]
         log = tmp_path_factory.mktemp("client") / "stderr.log"
-        with relay(served.port) as port:
-            script = ["node", HERE / "node_client.mjs"]
-            return run_scenarios([*script, transport, era, served.base, served.through(port).base], log)
+        with relay(served.port) as between:
+            script = [NODE, HERE / "node_client.mjs"]
+            outcomes = run_scenarios([*script, transport, era, served.base, served.through(between).base], log)
+            assert between.cuts == sum(name.startswith("lost_") for name in SCENARIOS[transport, era])
+            return outcomes
 
     return run
 
@@ -73,7 +75,7 @@ def test_the_sdk_does_what_it_does_with_every_server(
 def inspect(served: Served, transport: str, era: str, home: Path, *arguments: str) -> Any:
     """Run the Inspector's command line, and return the JSON it prints."""
     url = {"http": served.http, "sse": served.sse}[transport]
-    command = ["node", str(INSPECTOR / "build" / "index.js"), "--cli", "--quiet", "--format", "json"]
+    command = [str(NODE), str(INSPECTOR / "build" / "index.js"), "--cli", "--quiet", "--format", "json"]
     done = subprocess.run(
         [*command, "--server-url", url, "--transport", transport, "--protocol-era", era, *arguments],
         stdin=subprocess.DEVNULL,

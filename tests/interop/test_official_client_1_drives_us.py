@@ -49,9 +49,11 @@ def errors(own: Served, hypercorn: Served, tmp_path_factory: pytest.TempPathFact
     def run(transport: str, host: str) -> dict[str, str]:
         served = {"own": own, "hypercorn": hypercorn}[host]
         log = tmp_path_factory.mktemp("client") / "stderr.log"
-        with relay(served.port) as port:
+        with relay(served.port) as between:
             script = [PYTHON, HERE / "official_client_1.py"]
-            return run_scenarios([*script, transport, served.base, served.through(port).base], log)
+            outcomes = run_scenarios([*script, transport, served.base, served.through(between).base], log)
+            assert between.cuts == sum(name.startswith("lost_") for name in SCENARIOS[transport])
+            return outcomes
 
     return run
 

@@ -1,16 +1,21 @@
-"""Our client against servers in use, over real pipes: two in Python, in both eras, one in Node."""
+"""Our client against servers in use: two in Python over pipes, in both eras, and one in Node over all it has."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 import trimcp
+from tests.interop.peers import HERE, NODE, Served, serving
+from trimcp.wire.revisions import V2024_11_05, V2025_03_26, V2025_06_18
 
 EVERYTHING = Path(
     os.environ["TRIMCP_NODE_EVERYTHING"], "@modelcontextprotocol", "server-everything", "dist", "index.js"
@@ -28,8 +33,35 @@ def time_server() -> trimcp.StdioServer:
     return trimcp.stdio(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")
 
 
-def everything_server() -> trimcp.StdioServer:
-    return trimcp.stdio("node", str(EVERYTHING), "stdio")
+@contextmanager
+def everything_over(transport: str, folder: Path) -> Iterator[Served]:
+    """Run the Node server over one of its transports for the network."""
+    command = [NODE, "--import", (HERE / "loopback.mjs").as_uri(), EVERYTHING, transport]
+    with serving(command, folder / f"{transport}.log", env={"PORT": "0"}) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def everything_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The Node server over Streamable HTTP."""
+    with everything_over("streamableHttp", tmp_path_factory.mktemp("everything")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def everything_sse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The Node server over HTTP+SSE."""
+    with everything_over("sse", tmp_path_factory.mktemp("everything")) as served:
+        yield served
+
+
+@pytest.fixture(params=["stdio", "http", "sse"])
+def everything(request: pytest.FixtureRequest) -> Any:
+    """Where the Node server is: over a pipe, Streamable HTTP, or HTTP+SSE, which a client has to find out."""
+    if request.param == "stdio":
+        return trimcp.stdio(str(NODE), str(EVERYTHING), "stdio")
+    served: Served = request.getfixturevalue(f"everything_{request.param}")
+    return trimcp.http(served.http if request.param == "http" else served.sse)
 
 
 @pytest.fixture
@@ -110,10 +142,10 @@ async def test_git_server_answers_many_calls_at_once(repository: Path) -> None:
     assert len(set(answers)) == 1
 
 
-async def test_everything_server_tools_resources_and_prompts() -> None:
+async def test_everything_server_tools_resources_and_prompts(everything: Any) -> None:
     client = trimcp.Client("interop", version="1.0")
     with trio.fail_after(60):
-        async with client.connect(everything_server()) as session:
+        async with client.connect(everything) as session:
             assert session.revision == trimcp.LATEST_LEGACY
             assert session.server_info.name == "mcp-servers/everything"
             tools = {tool.name for tool in await session.list_tools()}
@@ -152,10 +184,10 @@ async def test_everything_server_tools_resources_and_prompts() -> None:
             assert completion.values == ["Eve"]
 
 
-async def test_everything_server_streams_progress_and_can_be_cancelled() -> None:
+async def test_everything_server_streams_progress_and_can_be_cancelled(everything: Any) -> None:
     client = trimcp.Client("interop", version="1.0")
     with trio.fail_after(60):
-        async with client.connect(everything_server()) as session:
+        async with client.connect(everything) as session:
             steps = {"duration": 0.3, "steps": 3}
             async with session.calling("trigger-long-running-operation", steps) as call:
                 seen = [step.progress async for step in call.progress]
@@ -167,7 +199,7 @@ async def test_everything_server_streams_progress_and_can_be_cancelled() -> None
             assert text_of(await session.call_tool("echo", {"message": "still here"})) == "Echo: still here"
 
 
-async def test_everything_server_asks_us() -> None:
+async def test_everything_server_asks_us(everything: Any) -> None:
     client = trimcp.Client("interop", version="1.0", roots=[trimcp.Root(uri="file:///srv/data", name="data")])
 
     @client.elicitation
@@ -181,7 +213,7 @@ async def test_everything_server_asks_us() -> None:
         return trimcp.CreateMessageResult(role="assistant", model="deep-thought", content=trimcp.Text("42"))
 
     with trio.fail_after(60):
-        async with client.connect(everything_server()) as session:
+        async with client.connect(everything) as session:
             answered = text_of(await session.call_tool("trigger-elicitation-request", {}))
             assert "- Name: Ada\n- Agreed to terms: true\n- Favorite Integer: 7" in answered
             sampled = await session.call_tool("trigger-sampling-request", {"prompt": "?", "maxTokens": 9})
@@ -189,12 +221,36 @@ async def test_everything_server_asks_us() -> None:
             assert "file:///srv/data" in text_of(await session.call_tool("get-roots-list", {}))
 
 
-async def test_everything_server_tells_of_a_changed_resource() -> None:
+async def test_everything_server_tells_of_a_changed_resource(everything: Any) -> None:
     client = trimcp.Client("interop", version="1.0")
     uri = "demo://resource/dynamic/text/1"
     with trio.fail_after(60):
-        async with client.connect(everything_server()) as session, session.listen(resources=[uri]) as changes:
+        async with client.connect(everything) as session, session.listen(resources=[uri]) as changes:
             await session.call_tool("toggle-subscriber-updates", {})
             async for change in changes:
                 assert change.uri == uri
                 break
+
+
+async def test_everything_server_answers_many_calls_at_once(everything: Any) -> None:
+    client = trimcp.Client("interop", version="1.0")
+    answers: dict[int, str] = {}
+    with trio.fail_after(60):
+        async with client.connect(everything) as session:
+
+            async def ask(number: int) -> None:
+                answers[number] = text_of(await session.call_tool("echo", {"message": str(number)}))
+
+            async with trio.open_nursery() as nursery:
+                for number in range(50):
+                    nursery.start_soon(ask, number)
+    assert answers == {number: f"Echo: {number}" for number in range(50)}
+
+
+@pytest.mark.parametrize("revision", [V2025_06_18, V2025_03_26, V2024_11_05], ids=lambda r: r.name)
+async def test_everything_server_in_older_revisions(everything: Any, revision: trimcp.Revision) -> None:
+    client = trimcp.Client("interop", version="1.0")
+    with trio.fail_after(60):
+        async with client.connect(everything, revision=revision) as session:
+            assert session.revision == revision
+            assert text_of(await session.call_tool("get-sum", {"a": 2, "b": 3})) == "The sum of 2 and 3 is 5."
