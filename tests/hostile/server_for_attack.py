@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from collections import defaultdict
 from typing import Any
 
 import trio
@@ -18,6 +19,7 @@ def make_server() -> trimcp.Server[None]:
     """A server whose tools do what hurts."""
     server: trimcp.Server[None] = trimcp.Server("target", dynamic=True)
     released = threading.Event()
+    gates: defaultdict[str, trio.Event] = defaultdict(trio.Event)
 
     @server.tool
     async def echo(text: str = "") -> str:
@@ -27,6 +29,16 @@ def make_server() -> trimcp.Server[None]:
     async def hang() -> str:
         await trio.sleep_forever()
         return "never"
+
+    @server.tool
+    async def wait(gate: str) -> str:
+        await gates[gate].wait()
+        return "waited"
+
+    @server.tool
+    async def open(gate: str) -> str:
+        gates.pop(gate).set()
+        return "open"
 
     @server.tool
     async def big(size: int) -> str:

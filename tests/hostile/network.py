@@ -1,0 +1,525 @@
+"""Servers in processes of their own, attacked over sockets byte by byte: HTTP, HTTP+SSE and WebSocket."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import attrs
+import orjson
+import trio
+
+from tests.hostile import server_over_network
+from tests.hostile.peers import ENVIRONMENT, enveloped, memory_of, notice, request
+from tests.transports.websocket_support import CLOSE, FIN, TEXT, Raw, message
+
+__all__ = ["HOSTS", "ROADS", "Answer", "Pool", "Road", "Served", "Wire", "http", "on", "post"]
+
+HOSTS = ("own", "hypercorn")
+ROADS = ("modern", "session", "sse", "websocket")
+PROGRAM = Path(server_over_network.__file__)
+BOTH = "application/json, text/event-stream"
+
+
+def http(method: str, path: str, *lines: str, body: bytes | None = None) -> bytes:
+    """A request as bytes."""
+    length = [] if body is None else [f"Content-Length: {len(body)}"]
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, *length, "", ""]).encode() + (
+        body or b""
+    )
+
+
+def post(text: bytes, *lines: str, session: str | None = None, path: str = "/mcp") -> bytes:
+    """A POST of a message, with the headers its era wants: without a session the newest one."""
+    ours = ["Content-Type: application/json", f"Accept: {BOTH}"]
+    if session is None and path == "/mcp":
+        said = _said(text)
+        ours += ["MCP-Protocol-Version: 2026-07-28", f"Mcp-Method: {said.get('method', 'tools/call')}"]
+        named = said.get("params")
+        name = named.get("name", named.get("uri")) if isinstance(named, dict) else None
+        ours += [f"Mcp-Name: {name}"] if isinstance(name, str) and name.isprintable() and name.isascii() else []
+    elif session is not None:
+        ours += ["MCP-Protocol-Version: 2025-11-25", f"Mcp-Session-Id: {session}"]
+    return http("POST", path, *ours, *lines, body=text)
+
+
+def _said(text: bytes) -> dict[str, Any]:
+    try:
+        said = orjson.loads(text)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) and isinstance(said.get("method", ""), str) else {}
+
+
+@attrs.define
+class Answer:
+    """A response, as far as it was read."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes = b""
+
+    @property
+    def messages(self) -> list[Any]:
+        """What it carries, as JSON or as events."""
+        if self.headers.get("content-type") != "text/event-stream":
+            return [orjson.loads(self.body)] if self.body else []
+        found = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
+        return [orjson.loads(text) for text in found if text]
+
+    @property
+    def reply(self) -> Any:
+        """The last message, which is the answer."""
+        return self.messages[-1]
+
+
+@attrs.define(eq=False)
+class Wire:
+    """One connection of HTTP/1.1."""
+
+    stream: trio.SocketStream
+    _buffer: bytearray = attrs.field(factory=bytearray)
+    _events: bytearray = attrs.field(factory=bytearray)
+
+    async def say(self, *pieces: bytes) -> None:
+        """Write bytes as they are."""
+        await self.stream.send_all(b"".join(pieces))
+
+    async def ask(self, *pieces: bytes) -> Answer:
+        """Write, as far as the server wants to know, and read one response."""
+        try:
+            await self.say(*pieces)
+        except trio.BrokenResourceError:
+            pass  # it has closed, after an answer
+        return await self.answer()
+
+    async def head(self) -> Answer:
+        """Read the head of a response; the body is still to come."""
+        head = await self._until(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        pairs = [line.partition(":") for line in lines if line]
+        return Answer(int(first.split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs})
+
+    async def answer(self) -> Answer:
+        """Read a whole response."""
+        answer = await self.head()
+        while answer.status == 100:
+            answer = await self.head()
+        if answer.headers.get("transfer-encoding") == "chunked":
+            while piece := await self.chunk():
+                answer.body += piece
+        elif answer.status not in (202, 204) or "content-length" in answer.headers:
+            answer.body = await self._exactly(int(answer.headers["content-length"]))
+        return answer
+
+    async def chunk(self) -> bytes:
+        """Read a chunk of a body; b"" is the last one."""
+        size = int(await self._until(b"\r\n"), 16)
+        return (await self._exactly(size + 2))[:size]
+
+    async def message(self) -> Any:
+        """Read the next event that carries a message."""
+        while True:
+            while (end := self._events.find(b"\n\n")) < 0:
+                chunk = await self.chunk()
+                if not chunk:
+                    raise EOFError("the stream has ended")
+                self._events += chunk
+            event = bytes(self._events[:end])
+            del self._events[: end + 2]
+            for line in event.split(b"\n"):
+                if line.startswith((b"data: {", b"data: [")):
+                    return orjson.loads(line[6:])
+
+    async def closed(self) -> bytes:
+        """Read to the end; a reset is one, too."""
+        try:
+            while chunk := await self.stream.receive_some(65536):
+                self._buffer += chunk
+        except trio.BrokenResourceError:
+            pass
+        return bytes(self._buffer)
+
+    async def _until(self, end: bytes) -> bytes:
+        at = 0
+        while (found := self._buffer.find(end, at)) < 0:
+            at = max(0, len(self._buffer) - len(end))
+            await self._more()
+        data = bytes(self._buffer[:found])
+        del self._buffer[: found + len(end)]
+        return data
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            await self._more()
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
+
+    async def _more(self) -> None:
+        chunk = await self.stream.receive_some(1 << 18)
+        if not chunk:
+            raise EOFError(f"the server closed after {bytes(self._buffer[:300])!r}")
+        self._buffer += chunk
+
+
+# Servers
+
+
+@attrs.define(eq=False)
+class Served:
+    """A server process under attack.
+
+    Attributes:
+        process: the process.
+        url: where it is served.
+        log: what it wrote to its standard error.
+        software: what listens.
+        base: what it counts of itself when nothing is under way.
+    """
+
+    process: subprocess.Popen[str]
+    url: str
+    log: IO[bytes]
+    software: str
+    base: dict[str, int] = attrs.field(factory=dict)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2].partition("/")[0])
+
+    @property
+    def memory(self) -> int:
+        return memory_of(self.process.pid)
+
+    @property
+    def peak(self) -> int:
+        return memory_of(self.process.pid, peak=True)
+
+    def forget_peak(self) -> int:
+        """Let the peak begin at what is resident now, and return that."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.memory
+
+    @property
+    def errors(self) -> bytes:
+        """What it complained about."""
+        self.log.seek(0)
+        return self.log.read()
+
+    async def connect(self, *, receive_buffer: int | None = None) -> Wire:
+        """A connection to it; with a small buffer it takes little from the server unless it is read."""
+        sock = trio.socket.socket()
+        if receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        try:
+            await sock.connect(("127.0.0.1", self.port))
+        except BaseException:
+            sock.close()
+            raise
+        return Wire(trio.SocketStream(sock))
+
+    @asynccontextmanager
+    async def wire(self, **options: Any) -> AsyncIterator[Wire]:
+        """A connection for as long as the block runs."""
+        wire = await self.connect(**options)
+        try:
+            yield wire
+        finally:
+            await trio.aclose_forcefully(wire.stream)
+
+    async def counts(self) -> dict[str, int]:
+        """What it counts of itself, after a garbage collection."""
+        async with self.wire() as wire:
+            answer = await wire.ask(http("GET", "/statistics", "Connection: close"))
+            counts: dict[str, int] = answer.reply
+            return counts
+
+    async def objects(self) -> int:
+        """How many objects its garbage collector knows."""
+        async with self.wire() as wire:
+            [count] = (await wire.ask(http("GET", "/statistics?objects", "Connection: close"))).reply
+            return int(count)
+
+    async def at_rest(self, *, seconds: float = 10) -> None:
+        """Wait until nothing is left of an attack."""
+        counts: dict[str, int] = {}
+        with trio.move_on_after(seconds):
+            while (counts := await self.counts()) != self.base:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.05)
+        assert counts == self.base, f"not {counts} but {self.base}"
+
+    async def warm(self, times: int = 300) -> None:
+        """Let it do a little of everything, so that what it grows by later is the attack's."""
+        for road in ROADS:
+            async with on(self, road) as lane:
+                for n in range(times // len(ROADS)):
+                    assert (await lane.ask(n, "echo", text="x" * 1000))["id"] == n
+                await lane.ask("s", "stream", count=20)
+        await self.at_rest()
+
+    async def settle(self) -> None:
+        """Let it begin in earnest, and note what it counts of itself when nothing is under way."""
+        self.base = await self.counts()
+        same = 0
+        while same < 3:
+            before = self.base
+            async with on(self, ROADS[-1]) as lane:
+                await lane.ask(0, "echo")
+            await trio.sleep(0.05)
+            self.base = await self.counts()
+            same = same + 1 if self.base == before else 0
+
+
+@attrs.define(eq=False)
+class Pool:
+    """Servers that tests share as long as they do no harm."""
+
+    _servers: dict[str, Served] = attrs.field(factory=dict)
+
+    @asynccontextmanager
+    async def __call__(self, software: str = "own", *, fresh: bool = False, **options: Any) -> AsyncIterator[Served]:
+        """Yield a server. In the end it has to be as it was, with nothing in its log."""
+        key = json.dumps({"software": software, **options})
+        server = None if fresh else self._servers.pop(key, None)
+        if server is None:
+            server = await trio.to_thread.run_sync(_start, software, key)
+        kept = False
+        try:
+            with trio.fail_after(60):
+                if not server.base:
+                    await server.settle()
+                yield server
+                await server.at_rest()
+                assert server.errors == b"", server.errors[-3000:].decode()
+            kept = not fresh
+        finally:
+            if kept:
+                self._servers[key] = server
+            else:
+                _stop(server)
+
+    def close(self) -> None:
+        """End every server; each has to end in order."""
+        ended = {key: _end(server) for key, server in self._servers.items()}
+        assert not any(ended.values()), ended
+
+
+def _start(software: str, options: str) -> Served:
+    log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
+    process = subprocess.Popen(
+        [sys.executable, "-W", "default", str(PROGRAM), options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=ENVIRONMENT,
+        text=True,
+    )
+    assert process.stdout is not None
+    server = Served(process, process.stdout.readline().strip(), log, software)
+    assert server.url, server.errors
+    return server
+
+
+def _end(server: Served) -> bytes:
+    assert server.process.stdin is not None
+    server.process.stdin.close()
+    try:
+        server.process.wait(10)
+        return server.errors if server.process.returncode == 0 else b"%d" % server.process.returncode + server.errors
+    except subprocess.TimeoutExpired:
+        return b"it did not end"
+    finally:
+        _stop(server)
+
+
+def _stop(server: Served) -> None:
+    for pipe in (server.process.stdin, server.process.stdout, server.log):
+        assert pipe is not None
+        pipe.close()
+    server.process.kill()
+    server.process.wait()
+
+
+# Roads
+
+
+class Road(Protocol):
+    """A way for messages to a server and back."""
+
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        """Send a message and return the status and the message it is answered with; None where there is none."""
+        ...
+
+    async def ask(self, id: Any, tool: str, **arguments: Any) -> Any:
+        """Call a tool and return the answer."""
+        ...
+
+    def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
+        """A tool call in the revision spoken here."""
+        ...
+
+
+@attrs.define(eq=False)
+class Lane:
+    """What roads have in common."""
+
+    server: Served
+    modern: bool = False
+
+    def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
+        make = enveloped if self.modern else request
+        return make(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})[:-1]
+
+    async def ask(self, id: Any, tool: str, **arguments: Any) -> Any:
+        return (await self.put(self.call(id, tool, **arguments)))[1]
+
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        raise NotImplementedError
+
+
+@attrs.define(eq=False)
+class Posts(Lane):
+    """Streamable HTTP over one connection, opened again where the server has closed it."""
+
+    session: str | None = None
+    wire: Wire | None = None
+
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        if self.wire is None:
+            self.wire = await self.server.connect()
+        answer = await self.wire.ask(post(text, session=self.session))
+        if answer.headers.get("connection") == "close":
+            await self.leave()
+        return answer.status, answer.reply if answer.body else None
+
+    async def leave(self) -> None:
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            await trio.aclose_forcefully(wire.stream)
+
+
+@attrs.define(eq=False)
+class Stream(Lane):
+    """HTTP+SSE: a stream to read, and POSTs on another connection."""
+
+    stream: Wire = attrs.field(kw_only=True)
+    path: str = ""
+    posts: Wire | None = None
+
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        status = await self.send(text)
+        return status.status, status.reply if status.body else await self.hear()
+
+    async def send(self, text: bytes) -> Answer:
+        if self.posts is None:
+            self.posts = await self.server.connect()
+        answer = await self.posts.ask(post(text, path=self.path))
+        if answer.headers.get("connection") == "close":
+            await trio.aclose_forcefully(self.posts.stream)
+            self.posts = None
+        return answer
+
+    async def hear(self) -> Any:
+        """The next answer; progress is skipped."""
+        while "method" in (heard := await self.stream.message()):
+            pass
+        return heard
+
+
+@attrs.define(eq=False)
+class Socket(Lane):
+    """A WebSocket."""
+
+    raw: Raw = attrs.field(kw_only=True)
+
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        await self.raw.say(message(text))
+        return 0, await self.hear()
+
+    async def hear(self) -> Any:
+        """The next answer; progress is skipped."""
+        while True:
+            first, payload = await self.raw.hear()
+            assert first == FIN | TEXT, (first, payload)
+            if "method" not in (heard := orjson.loads(payload)):
+                return heard
+
+
+@asynccontextmanager
+async def on(server: Served, road: str, *lines: str, **options: Any) -> AsyncIterator[Any]:
+    """Yield a way to the server on which a client has introduced itself."""
+    if road == "modern":
+        lane = Posts(server, modern=True)
+        try:
+            yield lane
+        finally:
+            await lane.leave()
+    elif road == "session":
+        session = await initialize(server, *lines)
+        lane = Posts(server, session=session)
+        try:
+            yield lane
+        finally:
+            await lane.leave()
+        async with server.wire() as wire:
+            await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}", *lines))
+    elif road == "sse":
+        async with server.wire(**options) as stream:
+            await stream.say(http("GET", "/sse", "Accept: text/event-stream", *lines))
+            assert (await stream.head()).status == 200
+            [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
+            lane = Stream(server, stream=stream, path=path.decode())
+            try:
+                await lane.put(hello("2024-11-05"))
+                await lane.send(notice("notifications/initialized")[:-1])
+                yield lane
+            finally:
+                if lane.posts is not None:
+                    await trio.aclose_forcefully(lane.posts.stream)
+    else:
+        async with server.wire(**options) as wire:
+            lane = Socket(server, raw=await upgrade(wire, *lines))
+            await lane.put(hello("2025-11-25"))
+            await lane.raw.say(message(notice("notifications/initialized")[:-1]))
+            yield lane
+            if not options:  # who does not read does not say goodbye either
+                await lane.raw.say(b"\x88\x82\0\0\0\0\x03\xe8")
+                while (heard := await lane.raw.hear())[0] not in (0, FIN | CLOSE):
+                    assert heard
+
+
+def hello(revision: str, **capabilities: Any) -> bytes:
+    """An `initialize`."""
+    info = {"name": "attacker", "version": "0"}
+    return request("hello", "initialize", protocolVersion=revision, capabilities=capabilities, clientInfo=info)[:-1]
+
+
+async def initialize(server: Served, *lines: str, revision: str = "2025-11-25", **capabilities: Any) -> str:
+    """Begin a session and return its id."""
+    async with server.wire() as wire:
+        common = ("Content-Type: application/json", f"Accept: {BOTH}", *lines)
+        answer = await wire.ask(http("POST", "/mcp", *common, body=hello(revision, **capabilities)))
+        assert answer.status == 200, answer
+        session = answer.headers["mcp-session-id"]
+        assert (await wire.ask(post(notice("notifications/initialized")[:-1], *lines, session=session))).status == 202
+        return session
+
+
+async def upgrade(wire: Wire, *lines: str, path: str = "/ws") -> Raw:
+    """Make a connection a WebSocket."""
+    key = base64.b64encode(bytes(16)).decode()
+    ours = ("Connection: Upgrade", "Upgrade: websocket", f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13")
+    await wire.say(http("GET", path, *ours, "Sec-WebSocket-Protocol: mcp", *lines))
+    head = await wire.head()
+    assert head.status == 101, head
+    return Raw(wire.stream, bytes(wire._buffer))

@@ -1,0 +1,108 @@
+"""The server under attack over the network, run as a program; its argument is JSON, see `main`.
+
+It writes its URL to standard output and serves until its standard input ends. What it has to complain about goes to
+standard error: level and logger first, so that a test can tell that nobody complained.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+import trio
+
+import trimcp
+import trimcp.net
+from tests.hostile.server_for_attack import make_server
+from trimcp.transports.http.app import HttpFace
+from trimcp.transports.http.events import MemoryEvents
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.model import Head, Response
+from trimcp.transports.http.origins import Origins
+from trimcp.transports.http.settings import Settings
+
+_faces: list[HttpFace] = []
+
+
+class NotedFace(HttpFace):
+    """A face whose inside can be looked into."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        _faces.append(self)
+
+
+async def statistics(head: Head) -> Response:
+    """Count what a server at rest has none of, and, if asked for, the objects that are left after a collection."""
+    gc.collect()
+    if head.query == "objects":
+        return Response(200, (("Content-Type", "application/json"),), b"[%d]" % len(gc.get_objects()))
+    [face] = _faces
+    counts = {
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
+        "files": len(os.listdir("/proc/self/fd")),
+        "exchanges": face.exchanges,
+        "sessions": len(face.sessions),
+        "streams": len(face.streams),
+        "running": sum(session.statistics().running for session in face.service.sessions),  # type: ignore[attr-defined]
+    }
+    return Response(200, (("Content-Type", "application/json"),), json.dumps(counts).encode())
+
+
+async def main(
+    software: str = "own",
+    alone: bool = False,
+    tokens: dict[str, str] | None = None,
+    limits: dict[str, Any] | None = None,
+    events: dict[str, int] | None = None,
+    origins: dict[str, list[str]] | None = None,
+    **settings: Any,
+) -> None:
+    """Serve.
+
+    Args:
+        software: what listens.
+        alone: over WebSocket alone.
+        tokens: principals by bearer token.
+        limits: an `HttpLimits`.
+        events: a `MemoryEvents`.
+        origins: an `Origins`.
+        settings: the rest of `Settings`.
+    """
+    trimcp.net.HttpFace = NotedFace  # type: ignore[misc]
+    chosen = Settings(
+        routes={"/statistics": statistics},
+        authenticate=None if tokens is None else trimcp.bearer_tokens(tokens),
+        events=None if events is None else MemoryEvents(**events),
+        origins=Origins(**(origins or {})),
+        **settings,
+    )
+    stop = trio.Event()
+    how: dict[str, Any] = {"software": software, "limits": HttpLimits(**(limits or {})), "stop": stop, "grace": 1.0}
+    serve = trimcp.serve_websocket if alone else trimcp.serve_http
+    async with trio.open_nursery() as nursery:
+
+        async def listen(task_status: trio.TaskStatus[list[str]]) -> None:
+            await serve(make_server(), port=0, settings=chosen, task_status=task_status, **how)
+
+        urls = await nursery.start(listen)
+        print(urls[0], flush=True)
+        async with trio.lowlevel.FdStream(os.dup(0)) as commands:
+            while await commands.receive_some():
+                pass
+        stop.set()
+
+
+def is_complaint(record: logging.LogRecord) -> bool:
+    """Whether a record is more than what is to be logged of the tool that crashes."""
+    return record.exc_info is None or "secret of the handler" not in str(record.exc_info[1])
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger().handlers[0].addFilter(is_complaint)
+    trio.run(lambda: main(**json.loads(sys.argv[1])))
