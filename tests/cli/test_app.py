@@ -138,6 +138,22 @@ def test_without_click_it_says_what_to_install() -> None:
     assert done.stdout == ""
 
 
+LEFT_OPEN = """
+import gc, sys, trimcp
+file = open(sys.argv[1], "w")
+file.write(f"{gc.get_freeze_count() > 10_000}")
+server = trimcp.Server("forgetful")
+"""
+
+
+def test_the_end_is_quick_and_still_writes_what_a_server_left_open(tmp_path: Path) -> None:
+    server, file = tmp_path / "server.py", tmp_path / "file"
+    server.write_text(LEFT_OPEN)
+    command = [*TRIMCP, "run", str(server), "--", str(file)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, check=True)
+    assert file.read_text() == "True"
+
+
 INTERRUPTED_IMPORT = """
 import sys, trimcp.cli
 class Finder:

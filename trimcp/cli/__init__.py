@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 __all__ = ["main"]
@@ -18,4 +19,8 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)  # 128 + SIGINT, as shells have it
+    # What is loaded so far lives as long as the process. At the end Python would look through it for garbage all the
+    # same, which takes most of the time from the last word to the exit (0.17 of 0.2 s). A server's own module is loaded
+    # after this and torn down as ever: files it left open are written.
+    gc.freeze()
     app(prog_name="trimcp")
