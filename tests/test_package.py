@@ -12,14 +12,46 @@ from importlib.metadata import distribution
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 import trimcp
 
-WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "httptools"]
+WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "h2", "httptools"]
 FOREIGN = [*WEB, "click", "rich", "jsonschema"]
 
 
 def test_importing_loads_no_http_websocket_or_command_line_code() -> None:
     program = f"import json, sys, trimcp; print(json.dumps([m for m in {FOREIGN} if m in sys.modules]))"
+    root = Path(trimcp.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "trimcp.Server('x'); trimcp.run_stdio; trimcp.serve_stdio",
+        "trimcp.Client('x'); trimcp.stdio('x')",
+        "trimcp.run_http; trimcp.HttpSettings(); trimcp.http('http://x/'); trimcp.websocket('ws://x/')",
+    ],
+)
+def test_software_for_the_web_is_loaded_when_it_is_used(program: str) -> None:
+    program = f"import json, sys, trimcp; {program}; print(json.dumps([m for m in {FOREIGN} if m in sys.modules]))"
+    root = Path(trimcp.__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_serving_http_loads_no_other_host_and_no_client() -> None:
+    program = f"""
+import json, sys, trimcp, trio
+async def main():
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lambda task_status: trimcp.serve_http(trimcp.Server("x"), port=0, task_status=task_status))
+        nursery.cancel_scope.cancel()
+trio.run(main)
+print(json.dumps([m for m in {["httpx2", "hypercorn", "h2", "click", "rich"]} if m in sys.modules]))
+"""
     root = Path(trimcp.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=True)
     assert json.loads(done.stdout) == []
