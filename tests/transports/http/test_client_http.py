@@ -343,6 +343,14 @@ async def test_a_client_of_ones_own_is_not_closed_and_follows_no_redirects_eithe
 # Sockets and secrets
 
 
+async def test_a_unix_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    async with opened_http(HttpServer("http://localhost/mcp", uds=path)) as http:
+        with pytest.raises(Cut, match=f"cannot connect to the socket '{path}': No such file or directory; is the"):
+            async with http.open("GET", {}):
+                pass
+
+
 async def test_over_a_unix_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "server.sock")
     async with trio.open_nursery() as nursery:
