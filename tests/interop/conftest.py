@@ -10,10 +10,10 @@ import pytest
 from tests.interop.peers import Served, own_server, relay, serving
 
 
-def kept(software: str, factory: pytest.TempPathFactory) -> Iterator[Served]:
+def kept(factory: pytest.TempPathFactory, *words: str) -> Iterator[Served]:
     """Run our server for a module of tests, and see that it ends well, having said nothing we would be ashamed of."""
-    log = factory.mktemp("server") / f"{software}.log"
-    with serving(own_server(software, log), log, orderly=True) as served:
+    log = factory.mktemp("server") / f"{'-'.join(words)}.log"
+    with serving(own_server(*words), log, orderly=True) as served:
         yield served
     said = log.read_text("utf-8")
     troubles = re.findall(r"^(?:WARNING|ERROR|CRITICAL) .*$|^Traceback", said, re.MULTILINE)
@@ -25,13 +25,25 @@ def kept(software: str, factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Our server on our own listener."""
-    yield from kept("own", tmp_path_factory)
+    yield from kept(tmp_path_factory, "own")
 
 
 @pytest.fixture(scope="module")
 def hypercorn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Our server on Hypercorn."""
-    yield from kept("hypercorn", tmp_path_factory)
+    yield from kept(tmp_path_factory, "hypercorn")
+
+
+@pytest.fixture(scope="module")
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Our server on our own listener, answering every request with a stream of events."""
+    yield from kept(tmp_path_factory, "own", "sse")
+
+
+@pytest.fixture(scope="module")
+def stateless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Our server on our own listener, without sessions for legacy clients."""
+    yield from kept(tmp_path_factory, "own", "stateless")
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """The first generation of the official Python SDK's client drives our server. It runs where `mcp` 1 is installed.
 
-    python tests/interop/official_client_1.py http|sse|ws ADDRESS LOSSY_ADDRESS
+    python tests/interop/official_client_1.py http|sse|ws ADDRESS LOSSY_ADDRESS SCENARIO...
 
 Prints a line of JSON for each scenario: its name, and what went wrong in it, or nothing. An address is a server's
 without path; the second leads through a relay that loses connections.
 """
 
 import base64
-import inspect
 import json
 import sys
 import traceback
@@ -347,37 +346,16 @@ async def leaving(peer: Peer) -> None:
         assert await ping() == 404
 
 
-EVERYWHERE = [
-    introduction,
-    older_revisions,
-    tools,
-    errors,
-    progress,
-    logging,
-    cancellation,
-    timeout,
-    questions,
-    questions_it_cannot_answer,
-    resources,
-    prompts,
-    changes,
-    large_result,
-    fifty_calls_at_once,
-    five_sessions_at_once,
-]
-ONLY_HTTP = [polling, lost_connection, lost_stream, leaving]
-
-
 def main() -> None:
-    peer = Peer(*sys.argv[1:])
-    for scenario in EVERYWHERE + ONLY_HTTP * (peer.transport == "http"):
-        assert inspect.iscoroutinefunction(scenario)
+    transport, address, lossy, *wanted = sys.argv[1:]
+    peer = Peer(transport, address, lossy)
+    for scenario in wanted:
         error = ""
         try:
-            anyio.run(bounded, scenario, peer)
+            anyio.run(bounded, globals()[scenario], peer)
         except BaseException:
             error = traceback.format_exc()
-        print(json.dumps({"scenario": scenario.__name__, "error": error}), flush=True)
+        print(json.dumps({"scenario": scenario, "error": error}), flush=True)
 
 
 async def bounded(scenario: Any, peer: Peer) -> None:

@@ -1,9 +1,9 @@
 """A server made with the official Python SDK, for what the ready-made ones cannot show.
 
-    python tests/interop/official_server.py stdio|http|json
+    python tests/interop/official_server.py stdio|http|json|stateless
 
-Over HTTP, HTTP+SSE is beside it; "json" answers every request with JSON. No `from __future__ import annotations` here:
-the SDK reads the annotations.
+Over HTTP, HTTP+SSE is beside it; "json" answers every request with JSON, "stateless" has no sessions. No `from
+__future__ import annotations` here: the SDK reads the annotations.
 """
 
 import sys
@@ -216,8 +216,9 @@ def main(kind: str) -> None:
     if kind == "stdio":
         server.run("stdio")
     else:
-        json = kind == "json"
-        app = server.streamable_http_app(event_store=None if json else Kept(), retry_interval=100, json_response=json)
+        settings = {"json_response": kind == "json", "stateless_http": kind == "stateless"}
+        events = None if any(settings.values()) else Kept()
+        app = server.streamable_http_app(event_store=events, retry_interval=100, **settings)
         app.router.routes.extend(server.sse_app().routes)
         serve(app)
 

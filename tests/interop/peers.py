@@ -122,9 +122,9 @@ def tail(log: Path) -> str:
     return log.read_text("utf-8", errors="replace")[-6000:]
 
 
-def own_server(software: str, log: Path) -> list[str | Path]:
-    """The command of our server for other people's clients, on one of its hosts."""
-    return [sys.executable, HERE / "server_for_peers.py", software]
+def own_server(*words: str) -> list[str | Path]:
+    """The command of our server for other people's clients, on a host and with settings."""
+    return [sys.executable, HERE / "server_for_peers.py", *words]
 
 
 def run_scenarios(command: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None) -> dict[str, str]:

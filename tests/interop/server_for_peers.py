@@ -1,8 +1,9 @@
 """One of everything, served to clients that are not ours: over stdio, or over HTTP with all that HTTP has.
 
-    python tests/interop/server_for_peers.py own|hypercorn
+    python tests/interop/server_for_peers.py own|hypercorn [stateless] [sse|json]
 
-Without an argument it serves over stdio.
+The first word is the host, the others how legacy clients are served and how requests are answered. Without any it
+serves over stdio.
 """
 
 from __future__ import annotations
@@ -189,15 +190,17 @@ async def complete_path(value: str) -> list[str]:
     return [path for path in ("readme.md", "setup.py", "setup.cfg") if path.startswith(value)]
 
 
-def serve(software: str) -> None:
+def serve(software: str, *settings_of: str) -> None:
     """Serve over HTTP on a free port, print where, and note every response on stderr."""
+    (reply,) = [word for word in settings_of if word != "stateless"] or ["auto"]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    settings = trimcp.HttpSettings(access_log=trimcp.AccessLog(), retry=100)
+    stateless = "stateless" in settings_of
+    settings = trimcp.HttpSettings(access_log=trimcp.AccessLog(), retry=100, stateless=stateless, reply=reply)
     trimcp.run_http(server, port=0, settings=settings, software=software, ready=lambda urls: print(*urls, flush=True))
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        serve(sys.argv[1])
+        serve(*sys.argv[1:])
     else:
         trio.run(trimcp.serve_stdio, server)

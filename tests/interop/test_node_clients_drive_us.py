@@ -41,30 +41,49 @@ SCENARIOS = {
     ("http", "modern"): (*EVERYWHERE, "lost_connection"),
     ("sse", "legacy"): EVERYWHERE,
     ("sse", "modern"): EVERYWHERE,
+    # Without a session nothing can be asked, watched, told, cancelled or fetched later.
+    ("stateless", "legacy"): (
+        *("introduction", "tools", "errors", "progress", "questions_it_cannot_answer", "resources", "prompts"),
+        *("large_result", "fifty_calls_at_once"),
+    ),
 }
+HOSTS = ("own", "hypercorn")
 Errors = Callable[[str, str, str], dict[str, str]]
 
 
 @pytest.fixture(scope="module")
-def errors(own: Served, hypercorn: Served, tmp_path_factory: pytest.TempPathFactory) -> Errors:
+def errors(
+    own: Served, hypercorn: Served, streaming: Served, stateless: Served, tmp_path_factory: pytest.TempPathFactory
+) -> Errors:
     """Runs the client, unless it has been, and returns what went wrong in each scenario."""
 
     @cache
     def run(transport: str, era: str, host: str) -> dict[str, str]:
-        served = {"own": own, "hypercorn": hypercorn}[host]
+        served = {"own": own, "hypercorn": hypercorn, "streaming": streaming, "stateless": stateless}[host]
+        wanted = SCENARIOS["stateless" if host == "stateless" else transport, era]
         log = tmp_path_factory.mktemp("client") / "stderr.log"
         with relay(served.port) as between:
-            script = [NODE, HERE / "node_client.mjs"]
-            outcomes = run_scenarios([*script, transport, era, served.base, served.through(between).base], log)
-            assert between.cuts == sum(name.startswith("lost_") for name in SCENARIOS[transport, era])
-            return outcomes
+            addresses = [served.base, served.through(between).base]
+            outcomes = run_scenarios([NODE, HERE / "node_client.mjs", transport, era, *addresses, *wanted], log)
+        assert between.cuts == sum(name.startswith("lost_") for name in wanted)
+        return outcomes
 
     return run
 
 
-@pytest.mark.parametrize("host", ["own", "hypercorn"])
 @pytest.mark.parametrize(
-    ("transport", "era", "scenario"), [(*way, name) for way, names in SCENARIOS.items() for name in names]
+    ("transport", "era", "host", "scenario"),
+    [
+        *(
+            (*way, host, name)
+            for way, names in SCENARIOS.items()
+            if "stateless" not in way
+            for host in HOSTS
+            for name in names
+        ),
+        *(("http", era, "streaming", name) for era in ("legacy", "modern") for name in SCENARIOS["http", era]),
+        *(("http", "legacy", "stateless", name) for name in SCENARIOS["stateless", "legacy"]),
+    ],
 )
 def test_the_sdk_does_what_it_does_with_every_server(
     errors: Errors, transport: str, era: str, host: str, scenario: str

@@ -26,6 +26,7 @@ FASTMCP = Path(os.environ["TRIMCP_FASTMCP"])
 COMMANDS: dict[str, list[str | Path]] = {
     "official": [sys.executable, HERE / "official_server.py", "http"],
     "official json": [sys.executable, HERE / "official_server.py", "json"],
+    "official stateless": [sys.executable, HERE / "official_server.py", "stateless"],
     "official 1": [OFFICIAL_1, HERE / "official_server_1.py"],
     "fastmcp": [FASTMCP, HERE / "fastmcp_server.py", "http"],
     "fastmcp sse": [FASTMCP, HERE / "fastmcp_server.py", "sse"],
@@ -61,7 +62,7 @@ FAST = [
     *(Link("fastmcp", "http", era) for era in (LEGACY, MODERN)),
     Link("fastmcp sse", "sse", LEGACY),
 ]
-LINKS = OFFICIAL + OFFICIAL_ONE + FAST
+LINKS = [*OFFICIAL, Link("official stateless", "http", LEGACY), *OFFICIAL_ONE, *FAST]
 
 
 def links(chosen: list[Link]) -> pytest.MarkDecorator:
@@ -70,8 +71,9 @@ def links(chosen: list[Link]) -> pytest.MarkDecorator:
 
 
 every_link = links(LINKS)
-# A server that answers with JSON alone has nowhere to say anything else.
-every_stream = links([link for link in LINKS if link.server != "official json"])
+# A server that answers with JSON alone has nowhere to say anything else, and one without sessions cannot be answered.
+STREAMS = [link for link in LINKS if link.server not in ("official json", "official stateless")]
+every_stream = links(STREAMS)
 
 
 @attrs.frozen
@@ -175,7 +177,7 @@ async def test_one_question_after_the_other(peer: Peer) -> None:
     assert asked == ["Your name?", "Your colour, Ada?"]
 
 
-@links([link for link in OFFICIAL if link.server != "official json"])
+@links([link for link in STREAMS if link.server == "official"])
 async def test_three_questions_of_three_kinds(peer: Peer) -> None:
     asked: list[str] = []
     with trio.fail_after(30):
@@ -296,7 +298,7 @@ async def test_fifty_calls_at_once(peer: Peer) -> None:
     assert totals == {number: {"total": number + 1} for number in range(50)}
 
 
-@links([link for link in OFFICIAL if link.revision == MODERN and link.server == "official"])
+@links([link for link in STREAMS if link.revision == MODERN and link.server == "official"])
 async def test_changes_we_listen_to(peer: Peer) -> None:
     uri = "peer://greeting"
     with trio.fail_after(30):
@@ -310,7 +312,7 @@ async def test_changes_we_listen_to(peer: Peer) -> None:
             assert text_of(await session.call_tool(peer.name, {})) == "new"
 
 
-@links([link for link in LINKS if link.revision == LEGACY and link.server != "official json"])
+@links([link for link in STREAMS if link.revision == LEGACY])
 async def test_changes_that_come_unasked(peer: Peer) -> None:
     with trio.fail_after(30):
         async with peer.connect() as session:
@@ -335,9 +337,7 @@ async def steps_of(session: trimcp.ClientSession, tool: str) -> list[str | None]
     return steps
 
 
-resumable = links(
-    [link for link in LINKS if link.transport == "http" and link.revision == LEGACY and "json" not in link.server]
-)
+resumable = links([link for link in STREAMS if link.transport == "http" and link.revision == LEGACY])
 
 
 @resumable
@@ -358,7 +358,7 @@ async def test_we_come_back_for_what_was_lost_with_the_connection(peer: Peer) ->
         assert between.cuts == 1
 
 
-@links([link for link in LINKS if link.transport == "http" and link.revision == MODERN and "json" not in link.server])
+@links([link for link in STREAMS if link.transport == "http" and link.revision == MODERN])
 async def test_since_2026_what_was_lost_is_an_error(peer: Peer) -> None:
     assert peer.served is not None
     client = trimcp.Client("interop", version="1.0")
