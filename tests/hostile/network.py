@@ -185,6 +185,7 @@ class Served:
         log: what it wrote to its standard error.
         software: what listens.
         base: what it counts of itself when nothing is under way.
+        warmed: whether it has done a little of everything.
     """
 
     process: subprocess.Popen[str]
@@ -192,6 +193,7 @@ class Served:
     log: IO[bytes]
     software: str
     base: dict[str, int] = attrs.field(factory=dict)
+    warmed: bool = False
 
     @property
     def port(self) -> int:
@@ -259,7 +261,10 @@ class Served:
         assert counts == self.base, f"not {counts} but {self.base}"
 
     async def warm(self, times: int = 300) -> None:
-        """Let it do a little of everything, so that what it grows by later is the attack's."""
+        """Let it do a little of everything once, so that what it grows by later is the attack's."""
+        if self.warmed:
+            return
+        self.warmed = True
         for road in ROADS:
             async with on(self, road) as lane:
                 for n in range(times // len(ROADS)):
@@ -321,7 +326,9 @@ def _start(software: str, options: str) -> Served:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
-        env=ENVIRONMENT,
+        # Else the C library, having seen a large block freed, keeps the next one for later use, and nothing can be told
+        # from what a process has resident.
+        env={**ENVIRONMENT, "MALLOC_MMAP_THRESHOLD_": "131072"},
         text=True,
     )
     assert process.stdout is not None

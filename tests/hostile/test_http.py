@@ -148,7 +148,7 @@ def _large(size: int) -> bytes:
 
 @Everywhere
 async def test_a_message_too_large_costs_little_and_ends_nothing(servers: Pool, host: str, road: str) -> None:
-    async with servers(host, fresh=True) as server:
+    async with servers(host) as server:
         await server.warm()
         async with on(server, road) as lane:
             base = server.forget_peak()
@@ -282,28 +282,3 @@ async def _write_slowly(wire: Wire, data: bytes) -> None:
             await wire.say(b"y")
     except trio.BrokenResourceError:
         pass
-
-
-@OnBoth
-async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(servers: Pool, host: str) -> None:
-    refused = 0
-
-    async def begin(server: Served) -> None:
-        nonlocal refused
-        async with server.wire() as wire:
-            status = (await wire.ask(post(b"x" * 3 * MIB)[:-MIB])).status
-            refused += status == 503
-
-    async with servers(host, fresh=True, limits={"max_bodies": 8 * MIB, "linger_timeout": 0.1}) as server:
-        await server.warm()
-        base = server.forget_peak()
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):
-                nursery.start_soon(begin, server)
-            await trio.sleep(1)
-            async with on(server, "modern") as lane:
-                assert (await lane.ask(1, "echo", text="beside"))["id"] == 1
-            nursery.cancel_scope.cancel()
-        print(f"{host}: {refused} of 12 refused, {(server.peak - base) / MIB:.1f} MiB")
-        assert 8 <= refused < 12
-        assert server.peak - base <= 24 * MIB
