@@ -20,13 +20,21 @@ on_both_hosts = pytest.mark.parametrize("host", ["own", "hypercorn"], indirect=T
 deprecated = pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
 
 
-def converse(url: str, mode: str, body: Callable[[Client], Awaitable[None]], **options: Any) -> None:
-    """Run `body` with a client connected to our server."""
+def converse(url: str, mode: str, body: Callable[[Client], Awaitable[None]], **options: Any) -> int:
+    """Run `body` with a client connected to our server; return how often it came back for the rest of a stream."""
     failures: list[Exception] = []
+    returns = 0
+
+    async def note(request: httpx2.Request) -> None:
+        nonlocal returns
+        returns += "last-event-id" in request.headers
 
     async def main() -> None:
         with anyio.fail_after(30):
-            async with Client(url, mode=mode, **options) as client:
+            async with (
+                httpx2.AsyncClient(timeout=30, event_hooks={"request": [note]}) as http,
+                Client(streamable_http_client(url, http_client=http), mode=mode, **options) as client,
+            ):
                 # Kept aside, because the client's task groups would wrap it in three groups.
                 try:
                     await body(client)
@@ -36,6 +44,7 @@ def converse(url: str, mode: str, body: Callable[[Client], Awaitable[None]], **o
     anyio.run(main)
     if failures:
         raise failures[0]
+    return returns
 
 
 async def call(client: Client, tool: str, steps: Steps) -> t.CallToolResult:
@@ -56,7 +65,7 @@ def test_it_comes_back_for_the_rest_when_the_server_lets_go(host: Served) -> Non
         assert result.content == [t.TextContent(type="text", text="done")]
         assert steps == ["before", "after"]
 
-    converse(host.http, "legacy", body)
+    assert converse(host.http, "legacy", body) == 1
 
 
 @on_both_hosts
@@ -68,7 +77,7 @@ def test_it_comes_back_for_what_was_lost_with_its_connection(lossy: Served) -> N
         assert result.content == [t.TextContent(type="text", text="done")]
         assert steps == ["cut-here", "after"]
 
-    converse(lossy.http, "legacy", body)
+    assert converse(lossy.http, "legacy", body) == 1
 
 
 @on_both_hosts
@@ -83,7 +92,7 @@ def test_since_2026_what_was_lost_is_an_error(lossy: Served) -> None:
         result = await client.call_tool("echo", {"text": "still here"})
         assert result.content == [t.TextContent(type="text", text="still here")]
 
-    converse(lossy.http, "auto", body)
+    assert converse(lossy.http, "auto", body) == 0
 
 
 @deprecated
@@ -103,7 +112,7 @@ def test_updates_it_missed_reach_it_on_its_next_stream(lossy: Served) -> None:
         assert await updates.receive() == "interop://items/lamp"
 
     with sender, updates:
-        converse(lossy.http, "legacy", body, message_handler=on_message)
+        assert converse(lossy.http, "legacy", body, message_handler=on_message) == 1
 
 
 @on_both_hosts

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx2
 import pytest
 import trio
 
@@ -342,9 +343,19 @@ resumable = links([link for link in STREAMS if link.transport == "http" and link
 
 @resumable
 async def test_we_come_back_for_the_rest_when_the_server_lets_go(peer: Peer) -> None:
+    assert peer.served is not None
+    returns: list[str] = []
+
+    async def note(request: httpx2.Request) -> None:
+        returns.extend(request.headers.get_list("last-event-id"))
+
+    client = trimcp.Client("interop", version="1.0")
     with trio.fail_after(30):
-        async with peer.connect() as session:
-            assert await steps_of(session, "poll") == ["before", "after"]
+        async with httpx2.AsyncClient(event_hooks={"request": [note]}) as http:
+            target = trimcp.http(peer.served.http, client=http)
+            async with client.connect(target, revision=peer.link.revision) as session:
+                assert await steps_of(session, "poll") == ["before", "after"]
+    assert len(returns) == 1
 
 
 @resumable
