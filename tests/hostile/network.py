@@ -186,6 +186,7 @@ class Served:
         software: what listens.
         base: what it counts of itself when nothing is under way.
         warmed: whether it has done a little of everything.
+        lines: headers by which it knows whoever looks after it.
     """
 
     process: subprocess.Popen[str]
@@ -194,6 +195,7 @@ class Served:
     software: str
     base: dict[str, int] = attrs.field(factory=dict)
     warmed: bool = False
+    lines: tuple[str, ...] = ()
 
     @property
     def port(self) -> int:
@@ -242,14 +244,14 @@ class Served:
     async def counts(self) -> dict[str, int]:
         """What it counts of itself, after a garbage collection."""
         async with self.wire() as wire:
-            answer = await wire.ask(http("GET", "/statistics", "Connection: close"))
+            answer = await wire.ask(http("GET", "/statistics", "Connection: close", *self.lines))
             counts: dict[str, int] = answer.reply
             return counts
 
     async def objects(self) -> int:
         """How many objects its garbage collector knows."""
         async with self.wire() as wire:
-            [count] = (await wire.ask(http("GET", "/statistics?objects", "Connection: close"))).reply
+            [count] = (await wire.ask(http("GET", "/statistics?objects", "Connection: close", *self.lines))).reply
             return int(count)
 
     async def at_rest(self, *, seconds: float = 10) -> None:
@@ -278,7 +280,7 @@ class Served:
         same = 0
         while same < 3:
             before = self.base
-            async with on(self, ROADS[-1]) as lane:
+            async with on(self, ROADS[-1], *self.lines) as lane:
                 await lane.ask(0, "echo")
             await trio.sleep(0.05)
             self.base = await self.counts()
@@ -294,10 +296,15 @@ class Pool:
     @asynccontextmanager
     async def __call__(self, software: str = "own", *, fresh: bool = False, **options: Any) -> AsyncIterator[Served]:
         """Yield a server. In the end it has to be as it was, with nothing in its log."""
+        lines: tuple[str, ...] = ()
+        if "tokens" in options:
+            options["tokens"] = {**options["tokens"], "keeper-token": "keeper"}
+            lines = ("Authorization: Bearer keeper-token",)
         key = json.dumps({"software": software, **options})
         server = None if fresh else self._servers.pop(key, None)
         if server is None:
             server = await trio.to_thread.run_sync(_start, software, key)
+            server.lines = lines
         kept = False
         try:
             with trio.fail_after(60):
@@ -382,6 +389,7 @@ class Lane:
 
     server: Served
     modern: bool = False
+    lines: tuple[str, ...] = ()
 
     def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
         make = enveloped if self.modern else request
@@ -404,7 +412,7 @@ class Posts(Lane):
     async def put(self, text: bytes) -> tuple[int, Any]:
         if self.wire is None:
             self.wire = await self.server.connect()
-        answer = await self.wire.ask(post(text, session=self.session))
+        answer = await self.wire.ask(post(text, *self.lines, session=self.session))
         if answer.headers.get("connection") == "close":
             await self.leave()
         return answer.status, answer.reply if answer.body else None
@@ -430,7 +438,7 @@ class Stream(Lane):
     async def send(self, text: bytes) -> Answer:
         if self.posts is None:
             self.posts = await self.server.connect()
-        answer = await self.posts.ask(post(text, path=self.path))
+        answer = await self.posts.ask(post(text, *self.lines, path=self.path))
         if answer.headers.get("connection") == "close":
             await trio.aclose_forcefully(self.posts.stream)
             self.posts = None
@@ -466,14 +474,14 @@ class Socket(Lane):
 async def on(server: Served, road: str, *lines: str, **options: Any) -> AsyncIterator[Any]:
     """Yield a way to the server on which a client has introduced itself."""
     if road == "modern":
-        lane = Posts(server, modern=True)
+        lane = Posts(server, modern=True, lines=lines)
         try:
             yield lane
         finally:
             await lane.leave()
     elif road == "session":
         session = await initialize(server, *lines)
-        lane = Posts(server, session=session)
+        lane = Posts(server, session=session, lines=lines)
         try:
             yield lane
         finally:
@@ -485,7 +493,7 @@ async def on(server: Served, road: str, *lines: str, **options: Any) -> AsyncIte
             await stream.say(http("GET", "/sse", "Accept: text/event-stream", *lines))
             assert (await stream.head()).status == 200
             [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
-            lane = Stream(server, stream=stream, path=path.decode())
+            lane = Stream(server, stream=stream, path=path.decode(), lines=lines)
             try:
                 await lane.put(hello("2024-11-05"))
                 await lane.send(notice("notifications/initialized")[:-1])
