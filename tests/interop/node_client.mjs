@@ -152,7 +152,7 @@ const scenarios = {
     async timeout() {
         await converse(async client => {
             const name = newName();
-            await assert.rejects(call(client, 'wait_for_ever', { name }, { timeout: 500 }), /timed out/i);
+            await assert.rejects(call(client, 'wait_for_ever', { name }, { timeout: 1000 }), /timed out/i);
             assert.equal(text(await call(client, 'was_cancelled', { name })), 'stopped');
         });
     },

@@ -181,7 +181,7 @@ async def timeout(peer: Peer) -> None:
     """This client tells nobody when it stops waiting, so the server's work ends with the session."""
     name = {"name": peer.name()}
     async with peer.session() as session:
-        call = session.call_tool("wait_for_ever", name, read_timeout_seconds=timedelta(seconds=0.5))
+        call = session.call_tool("wait_for_ever", name, read_timeout_seconds=timedelta(seconds=1))
         assert (await error_of(call)).code == httpx.codes.REQUEST_TIMEOUT
         assert text_of(await session.call_tool("echo", {"text": "still here"})) == "still here"
     async with peer.session() as session:

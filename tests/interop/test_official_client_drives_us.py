@@ -223,7 +223,7 @@ def test_a_call_that_takes_it_too_long_stops_here(peer: Peer) -> None:
     async def body(client: Client) -> None:
         name = {"name": f"timed out {peer.way}"}
         with pytest.raises(MCPError) as timeout:
-            await client.call_tool("wait_for_ever", name, read_timeout_seconds=0.5)
+            await client.call_tool("wait_for_ever", name, read_timeout_seconds=1)
         assert timeout.value.error.code == t.REQUEST_TIMEOUT
         result = await client.call_tool("was_cancelled", name)
         assert result.content == [t.TextContent(type="text", text="stopped")]
