@@ -187,6 +187,7 @@ class Served:
         base: what it counts of itself when nothing is under way.
         warmed: whether it has done a little of everything.
         lines: headers by which it knows whoever looks after it.
+        roads: that lead to it.
     """
 
     process: subprocess.Popen[str]
@@ -196,6 +197,7 @@ class Served:
     base: dict[str, int] = attrs.field(factory=dict)
     warmed: bool = False
     lines: tuple[str, ...] = ()
+    roads: tuple[str, ...] = ROADS
 
     @property
     def port(self) -> int:
@@ -267,9 +269,9 @@ class Served:
         if self.warmed:
             return
         self.warmed = True
-        for road in ROADS:
-            async with on(self, road) as lane:
-                for n in range(times // len(ROADS)):
+        for road in self.roads:
+            async with on(self, road, *self.lines) as lane:
+                for n in range(times // len(self.roads)):
                     assert (await lane.ask(n, "echo", text="x" * 1000))["id"] == n
                 await lane.ask("s", "stream", count=20)
         await self.at_rest()
@@ -305,6 +307,7 @@ class Pool:
         if server is None:
             server = await trio.to_thread.run_sync(_start, software, key)
             server.lines = lines
+            server.roads = ROADS[-1:] if options.get("alone") else ROADS
         kept = False
         try:
             with trio.fail_after(60):

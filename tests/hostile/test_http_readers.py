@@ -12,6 +12,7 @@ import trio
 
 from tests.hostile.network import HOSTS, ROADS, Pool, Served, Socket, Stream, http, initialize, on, post
 from tests.hostile.peers import MIB, enveloped, request
+from tests.transports.http.hypercorn_support import H2Client
 from tests.transports.websocket_support import message
 
 pytestmark = [
@@ -164,3 +165,29 @@ async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(serve
         print(f"{host}: {refused} of 12 refused, {(server.peak - base) / MIB:.1f} MiB")
         assert 8 <= refused < 12
         assert server.peak - base <= 24 * MIB
+
+
+async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(servers: Pool) -> None:
+    head = [(b"content-type", b"application/json"), (b"mcp-protocol-version", b"2026-07-28")]
+    head += [(b"accept", b"application/json, text/event-stream"), (b"mcp-method", b"tools/call")]
+    async with servers("hypercorn", limits={"stall_timeout": 1.0}) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with server.wire() as wire:
+            client = H2Client(wire.stream, window=0)
+            for n in range(50):
+                tool = "big" if n % 2 else "stream"
+                arguments = {"size": 200_000} if n % 2 else {"count": 1_000_000, "size": 1_000}
+                call = enveloped(n, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": n})
+                extra = [*head, (b"mcp-name", tool.encode())]
+                await client.request(b"/mcp", body=call[:-1], extra=extra)
+            while (await server.counts())["exchanges"] < 25:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.01)
+            assert await slow_echo(server) <= 4 * 0.05
+            spent = server.peak - base
+            print(f"50 streams without a window cost {spent / MIB:.1f} MiB")
+            # What was asked for, and what waits for a reader of each stream until its handler does.
+            assert spent <= 25 * 0.2 * 3 * MIB + 25 * MIB
+            with trio.fail_after(4 * 3):
+                while (await server.counts())["exchanges"]:  # noqa: ASYNC110
+                    await trio.sleep(0.05)

@@ -1,0 +1,179 @@
+"""Valid input with a little wrong in it, by the thousand and from a seed: messages, requests and frames."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import h2.config
+import h2.connection
+import h2.settings
+
+from tests.hostile.network import hello, http, post
+from tests.hostile.peers import enveloped, notice, request
+from tests.transports.websocket_support import CONTINUATION, FIN, PING, PONG, TEXT, close, frame, message
+
+__all__ = ["from_a_server", "of_frames", "of_http2", "of_requests"]
+
+_EVENTS: Final = "Accept: text/event-stream"
+_KEY: Final = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+_UPGRADE: Final = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", _KEY)
+
+_MESSAGES: Final = [
+    enveloped(1, "tools/call", name="echo", arguments={"text": "hi"}),
+    enveloped(2, "tools/call", name="crash", arguments={}),
+    enveloped(3, "tools/call", name="stream", arguments={"count": 3}, _meta={"progressToken": 1}),
+    enveloped(4, "server/discover"),
+    enveloped(5, "prompts/get", name="review", arguments={"path": "p"}),
+    enveloped(6, "subscriptions/listen", notifications={"toolsListChanged": True}),
+    enveloped(7, "resources/read", uri="note://x"),
+    request(8, "tools/call", name="echo", arguments={"text": "x"}),
+    request(9, "tools/call", name="stream", arguments={"count": 3}, _meta={"progressToken": 1}),
+    request(10, "resources/subscribe", uri="note://x"),
+    request(11, "completion/complete", ref={"type": "ref/prompt", "name": "review"}, argument={"name": "path"}),
+    hello("2025-06-18") + b"\n",
+    notice("notifications/cancelled", requestId=1, reason="x"),
+    b"[" + request(12, "ping")[:-1] + b"]\n",
+]
+
+_WORDS: Final = [
+    *(b"\r\n", b"\n", b"\r\n\r\n", b"\0", b"\xff", b":", b" ", b"%", b"%zz", b"..", b"?", b";", b",", b'"', b"\\"),
+    *(b"null", b"[]", b"{}", b"1e999", b'"\\ud800"', b"-1", b"99999999999999999999", b"*/*", b"=?base64?x?="),
+    *(b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n", b"Host: x\r\n", b"0\r\n\r\n", b"HTTP/1.0"),
+    *(b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\nConnection: upgrade\r\n", b"Content-Encoding: gzip\r\n"),
+    *(b"\x81\x80\0\0\0\0", b"\x89\x80\0\0\0\0", b"\x88\x80\0\0\0\0", b"\x81\xff\0\0\0\1\0\0\0\0\0\0\0\0"),
+]
+
+
+def changed(rng: random.Random, data: bytes, within: int | None = None) -> bytes:
+    """The data with one to three changes, in its first `within` bytes more often than elsewhere."""
+    changed = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        end = len(changed) if within is None or rng.random() < 0.4 else min(within, len(changed))
+        place, kind = rng.randrange(end + 1), rng.randrange(4)
+        if kind == 0:
+            changed[place : place + 1] = bytes([rng.randrange(256)])
+        elif kind == 1:
+            del changed[place : place + rng.randrange(1, 12)]
+        elif kind == 2:
+            changed[place:place] = rng.choice(_WORDS)
+        else:
+            changed[place:place] = changed[rng.randrange(len(changed) + 1) :][:30]
+    return bytes(changed)
+
+
+def of_requests(rng: random.Random, session: str) -> Callable[[], bytes]:
+    """Return what makes a wrong HTTP request for each right one: in its head more often than in its body."""
+    mine = f"Mcp-Session-Id: {session}"
+    chunked = post(b"{}").replace(b"Content-Length: 2", b"Transfer-Encoding: chunked").removesuffix(b"{}")
+    right = [
+        *(post(text[:-1]) for text in _MESSAGES),
+        *(post(text[:-1], session=session) for text in _MESSAGES),
+        chunked + b"2;x=y\r\n{}\r\n0\r\nA: b\r\n\r\n",
+        http("GET", "/mcp", _EVENTS, mine),
+        http("GET", "/mcp", _EVENTS, mine, "Last-Event-ID: 1-1"),
+        http("GET", "/sse", _EVENTS),
+        http("GET", "/ws", *_UPGRADE),
+        http("GET", "/healthz"),
+        http("POST", "/messages?session_id=abc", "Content-Type: application/json", body=b"{}"),
+        http("OPTIONS", "/mcp", "Origin: http://localhost", "Access-Control-Request-Method: POST"),
+        http("DELETE", "/mcp", "Mcp-Session-Id: abc"),
+    ]
+
+    def make() -> bytes:
+        data = rng.choice(right)
+        return changed(rng, data, data.find(b"\r\n\r\n") + 4)
+
+    return make
+
+
+def of_frames(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes wrong WebSocket frames: some of a conversation, cut, repeated, interleaved."""
+
+    def make() -> bytes:
+        said = [message(hello("2025-11-25")), message(notice("notifications/initialized")[:-1])]
+        for _ in range(rng.randrange(1, 8)):
+            kind, text = rng.randrange(8), rng.choice(_MESSAGES)[:-1]
+            if kind < 4:
+                said.append(message(text))
+            elif kind == 4:
+                cut = rng.randrange(len(text))
+                said += [frame(TEXT, text[:cut]), frame(FIN | PING, b"x"), frame(FIN | CONTINUATION, text[cut:])]
+            elif kind == 5:
+                said.append(frame(FIN | rng.choice([PING, PONG]), b"p" * rng.randrange(126)))
+            elif kind == 6:
+                said.append(message(changed(rng, text)))
+            else:
+                said.append(message(b"x" * rng.randrange(70_000)))
+        if rng.random() < 0.3:
+            said.append(close(1000))
+        return changed(rng, b"".join(said), 600)
+
+    return make
+
+
+def of_http2(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes wrong HTTP/2 connections: frames lost, repeated, out of order, broken."""
+
+    def make() -> bytes:
+        frames = list(_http2(rng))
+        place = rng.randrange(1, len(frames))
+        kind = rng.randrange(4)
+        if kind == 0:
+            frames.insert(rng.randrange(1, len(frames)), frames[place])
+        elif kind == 1:
+            del frames[place]
+        else:
+            frames[place] = changed(rng, frames[place], 9)
+        return b"".join(frames)
+
+    return make
+
+
+def _http2(rng: random.Random) -> Iterator[bytes]:
+    config = h2.config.H2Configuration(True, None, validate_outbound_headers=False, normalize_outbound_headers=False)
+    connection = h2.connection.H2Connection(config)
+    connection.initiate_connection()
+    yield connection.data_to_send()
+    for _ in range(rng.randrange(1, 5)):
+        stream, text = connection.get_next_available_stream_id(), rng.choice(_MESSAGES)[:-1]
+        method = rng.choice([b"POST", b"POST", b"GET", b"CONNECT", b"OPTIONS"])
+        path = rng.choice([b"/mcp", b"/mcp", b"/sse", b"/healthz", b"/ws", b"/messages?session_id=x"])
+        head = [(b":method", method), (b":scheme", b"http"), (b":authority", b"localhost"), (b":path", path)]
+        head += [(b"content-type", b"application/json"), (b"mcp-protocol-version", b"2026-07-28")]
+        head += [(b":protocol", b"websocket"), (b"sec-websocket-version", b"13")] if method == b"CONNECT" else []
+        connection.send_headers(stream, head, end_stream=method in (b"GET", b"OPTIONS"))
+        yield connection.data_to_send()
+        if method not in (b"GET", b"OPTIONS"):
+            for part in (text[:50], text[50:]):
+                connection.send_data(stream, part)
+                yield connection.data_to_send()
+            if rng.random() < 0.8:
+                connection.end_stream(stream)
+        if rng.random() < 0.3:
+            connection.reset_stream(stream)
+        if rng.random() < 0.2:
+            connection.ping(b"12345678")
+        if rng.random() < 0.2:
+            connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: rng.randrange(100_000)})
+        yield connection.data_to_send()
+
+
+def from_a_server(token: Any, count: int) -> Iterator[bytes]:
+    """Wrong messages of a server to its client, as many as are wanted."""
+    rng = random.Random(count)
+    seeds: list[dict[str, Any]] = [
+        {"id": "q", "method": "roots/list"},
+        {"id": "p", "method": "ping"},
+        {"id": 10**6, "result": {"content": []}},
+        {"id": 10**6, "error": {"code": -32600, "message": "x", "data": {}}},
+        {"method": "notifications/progress", "params": {"progressToken": token, "progress": 1}},
+        {"method": "notifications/message", "params": {"level": "info", "data": {"a": [1]}}},
+        {"method": "notifications/tools/list_changed"},
+        {"method": "notifications/cancelled", "params": {"requestId": "q"}},
+    ]
+    for _ in range(count):
+        text = json.dumps({"jsonrpc": "2.0", **rng.choice(seeds)}).encode()
+        yield changed(rng, text).replace(b"\n", b" ").replace(b"\r", b" ")
