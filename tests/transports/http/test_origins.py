@@ -144,7 +144,12 @@ def test_a_page_of_this_very_server_passes(origin: str, host: str, secure: bool)
         *("http://user@localhost:8000", "http://localhost:8000@evil.example", "http://localhost:8000\\@evil.example"),
         *("null", "", " ", "localhost:8000", "http:localhost:8000", "http:///localhost:8000", "ws://localhost:8000"),
         *("http://localhost:8000, http://localhost:8000", "http://localhost:8000 http://evil.example", "*"),
-        *("http://localhost:8000\n", "http://localhos\u0165:8000", "http://localhost:８０００", "http://ⓛocalhost:8000"),
+        *(
+            "http://localhost:8000\n",
+            "http://localhos\u0165:8000",
+            "http://localhost:８０００",
+            "http://ⓛocalhost:8000",
+        ),
     ],
 )
 @pytest.mark.parametrize("loopback", [True, False])
