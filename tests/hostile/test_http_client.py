@@ -1,0 +1,209 @@
+"""Our clients connected over the network to servers that mean harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+
+import trimcp
+from tests.hostile import server_for_clients
+from tests.hostile.peers import ENVIRONMENT, KIB, MIB, memory_of
+from trimcp.transports.http.client import HttpServer, Timeouts
+from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.wire.revisions import V2025_11_25
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+]
+
+LIMIT = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Where the server that means harm is."""
+    process = subprocess.Popen(
+        [sys.executable, server_for_clients.__file__], stdin=-1, stdout=-1, env=ENVIRONMENT, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    yield int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+async def seen(port: int) -> dict[str, int]:
+    """What the server has seen of its clients since it was asked last."""
+    async with httpx2.AsyncClient() as client:
+        counts: dict[str, int] = (await client.get(f"http://127.0.0.1:{port}/seen")).json()
+        return counts
+
+
+@asynccontextmanager
+async def session_with(port: int, way: str, **options: Any) -> AsyncIterator[trimcp.ClientSession]:
+    """A session with the server, which does this to a call of its tool `harm` and serves any other."""
+    options.setdefault("max_message", LIMIT)
+    server = HttpServer(f"http://127.0.0.1:{port}/{way}", {"x-port": str(port)}, **options)
+    with trio.fail_after(60):
+        async with trimcp.Client("c").connect(server, revision=V2025_11_25) as session:
+            await session.call_tool("fine")
+            yield session
+
+
+def forget_peak() -> int:
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory_of(os.getpid())
+
+
+def grown(base: int) -> int:
+    return memory_of(os.getpid(), peak=True) - base
+
+
+@pytest.mark.parametrize(
+    ("way", "error", "why"),
+    [
+        ("endless_body", trimcp.InvalidReply, "larger than 4,194,304 bytes"),
+        ("huge_length", trimcp.InvalidReply, "larger than 4,194,304 bytes"),
+        ("bomb", trimcp.InvalidReply, "larger than 4,194,304 bytes"),
+        ("bomb_of_bombs", trimcp.ConnectionLost, "compressed its reply with 'gzip, gzip'"),
+        ("bomb_of_events", trimcp.ConnectionLost, "ended before the answer"),
+        ("endless_head", trimcp.ConnectionLost, "buffer too long"),
+        ("elsewhere", trimcp.ConnectionLost, "points to 'http://127.0.0.2:[0-9]+', where nothing is sent"),
+        ("around", trimcp.ConnectionLost, "308 Permanent Redirect"),
+        ("page", trimcp.InvalidReply, "content type 'text/html'"),
+        ("garbage", trimcp.InvalidReply, "not valid UTF-8"),
+        ("other_id", trimcp.InvalidReply, "something else than asked"),
+        ("nothing", trimcp.InvalidReply, "no result"),
+        ("not_found", trimcp.ConnectionLost, "404"),
+        ("later", trimcp.ConnectionLost, "503"),
+        ("much_later", trimcp.ConnectionLost, "429"),
+        ("cut", trimcp.ConnectionLost, "ended before the answer"),
+    ],
+)
+async def test_a_call_that_is_harmed_fails_clearly_and_alone(
+    port: int, way: str, error: type[Exception], why: str
+) -> None:
+    async with session_with(port, way) as session:
+        base, began = forget_peak(), trio.current_time()
+        with pytest.raises(error, match=why):
+            await session.call_tool("harm")
+        took, spent = trio.current_time() - began, grown(base)
+        print(f"{way}: {took:.2f} s, {spent / MIB:.1f} MiB")
+        assert took <= 10, "most of it is what the server takes to pack a bomb"
+        assert spent <= 4 * LIMIT
+        await session.call_tool("fine")
+    assert "away" not in await seen(port), "nothing goes to another origin"
+
+
+@pytest.mark.parametrize("way", ["endless_event", "endless_line", "endless_beginning", "drip", "again_and_again"])
+async def test_a_call_that_never_ends_ends_with_its_time(port: int, way: str) -> None:
+    before = (await seen(port)).get("GET", 0)
+    async with session_with(port, way) as session:
+        base, began = forget_peak(), trio.current_time()
+        with pytest.raises(trio.TooSlowError):
+            with trio.fail_after(1):
+                await session.call_tool("harm")
+        took, spent = trio.current_time() - began, grown(base)
+        print(f"{way}: {took:.2f} s, {spent / MIB:.1f} MiB, {(await seen(port))['GET'] - before} GETs")
+        assert took <= 1 + 4 * 0.5
+        assert spent <= 4 * LIMIT
+        await session.call_tool("fine")
+    assert (await seen(port))["GET"] - before <= 250, "no more than a hundred a second"
+
+
+async def test_an_answer_counts_though_its_stream_goes_on(port: int) -> None:
+    async with session_with(port, "no_end") as session:
+        began = trio.current_time()
+        for _ in range(3):
+            await session.call_tool("harm")
+        assert trio.current_time() - began <= 3 * 4 * 0.5
+
+
+async def test_a_session_that_is_forgotten_again_and_again_is_begun_anew_but_once(port: int) -> None:
+    before = (await seen(port)).get("initialize", 0)
+    async with session_with(port, "not_found") as session:
+        for _ in range(20):
+            with pytest.raises(trimcp.ConnectionLost):
+                await session.call_tool("harm")
+        await session.call_tool("fine")
+    assert (await seen(port))["initialize"] - before <= 3
+
+
+async def test_cookies_without_number_are_not_kept(port: int) -> None:
+    async with session_with(port, "cookies") as session:
+        for _ in range(20):
+            await session.call_tool("harm")
+        base = forget_peak()
+        for _ in range(100):
+            await session.call_tool("harm")
+        print(f"5,000 cookies of a kilobyte: {grown(base) / KIB:.0f} KiB")
+        assert grown(base) <= 1 * MIB
+    assert "too many cookies" not in await seen(port)
+
+
+async def test_questions_without_number_cost_bounded_memory(port: int) -> None:
+    """What they delay is this server's own: each is answered with a POST, in order."""
+    async with session_with(port, "pings") as session:
+        base = forget_peak()
+        with trio.move_on_after(2):
+            await session.call_tool("harm")
+        print(f"pings for two seconds: {grown(base) / MIB:.1f} MiB")
+        assert grown(base) <= 24 * MIB
+
+
+async def test_twenty_thousand_mutations_from_a_server_do_no_harm(port: int) -> None:
+    async with session_with(port, "mutations") as session:
+        await session.call_tool("harm")
+        base = memory_of(os.getpid())
+        await session.call_tool("harm")
+        kept = memory_of(os.getpid()) - base
+        print(f"{kept / MIB:.2f} MiB kept after 20,000 mutations")
+        assert kept <= 2 * MIB
+        await session.call_tool("fine")
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("sse_elsewhere", "on another origin"),
+        ("sse_endless", "named no endpoint in 0.5 s"),
+        ("sse_comments", "named no endpoint in 0.5 s"),
+        ("sse_silent", "named no endpoint in 0.5 s"),
+    ],
+)
+async def test_an_endpoint_that_is_none_is_no_connection(port: int, way: str, why: str) -> None:
+    base, began = forget_peak(), trio.current_time()
+    with pytest.raises(trimcp.ConnectionLost, match=why):
+        async with session_with(port, way, mode="sse", timeouts=Timeouts(endpoint=0.5)):
+            pass
+    assert trio.current_time() - began <= 4 * 0.5
+    assert grown(base) <= 4 * LIMIT
+    assert "away" not in await seen(port)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [("ws_endless", "1009"), ("ws_fragments", None), ("ws_pings", None), ("ws_garbage", None)],
+)
+async def test_a_websocket_that_says_too_much_costs_bounded_memory(port: int, way: str, why: str | None) -> None:
+    server = WebSocketServer(f"ws://127.0.0.1:{port}/{way}", max_message=LIMIT)
+    base = forget_peak()
+    error = trimcp.ConnectionLost if why else trio.TooSlowError
+    with pytest.raises(error, match=why):
+        with trio.fail_after(1.5):
+            async with trimcp.Client("c").connect(server, revision=V2025_11_25):
+                pass
+    print(f"{way}: {grown(base) / MIB:.1f} MiB")
+    assert grown(base) <= 4 * LIMIT
