@@ -325,6 +325,9 @@ class Pool:
 
     def close(self) -> None:
         """End every server; each has to end in order."""
+        for server in self._servers.values():
+            assert server.process.stdin is not None
+            server.process.stdin.close()
         ended = {key: _end(server) for key, server in self._servers.items()}
         assert not any(ended.values()), ended
 
@@ -348,8 +351,6 @@ def _start(software: str, options: str) -> Served:
 
 
 def _end(server: Served) -> bytes:
-    assert server.process.stdin is not None
-    server.process.stdin.close()
     try:
         server.process.wait(10)
         return server.errors if server.process.returncode == 0 else b"%d" % server.process.returncode + server.errors

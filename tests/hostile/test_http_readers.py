@@ -98,7 +98,7 @@ async def test_pipelining_without_reading_is_bounded(servers: Pool, host: str, r
             on(server, road, receive_buffer=4096) as lane,
             server.wire(receive_buffer=4096) as wire,
         ):
-            with trio.move_on_after(1.5):
+            with trio.move_on_after(0.5):
                 while True:
                     texts = [lane.call(sent + n, "echo", text=f"number {sent + n}") for n in range(100)]
                     if isinstance(lane, Socket):
@@ -158,7 +158,7 @@ async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(serve
         async with trio.open_nursery() as nursery:
             for _ in range(12):
                 nursery.start_soon(begin, server)
-            await trio.sleep(1)
+            await trio.sleep(0.7)
             async with on(server, "modern") as lane:
                 assert (await lane.ask(1, "echo", text="beside"))["id"] == 1
             nursery.cancel_scope.cancel()
