@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -364,6 +365,18 @@ def test_a_head_without_end_is_refused_before_it_is_kept() -> None:
             parser.next_head()
     assert caught.value.status == 414
     assert parser.buffered <= 17 * 1024
+
+
+def test_nothing_is_kept_of_a_strangers_names() -> None:
+    for n in range(3):  # what the parser itself keeps for the next time
+        one(head(b"X-%d: y" % n))
+    tracemalloc.start()
+    try:
+        for n in range(300):
+            assert one(head(b"X-%d-%b: y" % (n, b"Name" * 10_000))).head.headers[f"x-{n}-{'name' * 10_000}"] == "y"
+        assert tracemalloc.get_traced_memory()[0] < 200_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_refusal_repeats_nothing_of_the_client() -> None:

@@ -37,6 +37,7 @@ _ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
 _HOST: Final = re.compile(r"(?:[!$&'()*+;=._~%A-Za-z0-9-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
+_LONGEST_KNOWN: Final = 64  # of the names of headers that are remembered: longer ones are a stranger's invention
 _REMEMBERED: Final = 1_024  # bytes of a head: every connection keeps one, and to parse it is a quarter of a request
 _MAX_LENGTH_DIGITS: Final = 15  # a petabyte: what is merely too large is for others to say, with a 413
 
@@ -226,7 +227,7 @@ class _Fields:
         self.complete = False
 
     def on_header(self, raw_name: bytes, raw_value: bytes) -> None:
-        name = _lower(raw_name)
+        name = _lower(raw_name) if len(raw_name) <= _LONGEST_KNOWN else raw_name.decode("latin-1").lower()
         value = raw_value.decode("latin-1").strip(" \t")
         headers = self.headers
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
