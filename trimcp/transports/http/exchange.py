@@ -97,11 +97,10 @@ class Exchange:
         if stream is not None and stream.reply is self._reply:  # else another connection has taken it up
             stream.detach()
             self.face.ticker.unwatch(stream)
-        if self.answered or self.own is None:
-            return
-        own = self.own
-        self._end()
-        own.disconnect("the client closed its request")
+        own, self.own = self.own, None
+        if own is not None and not self.answered:
+            self._end()
+            own.disconnect("the client closed its request")
 
     def writable(self) -> None:
         """Write what was held back for a slow reader."""
