@@ -19,7 +19,7 @@ MAX_LINES = 450
 _WIRE = {"errors", "wire"}
 _CHANNEL = _WIRE | {"framing", "channel"}
 _SESSION = _CHANNEL | {"protocol", "validation", "session"}
-_ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "cli", "trimcp"}
+_ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "bench", "cli", "trimcp"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
@@ -34,11 +34,12 @@ LAYERS: dict[str, set[str]] = {
     "server": _SESSION | {"server"},
     "client": _SESSION | {"client"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
-    "run": _ANYTHING - {"testing", "cli"},
-    "net": _ANYTHING - {"testing", "cli"},
-    "testing": _ANYTHING - {"cli"},
+    "run": _ANYTHING - {"testing", "bench", "cli"},
+    "net": _ANYTHING - {"testing", "bench", "cli"},
+    "testing": _ANYTHING - {"bench", "cli"},
+    "bench": _ANYTHING - {"cli"},
     "cli": _ANYTHING,
-    "trimcp": _ANYTHING - {"cli"},
+    "trimcp": _ANYTHING - {"bench", "cli"},
 }
 """Each layer (a module or folder of the package) with the layers it may import, itself among them."""
 
@@ -142,7 +143,8 @@ SOUND = {
     "client/client.py": "from trimcp.session.session import Session\n",
     "run.py": "import trimcp.server.server, trimcp.client.client, trimcp.transports.stdio\n",
     "testing/connect.py": "from trimcp.run import serve\n",
-    "cli/main.py": "import trimcp\nfrom trimcp import run\n",
+    "bench/engine.py": "import trimcp.client.client, trimcp.server.server, trimcp.transports.stdio\n",
+    "cli/main.py": "import trimcp.bench.engine, trimcp\nfrom trimcp import run\n",
 }
 
 
@@ -182,6 +184,10 @@ def test_a_sound_tree_has_no_problems() -> None:
         ("client/client.py", "trimcp.testing.connect"),
         ("run.py", "trimcp.testing.connect"),
         ("testing/connect.py", "trimcp.cli.main"),
+        ("testing/connect.py", "trimcp.bench.engine"),
+        ("bench/engine.py", "trimcp.cli.main"),
+        ("run.py", "trimcp.bench.engine"),
+        ("__init__.py", "trimcp.bench.engine"),
         ("__init__.py", "trimcp.cli.main"),
     ],
 )
