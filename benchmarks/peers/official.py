@@ -1,18 +1,16 @@
-"""The measured tools on the official Python SDK's MCPServer; the same modes as `ours.py`."""
+"""The measured tools on the MCPServer of the official Python SDK, version 2.
+
+official.py stdio | sse | http [--reply json|sse] | memory COUNT UNDER_WAY
+"""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import socket
 import sys
-import time
 
-import anyio
-from mcp import Client
 from mcp.server.mcpserver import Context, MCPServer
+from serving import BODIES, COUNTED, TOOLS, call, counts, option, serve
 
-server = MCPServer("echo", version="1.0", log_level="WARNING")
+server = MCPServer("bench", version="1.0", log_level="WARNING")
 
 
 @server.tool()
@@ -22,52 +20,53 @@ async def echo(text: str) -> str:
 
 
 @server.tool()
-async def count(to: int, ctx: Context) -> str:
-    """Report every number on the way."""
-    for number in range(1, to + 1):
-        await ctx.report_progress(number, to)
-    return "done"
+async def add(a: int, b: int) -> int:
+    """Return the sum."""
+    return a + b
 
 
 @server.tool()
-async def counts() -> str:
-    """Return how many blocks of memory, objects and tasks there are, after a collection of garbage."""
-    gc.collect()
-    return f"{sys.getallocatedblocks()} {len(gc.get_objects())} {len(asyncio.all_tasks())}"
+async def stream(n: int, ctx: Context) -> str:
+    """Report every number on the way."""
+    for number in range(1, n + 1):
+        await ctx.report_progress(number, n)
+    return "done"
 
 
-def over_http() -> None:
-    import uvicorn  # as the SDK does
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(2048)
-        print(listener.getsockname()[1], flush=True)
-        app = server.streamable_http_app(json_response=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
+@server.resource("bench://greeting")
+async def greeting() -> str:
+    """Return a greeting."""
+    return "hello"
 
 
-async def in_memory(server: object, calls: int, under_way: int) -> None:
-    async with Client(server) as client:
-        await client.call_tool("echo", {"text": "warm"})
+@server.prompt()
+async def greet(name: str) -> str:
+    """Ask for a greeting."""
+    return f"Say hello to {name}."
 
-        async def caller(share: int) -> None:
-            for number in range(share):
-                result = await client.call_tool("echo", {"text": f"hello {number}"})
-                if result.content[0].text != f"hello {number}":
-                    raise AssertionError(result)
 
-        wall, cpu = time.perf_counter(), time.process_time()
-        async with anyio.create_task_group() as group:
-            for _ in range(under_way):
-                group.start_soon(caller, calls // under_way)
-        print(time.perf_counter() - wall, time.process_time() - cpu)
+async def nothing(text: str = "") -> str:
+    """Return the text; one tool of many."""
+    return text
+
+
+for number in range(TOOLS):
+    server.add_tool(nothing, name=f"tool_{number}")
+
+if COUNTED:
+    server.tool()(counts)
 
 
 if __name__ == "__main__":
+    sizes = {} if BODIES is None else {"max_request_body_size": BODIES}
     if sys.argv[1] == "stdio":
         server.run("stdio")
     elif sys.argv[1] == "http":
-        over_http()
+        serve(server.streamable_http_app(json_response=option("--reply", "sse") == "json", **sizes), "/mcp")
+    elif sys.argv[1] == "sse":
+        serve(server.sse_app(**sizes), "/sse")
     else:
-        anyio.run(in_memory, server, int(sys.argv[2]), int(sys.argv[3]))
+        import anyio
+        from mcp import Client
+
+        anyio.run(call, Client(server), int(sys.argv[2]), int(sys.argv[3]))

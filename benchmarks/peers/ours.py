@@ -1,18 +1,17 @@
-"""The measured tools on trimcp: `stdio` and `http` serve them, `memory COUNT UNDER_WAY` calls them in this process."""
+"""The measured tools on trimcp.
+
+ours.py stdio | sse | websocket | http [--reply json|sse|auto] [--server own|hypercorn] | memory COUNT UNDER_WAY
+"""
 
 from __future__ import annotations
 
-import gc
 import sys
-import time
-from functools import partial
-from urllib.parse import urlsplit
 
-import trio
+from serving import BODIES, COUNTED, TOOLS, option
 
 import trimcp
 
-server = trimcp.Server("echo", version="1.0")
+server = trimcp.Server("bench", version="1.0")
 
 
 @server.tool
@@ -22,29 +21,90 @@ async def echo(text: str) -> str:
 
 
 @server.tool
-async def count(to: int, *, ctx: trimcp.Context) -> str:
-    """Report every number on the way."""
-    for number in range(1, to + 1):
-        await ctx.report_progress(number, to)
-    return "done"
+async def add(a: int, b: int) -> int:
+    """Return the sum."""
+    return a + b
 
 
 @server.tool
-async def counts() -> str:
-    """Return how many blocks of memory, objects and tasks there are, after a collection of garbage."""
-    gc.collect()
-    return f"{sys.getallocatedblocks()} {len(gc.get_objects())} {trio.lowlevel.current_statistics().tasks_living}"
+async def stream(n: int, *, ctx: trimcp.Context) -> str:
+    """Report every number on the way."""
+    for number in range(1, n + 1):
+        await ctx.report_progress(number, n)
+    return "done"
 
 
-async def over_http() -> None:
-    async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(trimcp.serve_http, server, port=0))
-        print(urlsplit(url).port, flush=True)
+@server.resource("bench://greeting")
+async def greeting() -> str:
+    """Return a greeting."""
+    return "hello"
+
+
+@server.prompt
+async def greet(name: str) -> str:
+    """Ask for a greeting."""
+    return f"Say hello to {name}."
+
+
+async def nothing(text: str = "") -> str:
+    """Return the text; one tool of many."""
+    return text
+
+
+for number in range(TOOLS):
+    server.add_tool(nothing, name=f"tool_{number}")
+
+if COUNTED:
+
+    @server.tool
+    async def counts() -> str:
+        """Return how many blocks of memory, objects and tasks there are, after a collection of garbage."""
+        import gc
+
+        import trio
+
+        gc.collect()
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        return f"{sys.getallocatedblocks()} {len(gc.get_objects())} {tasks}"
+
+
+def over_stdio() -> None:
+    if BODIES is None:
+        trimcp.run_stdio(server)
+        return
+    import trio
+
+    from trimcp.transports.stdio import claim_stdio
+
+    async def serve() -> None:
+        async with claim_stdio(max_message=BODIES) as channel:
+            await server.serve(channel)
+
+    trio.run(serve)
+
+
+def over_network(mode: str) -> None:
+    from trimcp.transports.http.limits import HttpLimits
+    from trimcp.transports.http.settings import Settings
+
+    def ready(urls: list[str]) -> None:
+        base = urls[0].removesuffix("/mcp")
+        paths = {"http": f"{base}/mcp", "sse": f"{base}/sse", "websocket": f"ws{base.removeprefix('http')}/ws"}
+        print(paths[mode], flush=True)
+
+    sizes = {} if BODIES is None else {"max_message": BODIES}
+    settings = Settings(reply=option("--reply", "auto"), **sizes)
+    limits = HttpLimits() if BODIES is None else HttpLimits(max_body=BODIES)
+    software = option("--server", "own")
+    trimcp.run_http(server, ready=ready, port=0, settings=settings, limits=limits, software=software)
 
 
 async def in_memory(calls: int, under_way: int) -> None:
+    import time
+
+    import trio
+
     async with trimcp.Client("bench", version="1.0").connect(trimcp.in_process(server)) as session:
-        await session.call_tool("echo", {"text": "warm"})
 
         async def caller(share: int) -> None:
             for number in range(share):
@@ -52,17 +112,23 @@ async def in_memory(calls: int, under_way: int) -> None:
                 if result.content[0].text != f"hello {number}":
                     raise AssertionError(result)
 
+        async def callers(calls: int) -> None:
+            async with trio.open_nursery() as nursery:
+                for _ in range(under_way):
+                    nursery.start_soon(caller, calls // under_way)
+
+        await callers(calls // 8)
         wall, cpu = time.perf_counter(), time.process_time()
-        async with trio.open_nursery() as nursery:
-            for _ in range(under_way):
-                nursery.start_soon(caller, calls // under_way)
+        await callers(calls)
         print(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
-        trimcp.run_stdio(server)
-    elif sys.argv[1] == "http":
-        trio.run(over_http)
-    else:
+        over_stdio()
+    elif sys.argv[1] == "memory":
+        import trio
+
         trio.run(in_memory, int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        over_network(sys.argv[1])
