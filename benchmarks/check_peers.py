@@ -104,7 +104,7 @@ async def _ask(peer: Peer, way: Way, target: Any, replies: Replies) -> Finding:
         await _texts(session, "add", {"a": 2, "b": 3}, "5")
         wrong = await _refused(session)
         assert wrong, "an argument of the wrong type was taken"
-        forms = {"json": {"application/json"}, "sse": {"text/event-stream"}}
+        forms = {"json": {"application/json"}, "auto": {"application/json"}, "sse": {"text/event-stream"}}
         if way.reply is not None:
             # Handshakes and lists may take the other form; what is measured are calls.
             replies.kinds.clear()

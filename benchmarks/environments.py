@@ -35,7 +35,8 @@ class Way:
     Attributes:
         mode: "stdio", "http", "sse" or "websocket".
         revision: of the protocol.
-        reply: over Streamable HTTP, what a POST is answered with: "json" or "sse".
+        reply: over Streamable HTTP, what a POST is answered with: "json", "sse", or "auto", which is JSON until there
+            is something to tell before the result. Progress is dropped with "json".
     """
 
     mode: str
@@ -52,7 +53,8 @@ def _ways(*texts: str) -> tuple[Way, ...]:
 
 _STDIO = ("stdio 2025-11-25", "stdio 2026-07-28")
 _LEGACY_HTTP = ("http 2025-11-25 json", "http 2025-11-25 sse")
-_HTTP = (*_LEGACY_HTTP, "http 2026-07-28 json", "http 2026-07-28 sse")
+_MODERN_HTTP = ("http 2026-07-28 json", "http 2026-07-28 auto")
+_ALL_HTTP = (*_LEGACY_HTTP, *_MODERN_HTTP, "http 2026-07-28 sse")
 _SSE = ("sse 2024-11-05",)
 
 
@@ -130,7 +132,7 @@ def _ours() -> Peer:
     return Peer(
         OURS,
         (str(python), str(HERE / "peers" / "ours.py")),
-        _ways(*_STDIO, *_HTTP, *_SSE, "websocket 2025-11-25", "websocket 2026-07-28"),
+        _ways(*_STDIO, *_ALL_HTTP, *_SSE, "websocket 2025-11-25", "websocket 2026-07-28"),
         distribution="trimcp",
         home=_site_packages(python),
         package="import trimcp",
@@ -140,7 +142,7 @@ def _ours() -> Peer:
 
 def _on_hypercorn() -> Peer:
     ours = _ours()
-    return Peer(HYPERCORN, ours.program, _ways(*_HTTP), memory=False, words=("--server", "hypercorn"), weight=5)
+    return Peer(HYPERCORN, ours.program, _ways(*_ALL_HTTP), memory=False, words=("--server", "hypercorn"), weight=5)
 
 
 def _mcp() -> Peer:
@@ -148,7 +150,7 @@ def _mcp() -> Peer:
     return Peer(
         MCP,
         (str(python), str(HERE / "peers" / "official.py")),
-        _ways(*_STDIO, *_HTTP, *_SSE),
+        _ways(*_STDIO, *_LEGACY_HTTP, *_MODERN_HTTP, *_SSE),
         weight=10,
         distribution="mcp",
         home=_site_packages(python),
@@ -162,7 +164,7 @@ def _low_level() -> Peer:
     return Peer(
         LOW_LEVEL,
         (python, str(HERE / "peers" / "official_low_level.py")),
-        _ways(*_STDIO, *_HTTP),
+        _ways(*_STDIO, *_LEGACY_HTTP, *_MODERN_HTTP),
         weight=8,
         needed="import mcp_types; from mcp.server.lowlevel import Server; from mcp.server.stdio import stdio_server",
     )
@@ -173,7 +175,7 @@ def _fastmcp() -> Peer:
     return Peer(
         FASTMCP,
         (str(python), str(HERE / "peers" / "fastmcp4.py")),
-        _ways(*_STDIO, *_HTTP, *_SSE),
+        _ways(*_STDIO, *_LEGACY_HTTP, *_MODERN_HTTP, *_SSE),
         weight=20,
         distribution="fastmcp",
         home=_site_packages(python),
@@ -202,7 +204,7 @@ def _typescript() -> Peer:
     return Peer(
         TYPESCRIPT,
         (str(_node()), str(HERE / "peers" / "typescript.mjs")),
-        _ways(*_STDIO, *_HTTP, *_SSE),
+        _ways(*_STDIO, *_ALL_HTTP, *_SSE),
         environment={"BENCH_NODE_MODULES": str(modules)},
         collecting=("--expose-gc",),
         distribution="@modelcontextprotocol/server",
