@@ -1,0 +1,370 @@
+"""What is measured, as data: each cell one kind of work that every implementation able to do it does in turn.
+
+`plan` says what a cell costs in time, so that the whole stays within what `nox -s bench` promises.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+from names import FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
+
+__all__ = ["CELLS", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
+
+LEGACY = "2025-11-25"
+MODERN = "2026-07-28"
+UNDER_WAY = 64
+WINDOWS = (1, 4, 16, 64, 256, 1024)
+REPORTS = 1000
+
+Kind = Literal["load", "memory", "cold start", "sessions", "slow reader", "idle"]
+Road = Literal["stdio", "http", "sse", "websocket"]
+
+_ECHO = ("--tool", "echo", "--arg", "text=hello {n}", "--expect", "hello {n}")
+
+
+@attrs.frozen
+class Cell:
+    """One kind of work.
+
+    Attributes:
+        name: in results and on the command line.
+        title: in tables.
+        section: where it is shown.
+        kind: who measures it; `load` is `trimcp bench`.
+        road, revision, reply: how a server is reached, and what it has to answer with over Streamable HTTP.
+        words: what `trimcp bench` is told to do.
+        under_way: at the same time.
+        payload: bytes of the text that is echoed instead, where there is one; `words` are not used then.
+        least_bytes: a reply shorter than this cannot be right.
+        reports: progress notifications in each call, if they are what is counted.
+        environment: the servers' own.
+        peers: who takes part.
+        seconds: measured for each turn, after `warm_up` seconds not measured.
+        rounds: how often each peer has its turn.
+        quick: whether it is part of the quick form, with `quick_rounds`.
+        overhead: seconds a turn takes beside those: starting, connecting, ending.
+    """
+
+    name: str
+    title: str
+    section: str
+    kind: Kind = "load"
+    road: Road = "stdio"
+    revision: str = LEGACY
+    reply: Literal["json", "sse"] | None = None
+    words: tuple[str, ...] = _ECHO
+    under_way: int = UNDER_WAY
+    payload: int = 0
+    least_bytes: int = 0
+    reports: int = 0
+    environment: dict[str, str] = attrs.field(factory=dict)
+    peers: tuple[str, ...] = ORDER
+    seconds: float = 1.5
+    warm_up: float = 0.4
+    rounds: int = 3
+    quick: bool = True
+    quick_rounds: int = 1
+    overhead: float = 0.9
+
+    def turn(self, *, quick: bool) -> float:
+        """Return how many seconds one turn is expected to take."""
+        return (self.seconds + self.warm_up) * (0.4 if quick else 1.0) + self.overhead
+
+
+@attrs.frozen
+class Figure:
+    """One thing that is counted: its name in results, what a table of it is called, and whether more is better."""
+
+    name: str
+    title: str
+    more: bool = False
+
+
+@attrs.frozen
+class Section:
+    """Some cells, and the figures that are shown of them: each figure a table."""
+
+    name: str
+    title: str
+    text: str
+    figures: tuple[Figure, ...]
+
+
+CPU = Figure("cpu", "CPU µs of the server per call")
+RATE = Figure("rate", "calls per second", more=True)
+P50 = Figure("p50", "latency, p50, ms")
+P99 = Figure("p99", "latency, p99, ms")
+P999 = Figure("p99.9", "latency, p99.9, ms")
+PEAK = Figure("memory", "memory of the server at its most, MiB")
+
+SECTIONS = (
+    Section(
+        "calls",
+        "One call",
+        "`tools/call` of an async function with one checked text argument, 64 under way at any time on one session.",
+        (CPU, RATE, P50, P99, P999, PEAK),
+    ),
+    Section(
+        "in memory",
+        "Client and server in one process",
+        "The same call between an implementation's own client and server, without bytes in between where it can.",
+        (Figure("rate", "calls per second of CPU, both sides", more=True),),
+    ),
+    Section(
+        "progress",
+        "Progress",
+        f"A call that reports progress {REPORTS:,} times and awaits each report; every one arrives and is counted.",
+        (
+            Figure("cpu", "CPU µs of the server per progress notification"),
+            Figure("rate", "progress notifications per second", more=True),
+        ),
+    ),
+    Section(
+        "windows",
+        "More at a time",
+        "The same call with 1 to 1,024 under way. A server that is in order answers no fewer when more is asked of it.",
+        (RATE, CPU, P99),
+    ),
+    Section(
+        "sessions",
+        "Sessions",
+        "Streamable HTTP sessions of 2025-11-25, each with its GET stream open.",
+        (
+            Figure("memory", "a session with an open stream, KiB"),
+            Figure("opening", "opening one, CPU ms"),
+            Figure("closing", "closing one, CPU ms"),
+            Figure("growth", "added to the peak by each in the last round, KiB"),
+        ),
+    ),
+    Section(
+        "lists",
+        "Many tools",
+        "`tools/list` again and again over stdio, 4 under way.",
+        (Figure("cpu", "CPU µs of the server per `tools/list`"),),
+    ),
+    Section(
+        "payloads",
+        "Large arguments",
+        "`echo` of long texts over Streamable HTTP (2025-11-25, JSON), so that each goes in and comes back. Limits on"
+        " the size of messages are raised for it where a server has any.",
+        (CPU, RATE, PEAK),
+    ),
+    Section(
+        "cold start",
+        "Start",
+        "From nothing to the first answer over stdio, with the bytecode cached.",
+        (
+            Figure("import", "import of what a server needs, CPU ms"),
+            Figure("first-answer", "spawn to the answer to `initialize`, CPU ms"),
+            Figure("first-answer-wall", "the same, wall-clock ms"),
+            Figure("memory", "memory then, MiB"),
+        ),
+    ),
+    Section(
+        "cancelling",
+        "Half of the calls cancelled",
+        "As above with 64 under way, and every second call cancelled by the client soon after it was sent.",
+        (Figure("cpu", "CPU µs of the server per call that was answered"), P99),
+    ),
+    Section(
+        "slow reader",
+        "A slow reader beside fast ones",
+        "One session asks for 200,000 progress notifications and does not read them (Streamable HTTP, 2025-11-25, SSE)"
+        " while another calls `echo`, 16 under way.",
+        (
+            Figure("p99-alone", "p99 of the others before it, ms"),
+            Figure("p99", "p99 of the others beside it, ms"),
+            Figure("held", "added to the server's memory, MiB"),
+        ),
+    ),
+    Section(
+        "idle",
+        "Doing nothing",
+        "A server over Streamable HTTP with one open session and nothing to do.",
+        (Figure("cpu", "CPU ms per minute"),),
+    ),
+)
+
+
+def _http(revision: str) -> str:
+    return f"Streamable HTTP, {revision}{' session' if revision == LEGACY else ''}"
+
+
+_STDIO_PEERS = tuple(peer for peer in ORDER if peer != HYPERCORN)
+_MODERN_PEERS = tuple(peer for peer in ORDER if peer != MCP_1)
+_NO_FLOOR = tuple(peer for peer in ORDER if peer != FLOOR)
+_COMMON = (OURS, MCP, FASTMCP, MCP_1, TYPESCRIPT)
+
+_CALLS = [
+    Cell("stdio-2025", f"stdio, {LEGACY}", "calls", peers=_STDIO_PEERS),
+    Cell(
+        "stdio-2026",
+        f"stdio, {MODERN}",
+        "calls",
+        revision=MODERN,
+        peers=tuple(peer for peer in _STDIO_PEERS if peer != MCP_1),
+    ),
+    *(
+        Cell(
+            f"http-{revision[:4]}-{reply}",
+            f"{_http(revision)}, {reply.upper()} reply",
+            "calls",
+            road="http",
+            revision=revision,
+            reply=reply,
+            peers=tuple(
+                peer for peer in (ORDER if revision == LEGACY else _MODERN_PEERS) if reply == "json" or peer != FLOOR
+            ),
+        )
+        for revision in (LEGACY, MODERN)
+        for reply in ("json", "sse")
+    ),
+    Cell(
+        "sse",
+        "HTTP+SSE, 2024-11-05",
+        "calls",
+        road="sse",
+        revision="2024-11-05",
+        peers=tuple(peer for peer in _NO_FLOOR if peer != HYPERCORN),
+    ),
+    Cell("websocket", "WebSocket", "calls", road="websocket", peers=(OURS, MCP_1)),
+]
+
+_MEMORY = [
+    Cell("memory-1", "1 under way", "in memory", kind="memory", under_way=1, peers=_NO_FLOOR, seconds=1.5),
+    Cell("memory-64", "64 under way", "in memory", kind="memory", peers=_NO_FLOOR, seconds=1.5),
+]
+
+_PROGRESS = [
+    Cell(
+        name,
+        title,
+        "progress",
+        road=road,
+        revision=revision,
+        reply="sse" if road == "http" else None,
+        words=("--tool", "stream", "--arg", f"n:={REPORTS}", "--expect", "done", "--progress"),
+        under_way=1,
+        reports=REPORTS,
+        peers=tuple(peer for peer in _NO_FLOOR if peer != HYPERCORN and (revision == LEGACY or peer != MCP_1)),
+    )
+    for name, title, road, revision in (
+        ("progress-stdio", f"stdio, {LEGACY}", "stdio", LEGACY),
+        ("progress-http-2025", _http(LEGACY), "http", LEGACY),
+        ("progress-http-2026", _http(MODERN), "http", MODERN),
+    )
+]
+
+_WINDOWED: tuple[tuple[Road, str, tuple[str, ...]], ...] = (
+    ("stdio", "stdio", (OURS, MCP, TYPESCRIPT)),
+    ("http", f"{_http(LEGACY)}, JSON", (OURS, MCP, TYPESCRIPT, FLOOR)),
+    ("websocket", "WebSocket", (OURS, MCP_1)),
+)
+_WINDOWS = [
+    Cell(
+        f"window-{road}-{window}",
+        f"{title}: {window:,}",
+        "windows",
+        road=road,
+        reply="json" if road == "http" else None,
+        under_way=window,
+        peers=peers,
+        seconds=1.0,
+        # The bars compare these two.
+        rounds=3 if window in (16, 256) else 2,
+        quick=window in (16, 256),
+    )
+    for road, title, peers in _WINDOWED
+    for window in WINDOWS
+]
+
+_SESSIONS = [
+    Cell("sessions-1000", "1,000 sessions", "sessions", kind="sessions", peers=_COMMON, rounds=4, quick_rounds=4),
+    Cell("sessions-5000", "5,000 sessions", "sessions", kind="sessions", peers=_COMMON, rounds=1, quick=False),
+]
+
+_LISTS = [
+    Cell(
+        f"list-{count}",
+        f"{count:,} tools",
+        "lists",
+        words=("--method", "tools/list"),
+        under_way=4,
+        least_bytes=count * 60,
+        environment={"BENCH_TOOLS": str(count - 3)},  # beside those that are there anyway
+        peers=tuple(peer for peer in _STDIO_PEERS if peer != FLOOR),
+        rounds=2 if count < 1000 else 3,
+        quick=count == 1000,
+        # A thousand tools take time to register.
+        overhead=1.4,
+    )
+    for count in (10, 100, 1000)
+]
+
+_PAYLOADS = [
+    Cell(
+        f"payload-{name}",
+        title,
+        "payloads",
+        road="http",
+        reply="json",
+        payload=size,
+        under_way=under_way,
+        environment={"BENCH_MAX_MESSAGE": str(16 << 20)},
+        peers=tuple(peer for peer in ORDER if peer != HYPERCORN),
+        rounds=2,
+        quick=name != "100kb",
+    )
+    for name, title, size, under_way in (
+        ("1kb", "1 KB", 1_000, 16),
+        ("100kb", "100 KB", 100_000, 16),
+        ("5mb", "5 MB", 5_000_000, 2),
+    )
+]
+
+_OTHERS = [
+    Cell("cold-start", "stdio server", "cold start", kind="cold start", peers=_NO_FLOOR, rounds=5, quick_rounds=2),
+    Cell(
+        "cancel-stdio",
+        "stdio",
+        "cancelling",
+        words=(*_ECHO, "--cancel", "0.5"),
+        peers=(OURS, MCP, FASTMCP, MCP_1, TYPESCRIPT),
+        rounds=2,
+    ),
+    Cell(
+        "cancel-http",
+        _http(MODERN),
+        "cancelling",
+        road="http",
+        revision=MODERN,
+        words=(*_ECHO, "--cancel", "0.5"),
+        peers=(OURS, MCP, FASTMCP, TYPESCRIPT),
+        rounds=2,
+        quick=False,
+    ),
+    Cell(
+        "slow-reader",
+        "Streamable HTTP",
+        "slow reader",
+        kind="slow reader",
+        road="http",
+        reply="sse",
+        under_way=16,
+        peers=_COMMON,
+        rounds=2,
+        overhead=3.5,
+    ),
+    Cell("idle", "Streamable HTTP", "idle", kind="idle", road="http", peers=_COMMON, rounds=1, seconds=1.0),
+]
+
+CELLS: list[Cell] = [
+    *_CALLS, *_MEMORY, *_PROGRESS, *_WINDOWS, *_SESSIONS, *_LISTS, *_PAYLOADS, *_OTHERS,
+]  # fmt: skip
+
+
+def cell(name: str) -> Cell:
+    """Return the cell of this name."""
+    return next(one for one in CELLS if one.name == name)

@@ -1,0 +1,15 @@
+"""What the implementations are called in results, tables and plots."""
+
+from __future__ import annotations
+
+__all__ = ["FASTMCP", "FLOOR", "HYPERCORN", "LOW_LEVEL", "MCP", "MCP_1", "ORDER", "OURS", "TYPESCRIPT"]
+
+OURS = "trimcp"
+HYPERCORN = "trimcp on Hypercorn"
+MCP = "mcp 2.3"
+LOW_LEVEL = "mcp 2.3 low level"
+FASTMCP = "fastmcp 4.1"
+MCP_1 = "mcp 1.30"
+TYPESCRIPT = "TypeScript SDK 2.4"
+FLOOR = "minimal server"
+ORDER = (OURS, HYPERCORN, MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT, FLOOR)

@@ -1,0 +1,351 @@
+"""Measures every implementation in every cell, and writes the page about it: `nox -s bench`.
+
+    python benchmarks/run.py [--quick] [--only CELL]... [--peers NAME]... [--rounds N] [--minutes M] [--out FOLDER]
+
+In a round every implementation has its turn. Servers over a network are started once for a cell, and live through its
+rounds; servers over stdio are started for each turn, as is the load generator. `--out` is the folder of the page;
+without it a whole run writes into docs/, and any other into build/bench/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import importlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import report
+import slow_reader
+from cells import CELLS, Cell
+from environments import ROOT, Peer, find_peers
+from machine import Stolen, load_average, machine, pulse_ms
+from names import FLOOR, ORDER, OURS
+from results import BUSY, Results
+from servers import CORES, Failed, Serving, ask, floor, serving
+
+__all__ = ["Budget", "Run", "main"]
+
+MINUTES, QUICK_MINUTES = 29.0, 4.8
+QUICK_TIME = 0.4  # of the seconds of a whole run
+IDLE_SECONDS = 5.0
+# Longer than that a failing turn may take only once.
+PATIENCE = 15.0
+
+
+class Budget:
+    """Time: what the cells were expected to take, and what they took.
+
+    Args:
+        seconds: all there is.
+        expected: seconds of each cell, by name.
+        now: a clock.
+    """
+
+    def __init__(self, seconds: float, expected: dict[str, float], now: Callable[[], float] = time.monotonic) -> None:
+        self._expected = dict(expected)
+        self._now = now
+        self._began = now()
+        self._until = self._began + seconds
+        self._done = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until all cells will be done, judged by how long the others took."""
+        return sum(self._expected.values()) * self._pace()
+
+    @property
+    def spent(self) -> float:
+        """Seconds so far."""
+        return self._now() - self._began
+
+    def rounds(self, wanted: int) -> int:
+        """Return how many of the wanted rounds the next cell may have if all that is left is to be done in time."""
+        if not self.left:
+            return wanted
+        share = max(self._until - self._now(), 0.0) / self.left
+        return wanted if share >= 1 else max(1, int(wanted * share))
+
+    def done(self, cell: str) -> None:
+        """Note that a cell is over."""
+        self._done += self._expected.pop(cell)
+
+    def _pace(self) -> float:
+        # Of the first cells alone it would be a guess.
+        return self.spent / self._done if self._done > 30 else 1.0
+
+
+class Run:
+    """One run.
+
+    Args:
+        peers: who takes part, the minimal server among them or not.
+        cells: what is measured.
+        quick: less time for each turn, fewer rounds.
+        rounds: instead of the cells' own numbers.
+        minutes: all there is.
+        say: where to tell how far it is.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        cells: Sequence[Cell],
+        *,
+        quick: bool,
+        rounds: int | None,
+        minutes: float,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.results = Results()
+        self._peers = list(peers)
+        self._cells = list(cells)
+        self._quick = quick
+        self._rounds = rounds
+        self._say = say
+        self._python = next(peer.program[0] for peer in peers if peer.name == OURS)
+        self._budget = Budget(minutes * 60, {cell.name: self._expected(cell) for cell in cells})
+
+    def run(self) -> Results:
+        """Measure everything."""
+        made = self.results.made
+        stolen, loads, pulses = Stolen(), [load_average()], []
+        made.update(date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), quick=self._quick)
+        self.results.machine = machine()
+        self.results.versions = versions(self._peers)
+        self._say(f"{len(self._cells)} cells, about {_minutes(self._budget.left)}")
+        for number, cell in enumerate(self._cells, 1):
+            pulses.append(pulse_ms())
+            rounds = self._budget.rounds(self._wanted(cell))
+            self._say(f"[{number}/{len(self._cells)}] {cell.name}, {self._told(cell, rounds)}")
+            try:
+                KINDS[cell.kind](self, cell, rounds)
+            finally:
+                os.sched_setaffinity(0, CORES)
+            self._budget.done(cell.name)
+            self._say(self._found(cell))
+        loads.append(load_average())
+        made.update(seconds=round(self._budget.spent, 1), pulse_ms=pulses, load_average=loads, stolen=stolen.share())
+        return self.results
+
+    # Each kind of cell
+
+    def load(self, cell: Cell, rounds: int) -> None:
+        """Let `trimcp bench` ask each server."""
+        seconds, warm_up = self._times(cell)
+        with ExitStack() as stack:
+            servers: dict[str, Serving | None] = {}
+            for peer in self._able(cell):
+                try:
+                    servers[peer.name] = None if cell.road == "stdio" else stack.enter_context(serving(peer, cell))
+                except Failed as error:
+                    self.results.fail(cell.name, peer.name, str(error))
+
+            def turn(peer: Peer, first: bool) -> None:
+                # A server that listens has done nothing yet; compilers that work meanwhile need their time.
+                warm = warm_up * (3 if first and cell.road != "stdio" else 1)
+                found = ask(self._python, peer, cell, servers[peer.name], seconds=seconds, warm_up=warm)
+                for figure, (unit, value) in figures(found, cell).items():
+                    self.results.add(cell.name, figure, peer.name, unit, [value])
+
+            self._turns(cell, [peer for peer in self._able(cell) if peer.name in servers], rounds, turn)
+
+    def slow_reader(self, cell: Cell, rounds: int) -> None:
+        """Ask each server beside somebody who does not read."""
+        seconds, warm_up = self._times(cell)
+
+        def turn(peer: Peer, first: bool) -> None:
+            found = slow_reader.measure(self._python, peer, cell, seconds=seconds, warm_up=warm_up)
+            for figure, (unit, value) in found.items():
+                self.results.add(cell.name, figure, peer.name, unit, [value])
+
+        self._turns(cell, self._able(cell), rounds, turn)
+
+    def idle(self, cell: Cell, rounds: int) -> None:
+        """Leave all servers alone at the same time."""
+        seconds = IDLE_SECONDS * (QUICK_TIME if self._quick else 1)
+        with ExitStack() as stack:
+            servers: dict[str, Serving] = {}
+            for peer in self._able(cell):
+                try:
+                    server = stack.enter_context(serving(peer, cell))
+                    stack.enter_context(slow_reader.session(server.url))
+                    servers[peer.name] = server
+                except Failed as error:
+                    self.results.fail(cell.name, peer.name, str(error))
+            time.sleep(1.0)  # what they do after a session was opened is not idleness
+            for _ in range(rounds):
+                before = {name: server.cpu for name, server in servers.items()}
+                time.sleep(seconds)
+                for name, server in servers.items():
+                    spent = (server.cpu - before[name]) / seconds * 60_000
+                    self.results.add(cell.name, "cpu", name, "ms per minute", [spent])
+
+    def elsewhere(self, cell: Cell, rounds: int) -> None:
+        """Let a module of its own measure all peers."""
+        module = importlib.import_module(cell.kind.replace(" ", "_"))
+        peers = [peer for peer in self._peers if peer.name in cell.peers]
+        try:
+            found = module.measure(peers, rounds=rounds, quick=self._quick)
+        except Exception as error:
+            # Whoever it was: without the others' figures there is nothing to compare.
+            traceback.print_exc()
+            for peer in peers:
+                self.results.fail(cell.name, peer.name, f"{type(error).__name__}: {error}"[:300])
+            return
+        for one in found:
+            self.results.add(cell.name, one["figure"], one["peer"], one["unit"], one["values"])
+
+    # Parts
+
+    def _turns(self, cell: Cell, peers: list[Peer], rounds: int, turn: Callable[[Peer, bool], None]) -> None:
+        for number in range(rounds):
+            for peer in list(peers):
+                began = time.monotonic()
+                try:
+                    turn(peer, number == 0)
+                except Failed as error:
+                    self.results.fail(cell.name, peer.name, str(error))
+                    if time.monotonic() - began > PATIENCE:
+                        peers.remove(peer)
+
+    def _able(self, cell: Cell) -> list[Peer]:
+        """Return who takes part; who should and cannot is a failure."""
+        wanted = [peer for peer in self._peers if peer.name in cell.peers]
+        able = [peer for peer in wanted if peer.can(cell.road, cell.revision, cell.reply)]
+        for peer in wanted:
+            if peer not in able:
+                self.results.fail(cell.name, peer.name, "does not offer this")
+        return able
+
+    def _times(self, cell: Cell) -> tuple[float, float]:
+        share = QUICK_TIME if self._quick else 1.0
+        return cell.seconds * share, cell.warm_up * share
+
+    def _wanted(self, cell: Cell) -> int:
+        return self._rounds or (cell.quick_rounds if self._quick else cell.rounds)
+
+    def _expected(self, cell: Cell) -> float:
+        turns = self._wanted(cell) * sum(peer.name in cell.peers for peer in self._peers)
+        return turns * cell.turn(quick=self._quick)
+
+    def _told(self, cell: Cell, rounds: int) -> str:
+        wanted = self._wanted(cell)
+        times = f"{rounds} round{'s' * (rounds != 1)}"
+        cut = f" (of {wanted}, to stay in time)" if rounds < wanted else ""
+        return f"{times}{cut}; {_minutes(self._budget.left)} left"
+
+    def _found(self, cell: Cell) -> str:
+        lines = []
+        for peer in ORDER:
+            values = [
+                f"{one.figure} {report.number(one.spread.median)}"
+                for one in self.results.series
+                if (one.cell, one.peer) == (cell.name, peer) and one.values
+            ]
+            failed = [one.reason for one in self.results.failures if (one.cell, one.peer) == (cell.name, peer)]
+            if values or failed:
+                lines.append(f"    {peer:20} {'  '.join(values)}{''.join(f'  FAILED: {reason}' for reason in failed)}")
+        return "\n".join(lines)
+
+
+KINDS: dict[str, Callable[[Run, Cell, int], None]] = {
+    "load": Run.load,
+    "slow reader": Run.slow_reader,
+    "idle": Run.idle,
+    "memory": Run.elsewhere,
+    "cold start": Run.elsewhere,
+    "sessions": Run.elsewhere,
+}
+
+
+def figures(found: dict[str, Any], cell: Cell) -> dict[str, tuple[str, float]]:
+    """Return unit and value of each figure in a report of `trimcp bench`."""
+    cost, latency = found["cost"], found["latency_ms"]
+    done = found["progress"]["count"] if cell.reports else found["calls"]
+    rate = found["progress"]["per_second"] if cell.reports else found["per_second"]
+    return {
+        "cpu": ("µs", cost["cpu_seconds"] / done * 1e6),
+        "rate": ("per second", rate),
+        **{name: ("ms", latency[name]) for name in ("p50", "p99", "p99.9")},
+        "memory": ("MiB", cost["peak_rss_mib"]),
+        BUSY: ("share of a core", found["generator"]["busy"]),
+    }
+
+
+def versions(peers: Sequence[Peer]) -> dict[str, str]:
+    """Return the version of each distribution that takes part, by the name of the peer."""
+    found = {}
+    for peer in peers:
+        if peer.distribution is None or peer.home is None:
+            continue
+        if peer.home.name == "node_modules":
+            package = json.loads((peer.home / peer.distribution / "package.json").read_text("utf-8"))
+            found[peer.name] = f"{peer.distribution} {package['version']}"
+            node = subprocess.run([peer.program[0], "--version"], capture_output=True, text=True, check=True)
+            found["Node"] = node.stdout.strip()
+        else:
+            there = {one.metadata["Name"].lower(): one.version for one in metadata.distributions(path=[str(peer.home)])}
+            found[peer.name] = f"{peer.distribution} {there[peer.distribution]}"
+            for name in ("trio", "uvicorn", "hypercorn"):
+                if name in there:
+                    found[name] = there[name]
+    return found
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description="Measure every implementation in every cell.")
+    parser.add_argument("--quick", action="store_true", help="fewer cells and rounds, in under five minutes")
+    parser.add_argument("--only", action="append", metavar="CELL", help="a cell, or a pattern such as 'http-*'")
+    parser.add_argument("--peers", action="append", metavar="NAME", help=f"one of: {', '.join(ORDER)}")
+    parser.add_argument("--rounds", type=int, help="how often each has its turn")
+    parser.add_argument("--minutes", type=float, help=f"all there is ({MINUTES:g}; {QUICK_MINUTES:g} with --quick)")
+    parser.add_argument("--out", type=Path, help="where to write the page (docs, or build/bench for a part)")
+    parser.add_argument("--list", action="store_true", help="print the cells and end")
+    options = parser.parse_args()
+    cells = [
+        cell
+        for cell in CELLS
+        if (any(fnmatch.fnmatch(cell.name, only) for only in options.only) if options.only else True)
+        and (cell.quick or options.only or not options.quick)
+    ]
+    if options.list:
+        print("\n".join(f"{cell.name:22} {cell.section}: {cell.title}" for cell in cells))
+        return
+    names = list(options.peers or ORDER)
+    if not cells or not set(names) <= set(ORDER):
+        parser.error("no such cell" if not cells else f"the peers are {', '.join(ORDER)}")
+    # The generator is ours.
+    installed = {peer.name: peer for peer in find_peers([name for name in ORDER if name in {*names, OURS} - {FLOOR}])}
+    installed[FLOOR] = floor(installed[OURS])
+    whole = not (options.quick or options.only or options.peers)
+    minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
+    peers = [installed[name] for name in ORDER if name in names]
+    results = Run(peers, cells, quick=options.quick, rounds=options.rounds, minutes=minutes).run()
+    results.made["command"] = " ".join(["nox -s bench", *(["--", shlex.join(sys.argv[1:])] if sys.argv[1:] else [])])
+    out = options.out or (ROOT / "docs" if whole else ROOT / "build" / "bench")
+    print(f"\n{report.tables(results)}\n")
+    for file in report.write(results, out):
+        print(file)
+    if any(one.peer == OURS for one in results.failures):
+        sys.exit(f"{OURS} failed in some cells")
+
+
+if __name__ == "__main__":
+    main()

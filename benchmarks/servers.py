@@ -1,0 +1,201 @@
+"""Servers under measurement, each started on a core of its own and asked by `trimcp bench` from another.
+
+The load generator is a process by itself, started anew for each turn. It checks every reply; whatever it finds wrong
+makes the turn a failure, and no figure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+from cells import Cell
+from environments import Peer, Way
+from names import FLOOR
+from processes import cpu_seconds, resident_bytes
+
+__all__ = ["CORES", "Failed", "Serving", "ask", "floor", "serving", "words_for"]
+
+START_LIMIT = 30.0
+# Beside the seconds that a turn takes: starting both, connecting, the last replies.
+SLACK = 45.0
+# Before anybody keeps this process, too, on one of them.
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, LOAD_CORE = 0, 1
+
+
+class Failed(Exception):
+    """A turn that came to nothing; the text says why."""
+
+
+def on_core(core: int) -> list[str]:
+    """Return what keeps a command on one core, where there are two to choose from."""
+    return ["taskset", "-c", str(CORES[core])] if len(CORES) > 1 else []
+
+
+def floor(ours: Peer) -> Peer:
+    """Return the minimal server, on the interpreter that ours has."""
+    ways = (
+        *(Way("stdio", revision) for revision in ("2025-11-25", "2026-07-28")),
+        *(Way("http", revision, "json") for revision in ("2025-11-25", "2026-07-28")),
+    )
+    program = (ours.program[0], str(Path(__file__).parent / "floor" / "minimal.py"))
+    return Peer(FLOOR, program, ways, memory=False)
+
+
+# Servers that live longer than a turn
+
+
+@attrs.frozen
+class Serving:
+    """A server that listens."""
+
+    url: str
+    pid: int
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds so far."""
+        return cpu_seconds(self.pid)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory."""
+        return resident_bytes(self.pid)
+
+
+@contextmanager
+def serving(peer: Peer, cell: Cell) -> Iterator[Serving]:
+    """Start a peer's server for a cell, wait for its URL, and end it with the block.
+
+    Raises:
+        Failed: it ended, or said nothing, before it listened.
+    """
+    command = [*on_core(SERVER_CORE), *peer.command(cell.road, reply=cell.reply)]
+    environment = {**os.environ, **peer.environment, **cell.environment}
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
+        )
+        try:
+            yield Serving(_first_line(process, errors), process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=3)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _first_line(process: subprocess.Popen[bytes], errors: Any) -> str:
+    assert process.stdout is not None
+    deadline = time.monotonic() + START_LIMIT
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
+        data = os.read(process.stdout.fileno(), 4096) if ready else b""
+        if not data:
+            errors.seek(0)
+            why = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise Failed(f"{'ended' if ready else 'said nothing'} before it listened: {why or 'without a word'}"[:300])
+        line += data
+    return line.decode().split("\n", 1)[0].strip()
+
+
+# Turns
+
+
+def ask(
+    python: str, peer: Peer, cell: Cell, server: Serving | None, *, seconds: float, warm_up: float
+) -> dict[str, Any]:
+    """Let `trimcp bench` ask a server for so long, and return its report.
+
+    Args:
+        python: the interpreter that has trimcp.
+        peer: whose server it is.
+        cell: what is asked for.
+        server: where it listens; None for a server over stdio, which the generator starts.
+        seconds: measured.
+        warm_up: before that, not measured.
+
+    Raises:
+        Failed: replies were wrong or did not come.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report, script = Path(folder, "report.json"), Path(folder, "script.json")
+        if cell.payload:
+            text = "x" * cell.payload
+            script.write_text(json.dumps([{"tool": "echo", "arguments": {"text": text}, "expect": text}]))
+        target = _target(peer, cell) if server is None else [server.url, "--pid", str(server.pid)]
+        words = words_for(cell, target, script, seconds=seconds, warm_up=warm_up)
+        command = [*on_core(LOAD_CORE), python, "-m", "trimcp.cli", "bench", *words, "--json", str(report)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + warm_up + SLACK
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no end {SLACK:.0f} seconds after the time was over") from None
+        try:
+            found = json.loads(report.read_text("utf-8"))
+        except (OSError, ValueError):
+            raise Failed(f"exit code {done.returncode}: {_last_words(done.stderr)}") from None
+    _check(found, done.returncode, cell)
+    return found
+
+
+def words_for(cell: Cell, target: Sequence[str], script: Path, *, seconds: float, warm_up: float) -> list[str]:
+    """Return what `trimcp bench` is told."""
+    reached = ["--transport", cell.road] if cell.road in ("http", "sse") else []
+    return [
+        *target,
+        *(["--script", str(script)] if cell.payload else cell.words),
+        *("--under-way", str(cell.under_way), "--seconds", f"{seconds:g}", "--warm-up", f"{warm_up:g}"),
+        *("--revision", cell.revision),
+        *reached,
+        *(["--reply", cell.reply] if cell.reply else []),
+        "--quiet",
+    ]
+
+
+def _target(peer: Peer, cell: Cell) -> list[str]:
+    # By `env`, since a client hands only a few harmless variables on to a server that it starts.
+    variables = [f"{name}={value}" for name, value in {**peer.environment, **cell.environment}.items()]
+    return [shlex.join(["env", *variables, *on_core(SERVER_CORE), *peer.command("stdio")])]
+
+
+def _check(found: Mapping[str, Any], code: int, cell: Cell) -> None:
+    errors = "; ".join(f"{one['count']} x {kind}: {one['example']}" for kind, one in found["errors"].items())
+    if code != 0 or errors:
+        raise Failed(f"exit code {code}: {errors or 'no reason given'}"[:300])
+    calls = found["calls"]
+    if not calls:
+        raise Failed("not one call was answered in time")
+    if found["revision"] != cell.revision:
+        raise Failed(f"the server speaks {found['revision']}")
+    if cell.least_bytes and found["bytes_in"] / calls < cell.least_bytes:
+        raise Failed(f"{found['bytes_in'] / calls:.0f} bytes are no reply to that")
+    if cell.reports:
+        # Calls begin before the time that is measured, and are under way at its end.
+        told, edge = found["progress"]["count"], cell.under_way * cell.reports
+        if abs(told - calls * cell.reports) > edge:
+            raise Failed(f"{told} notifications for {calls} calls of {cell.reports}")
+    if found["cost"] is None:
+        raise Failed("what it cost is not known")
+
+
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:250] if lines else "without a word"
