@@ -16,13 +16,14 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 450
 
-_WIRE = {"errors", "wire"}
+_WIRE = {"errors", "values", "wire"}
 _CHANNEL = _WIRE | {"framing", "channel"}
 _SESSION = _CHANNEL | {"protocol", "validation", "session"}
 _ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "bench", "cli", "trimcp"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
+    "values": {"values"},
     "wire": _WIRE,
     "framing": _WIRE | {"framing"},
     "protocol": _WIRE | {"protocol"},

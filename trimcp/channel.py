@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 import attrs
 
+from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
 __all__ = ["Incoming", "Kind", "MessageChannel", "Origin", "Outgoing", "Sink"]
@@ -47,6 +48,7 @@ class Origin(Protocol):
 
 # These two are mutable only because making a frozen value takes attrs three times as long; nobody changes them.
 @attrs.define(eq=False)
+@shown
 class Incoming:
     """One message as it arrived.
 
@@ -66,6 +68,7 @@ class Incoming:
 
 
 @attrs.define(eq=False)
+@shown
 class Outgoing:
     """One message on its way out, encoded already: transports frame bytes and never encode.
 

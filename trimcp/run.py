@@ -23,6 +23,7 @@ from trimcp.session.tree import Overdue
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stdio import claim_stdio
 from trimcp.transports.trace import Write, trace_writer, traced
+from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.client.hosts import ServerEntry
@@ -175,6 +176,7 @@ def target_of(
 
 
 @attrs.frozen
+@valued
 class InProcess:
     """A server in this very process as something to connect to. A run of its own for each connection."""
 

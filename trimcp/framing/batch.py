@@ -14,7 +14,7 @@ from trimcp.wire.jsonrpc import RequestId
 __all__ = ["Gather"]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Open:
     """One batch whose replies are not all there."""
 

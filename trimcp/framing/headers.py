@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.errors import LocalError
+from trimcp.values import valued
 from trimcp.wire.jsonrpc import Unencodable
 
 __all__ = [
@@ -184,6 +185,7 @@ def _malformed(name: str, error: ValueError) -> str:
 
 
 @attrs.frozen
+@valued
 class Mirror:
     """An argument that is repeated in a header.
 

@@ -35,7 +35,7 @@ from trimcp.wire.revisions import Revision
 __all__ = ["Connection"]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Connection:
     """One side of one connection.
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from trimcp.protocol.vocabulary import Verb
+from trimcp.values import shown
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import Implementation, LoggingLevel
 from trimcp.wire.jsonrpc import RequestId
@@ -35,6 +36,7 @@ __all__ = [
 
 
 @attrs.define(eq=False)
+@shown
 class Admission:
     """Who asks, in which words, and what they may be sent.
 
@@ -58,6 +60,7 @@ class Admission:
 
 
 @attrs.define(eq=False)
+@shown
 class RequestReceived:
     """The peer asks something that was admitted; the session owes exactly one answer to `id`."""
 
@@ -69,6 +72,7 @@ class RequestReceived:
 
 
 @attrs.define(eq=False)
+@shown
 class Settled:
     """The engine answered a request by itself (`initialize`, `ping`, ...): `reply` is to be sent as it is."""
 
@@ -78,6 +82,7 @@ class Settled:
 
 
 @attrs.define(eq=False)
+@shown
 class Rejected:
     """A message was refused. `reply` is the error to send, or None where nobody may be answered; `error` its code."""
 
@@ -88,6 +93,7 @@ class Rejected:
 
 
 @attrs.define(eq=False)
+@shown
 class Cancelled:
     """The peer gave up the request `id`, which is under way here: stop it, and send nothing for it."""
 
@@ -96,6 +102,7 @@ class Cancelled:
 
 
 @attrs.define(eq=False)
+@shown
 class Replied:
     """Our request `id` was answered: exactly one of `result` (raw JSON object) and `error` is set."""
 
@@ -105,6 +112,7 @@ class Replied:
 
 
 @attrs.define(eq=False)
+@shown
 class Progressed:
     """Our request `id` made progress."""
 
@@ -113,6 +121,7 @@ class Progressed:
 
 
 @attrs.define(eq=False)
+@shown
 class Notified:
     """The peer told us something that belongs to no request of ours by id."""
 
@@ -122,6 +131,7 @@ class Notified:
 
 
 @attrs.define(eq=False)
+@shown
 class Ignored:
     """A message that asks for nothing and changes nothing, such as a reply to a request given up long ago."""
 
@@ -129,6 +139,7 @@ class Ignored:
 
 
 @attrs.define(eq=False)
+@shown
 class Forgotten:
     """The peer no longer knows what we asked it to tell us; requests under way are not concerned."""
 
@@ -136,6 +147,7 @@ class Forgotten:
 
 
 @attrs.define(eq=False)
+@shown
 class BatchReceived:
     """A 2025-03-26 array: its members' events in order; the replies to its requests leave together as one array."""
 

@@ -30,7 +30,7 @@ __all__ = ["Legacy"]
 _DEFAULT_LOG_LEVEL: LoggingLevel = "info"
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Legacy:
     """The legacy side of one connection; the same object for both roles.
 

@@ -54,7 +54,7 @@ def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
     return known[1]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Modern:
     """The modern side of one connection. It keeps nothing of a request.
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import attrs
 
+from trimcp.values import valued
 from trimcp.wire.codes import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import REVISIONS, Era, Revision
 
@@ -49,6 +50,7 @@ class Next(Enum):
 
 
 @attrs.frozen
+@valued
 class Outcome:
     """What a probe met: `versions` for DISCOVERED, `code` and `data` for ERROR."""
 
@@ -59,6 +61,7 @@ class Outcome:
 
 
 @attrs.frozen
+@valued
 class Decision:
     """What to do, in which revision, and why (for the log and for error messages)."""
 

@@ -28,7 +28,7 @@ def _all_revisions(profile: Profile, attribute: Any, revisions: tuple[Any, ...])
             raise TypeError(f"revisions are members of trimcp.REVISIONS, not {each!r}")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Heard:
     """What was loaded last, each with what it was loaded from."""
 
@@ -36,7 +36,7 @@ class Heard:
     info: tuple[Any, Implementation] | None = None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Profile:
     """Our own introduction, shared by all connections of one server or client and read at every handshake.
 

@@ -41,7 +41,7 @@ from trimcp.wire.jsonrpc import RequestId
 __all__ = ["Receiver"]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Receiver:
     """Judges what one peer sends. The eras and the tables of requests are the connection's own, and shared with it."""
 

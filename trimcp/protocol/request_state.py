@@ -40,7 +40,7 @@ class Cipher(Protocol):
     def decrypt(self, token: bytes) -> bytes: ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Memory:
     """What survives from round to round of one request.
 
@@ -69,7 +69,7 @@ def question_key(method: str, params: Mapping[str, Any], occurrence: int) -> str
     return f"{_digest([method, params])}-{occurrence}"
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Sealer:
     """Seals and opens request states with a list of keys: the first seals, all of them open (key rotation).
 

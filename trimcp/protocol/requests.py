@@ -12,14 +12,14 @@ from trimcp.wire.jsonrpc import RequestId
 __all__ = ["Encoded", "InboundRequest", "OutboundRequest"]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Encoded:
     """A result encoded already: the JSON text of the result object in UTF-8, complete for its revision."""
 
     data: bytes
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class InboundRequest:
     """A request of the peer's that is under way here."""
 
@@ -29,7 +29,7 @@ class InboundRequest:
     state: Inbound = Inbound.UNDER_WAY
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class OutboundRequest:
     """A request of ours that is under way there."""
 

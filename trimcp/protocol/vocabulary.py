@@ -19,7 +19,7 @@ def _nothing(value: Any) -> Any:
     return value
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Verb:
     """One method as one revision speaks it.
 

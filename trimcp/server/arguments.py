@@ -10,10 +10,13 @@ from typing import Any, Final
 
 import attrs
 
+from trimcp.values import valued
+
 __all__ = ["Arg", "apply_metadata"]
 
 
 @attrs.frozen
+@valued
 class Arg:
     """Describes and bounds an argument: `days: Annotated[int, Arg("How many days", ge=1, le=14)]`.
 

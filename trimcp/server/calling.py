@@ -26,7 +26,7 @@ __all__ = ["Calling", "prepare"]
 _LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Calling:
     """One function of the user's, looked at once."""
 

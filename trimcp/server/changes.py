@@ -35,7 +35,7 @@ class Listener(Protocol):
     def updated(self, uri: str) -> None: ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Bus:
     """Tells every listener of every change."""
 
@@ -60,7 +60,7 @@ class Bus:
             listener.updated(uri)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Watch:
     """A listener that a task waits on: it collects what it watches until somebody takes it.
 

@@ -21,6 +21,7 @@ from trimcp.server.forms import form_for
 from trimcp.server.threads import ThreadContext
 from trimcp.session.context import Context
 from trimcp.session.scopes import sole
+from trimcp.values import valued
 from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.fields import ABSENT
 
@@ -28,6 +29,7 @@ __all__ = ["Elicit", "Question", "answer_all", "is_context", "is_injected", "que
 
 
 @attrs.frozen
+@valued
 class Elicit:
     """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
 
@@ -46,7 +48,7 @@ class Elicit:
     key: str | None = None
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Question:
     """One declared question, ready to be asked."""
 

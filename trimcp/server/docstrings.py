@@ -10,6 +10,8 @@ from typing import Final
 
 import attrs
 
+from trimcp.values import valued
+
 __all__ = ["Docstring", "parse"]
 
 _PARAMETERS: Final = frozenset(
@@ -29,6 +31,7 @@ _SPHINX_FIELD: Final = re.compile(r"^:(?:\w+)(?:\s[^:]*)?:(?:\s|$)")
 
 
 @attrs.frozen
+@valued
 class Docstring:
     """What a docstring says.
 

@@ -23,7 +23,7 @@ _FORM_WORDS: Final = frozenset(
 _FORM_FORMATS: Final = frozenset({"date", "date-time", "email", "uri"})
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Form:
     """A flat form for a person, and how its answers become Python values.
 

@@ -11,6 +11,7 @@ import attrs
 import orjson
 
 from trimcp.server.convert import to_json
+from trimcp.values import valued
 from trimcp.wire.content import (
     AudioContent,
     ContentBlock,
@@ -32,6 +33,7 @@ _BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResour
 
 
 @attrs.frozen
+@valued
 class Image:
     """A picture to return from a tool or prompt.
 
@@ -55,6 +57,7 @@ class Image:
 
 
 @attrs.frozen
+@valued
 class Audio:
     """Sound to return from a tool or prompt; arguments as for `Image`."""
 

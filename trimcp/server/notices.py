@@ -13,7 +13,7 @@ from trimcp.wire.revisions import Revision
 __all__ = ["Notice"]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Notice:
     """One notification from a client.
 

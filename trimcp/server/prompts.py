@@ -47,7 +47,7 @@ class PromptOptions(TypedDict, total=False):
     meta: Mapping[str, Any] | None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class PromptEntry:
     """One prompt: what is listed, and its function."""
 
@@ -131,7 +131,7 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
     return PromptEntry(listed, calling, Validator(signature.input_schema), choices)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Completer:
     """Suggests values for one argument of one prompt or template.
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 import attrs
 
 from trimcp.server.docstrings import parse
+from trimcp.values import valued
 
 __all__ = ["ABSENT_DEFAULT", "Field", "alias_value", "fields_of", "is_record", "split", "substitute"]
 
@@ -28,6 +29,7 @@ ABSENT_DEFAULT: Final[Any] = inspect.Parameter.empty
 
 
 @attrs.frozen
+@valued
 class Field:
     """One field of a record class.
 

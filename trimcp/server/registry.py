@@ -24,7 +24,7 @@ EntryT = TypeVar("EntryT")
 _MOST_PAGES = 64
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Registry(Generic[EntryT]):
     """Entries by name, in the order they were added.
 

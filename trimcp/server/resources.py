@@ -40,7 +40,7 @@ __all__ = [
 _CONTENTS = (TextResourceContents, BlobResourceContents)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class ResourceEntry:
     """One resource with an address of its own.
 
@@ -70,7 +70,7 @@ class ResourceEntry:
         return read_result(value, self.resource.uri, mime_type, self.ttl_ms, self.cache_scope)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class TemplateEntry:
     """A family of resources behind an RFC 6570 template."""
 

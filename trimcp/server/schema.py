@@ -20,6 +20,7 @@ from trimcp.server.docstrings import parse
 from trimcp.server.forms import Form, form_for
 from trimcp.server.json_schema import SchemaBuilder, schema_of
 from trimcp.server.records import ABSENT_DEFAULT, Field, is_record, split
+from trimcp.values import valued
 
 __all__ = [
     "ConversionError",
@@ -38,6 +39,7 @@ Injected = Callable[[inspect.Parameter, Any], bool]
 
 
 @attrs.frozen
+@valued
 class Parameter:
     """One parameter that is filled from JSON.
 
@@ -54,7 +56,7 @@ class Parameter:
     default: Any
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Signature:
     """A function as JSON sees it.
 
@@ -283,7 +285,7 @@ def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any]
 # --- results ---
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ResultShape:
     """How a function's results become structured content.
 

@@ -32,7 +32,7 @@ __all__ = ["Desk", "ThreadContext", "in_thread"]
 _T = TypeVar("_T")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Desk:
     """Where a thread's waits are done for it: by tasks below the handler's, so that they share its cancellation.
 
@@ -86,7 +86,7 @@ def _check_cancelled() -> None:
         pass  # not the handler's own thread but one that it started
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Place:
     """A thread's place in the limiter, as `trio.to_thread.run_sync` takes it and gives it back when the thread ends."""
 
@@ -126,7 +126,7 @@ async def in_thread(ctx: Context[Any], function: Callable[[], _T], limiter: trio
             desk.nursery = None
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class ThreadContext(Generic[StateT]):
     """The context of a sync handler: the same verbs, synchronous and callable from its thread.
 

@@ -73,7 +73,7 @@ class ToolOptions(TypedDict, total=False):
     run: RunMode
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class ToolEntry:
     """One tool: what is listed, and everything a call needs, built once."""
 

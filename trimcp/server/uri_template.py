@@ -13,6 +13,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 import attrs
 
+from trimcp.values import valued
+
 __all__ = ["UriTemplate"]
 
 Value = str | list[str]
@@ -28,6 +30,7 @@ _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 
 
 @attrs.frozen
+@valued
 class _Operator:
     """A row of RFC 6570 appendix A, and what reading back needs: where its text ends and whether values hold `/`."""
 
@@ -53,6 +56,7 @@ _OPERATORS: Final = {
 
 
 @attrs.frozen
+@valued
 class _Variable:
     name: str
     explode: bool = False
@@ -60,6 +64,7 @@ class _Variable:
 
 
 @attrs.frozen
+@valued
 class _Expression:
     operator: _Operator
     variables: tuple[_Variable, ...]

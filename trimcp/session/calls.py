@@ -50,7 +50,7 @@ class Caller(Protocol):
         """Look at the final payload; raises `InvalidReply` if it is not what was promised."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Rounds:
     """One call: a request, and as long as the answer is questions, the same request again with their answers.
 
@@ -173,7 +173,7 @@ class Rounds:
         return answers
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Call(Generic[ResultT]):
     """A call under way, as `Calling` yields it.
 
@@ -268,7 +268,7 @@ class Call(Generic[ResultT]):
             await self._settled.wait()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Calling(Generic[ResultT]):
     """Sends a call and yields it: `async with Calling(rounds, clocks) as call`. Leaving without its result cancels it.
 

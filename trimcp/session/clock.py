@@ -19,7 +19,7 @@ from trimcp.wire.lifecycle import ProgressParams
 __all__ = ["Clocks", "WorkClock"]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class WorkClock:
     """Limits how long a peer may work on a call without a sign of progress.
 
@@ -76,7 +76,7 @@ class WorkClock:
         """Nothing: whoever waits for the reply leaves the scope."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Clocks:
     """The work clocks of one session's calls.
 

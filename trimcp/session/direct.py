@@ -26,7 +26,7 @@ def direct_ends() -> tuple[DirectEnd, DirectEnd]:
     return left, right
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class DirectEnd:
     """One end of a direct connection: the sink of the session that is driven over it.
 

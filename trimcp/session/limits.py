@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import attrs
 
+from trimcp.values import valued
+
 __all__ = ["Limits"]
 
 
 @attrs.frozen
+@valued
 class Limits:
     """How much one session may hold, and how long it waits. Sizes are bytes, times are seconds.
 

@@ -21,6 +21,7 @@ from trimcp.protocol.events import Notified, Replied
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.session import Session
+from trimcp.values import valued
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.fields import ABSENT
@@ -44,21 +45,25 @@ _LISTEN: Final = "subscriptions/listen"
 
 
 @attrs.frozen
+@valued
 class ToolsChanged:
     """The list of tools is not what it was."""
 
 
 @attrs.frozen
+@valued
 class PromptsChanged:
     """The list of prompts is not what it was."""
 
 
 @attrs.frozen
+@valued
 class ResourcesChanged:
     """The list of resources is not what it was."""
 
 
 @attrs.frozen
+@valued
 class ResourceUpdated:
     """What the resource holds has changed. The URI may lie below the one that was asked for."""
 
@@ -74,7 +79,7 @@ _LISTS: Final[dict[str, tuple[str, Change]]] = {
 }
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Subscription:
     """Changes as they come; iterate over it, or `receive` them one by one.
 
@@ -161,7 +166,7 @@ class Subscription:
         self._waiting.unpark_all()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Subscriptions:
     """All subscriptions of one session."""
 

@@ -33,7 +33,7 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
     return size + _CONTAINER * containers
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Mailbox:
     """A bounded queue of jobs not yet started.
 

@@ -21,7 +21,7 @@ __all__ = ["Outbox"]
 _FLOOD = 16
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Outbox:
     """A bounded queue of outgoing messages for a writer task.
 

@@ -30,7 +30,7 @@ class Follower(Protocol):
         """Note that the answer is there, or that there will be none."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Pending:
     """One request of ours under way. Several tasks may wait for it.
 

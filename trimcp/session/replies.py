@@ -16,7 +16,7 @@ from trimcp.wire.jsonrpc import RequestId, encode_error
 __all__ = ["Replies"]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Replies:
     """The replies of one session to requests that were admitted.
 

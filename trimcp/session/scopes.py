@@ -105,7 +105,7 @@ class Background(Protocol):
         """Run `await function(*args)` in a task."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Scope:
     """A place to start work that outlives the request but not this owner (a session, or the server)."""
 
@@ -119,7 +119,7 @@ class Scope:
         self._nursery().start_soon(guarded, function, args)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Work:
     """The tasks of one request. Its answer waits for them, its end is theirs, and their crash is its crash.
 

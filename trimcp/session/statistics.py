@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trimcp.session.outbox import Outbox
+from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
@@ -15,6 +16,7 @@ __all__ = ["Statistics", "snapshot"]
 
 
 @attrs.frozen
+@valued
 class Statistics:
     """A snapshot of one session.
 

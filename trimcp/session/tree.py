@@ -36,7 +36,7 @@ _OURS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(trio.__file__).pare
 _THREAD: Final = "sync_fn"  # what `trio.to_thread.run_sync` calls its function, in the task and in the thread
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Overdue:
     """Logs, once, what is still under way in these sessions when their grace is over. Called by each that drains."""
 

@@ -30,7 +30,7 @@ _PTMX: Final = (5, 2)  # opening it again would make a new terminal (Linux "devi
 _claimed = False
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Claim:
     """Descriptors 0 and 1 while they are ours.
 

@@ -19,6 +19,8 @@ from typing import Final
 
 import attrs
 
+from trimcp.values import valued
+
 __all__ = ["MARK", "Family", "Kin"]
 
 MARK: Final = "TRIMCP_CHILD"
@@ -28,6 +30,7 @@ _PROC: Final = Path("/proc")
 
 
 @attrs.frozen
+@valued
 class Kin:
     """One process for as long as it lives: its id and its start time in the system's own form."""
 
@@ -36,6 +39,7 @@ class Kin:
 
 
 @attrs.frozen
+@valued
 class _Row:
     kin: Kin
     parent: int
@@ -43,7 +47,7 @@ class _Row:
     alive: bool
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Family:
     """A child process and whoever descends from it.
 

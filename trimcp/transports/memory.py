@@ -45,7 +45,7 @@ def memory_channels(
     return MemoryChannel(to_right, from_right), MemoryChannel(to_left, from_left)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class MemoryChannel(MessageChannel):
     """One end of an unframed in-process connection. A cancelled send has sent nothing and breaks nothing."""
 
@@ -94,7 +94,7 @@ def _byte_pipe() -> tuple[_PipeSender, _PipeReceiver]:
     return _PipeSender(chunks_in), _PipeReceiver(chunks_out)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _PipeSender(trio.abc.SendStream):
     _chunks: trio.MemorySendChannel[bytes]
 
@@ -111,7 +111,7 @@ class _PipeSender(trio.abc.SendStream):
         await trio.lowlevel.checkpoint()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _PipeReceiver(trio.abc.ReceiveStream):
     """Reads whole chunks: its one user asks for more than the pipe holds."""
 

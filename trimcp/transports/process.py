@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trimcp.transports.family import Family, Kin
+from trimcp.values import valued
 
 __all__ = ["Patience", "end_process"]
 
@@ -26,6 +27,7 @@ _log = logging.getLogger("trimcp.stdio")
 
 
 @attrs.frozen
+@valued
 class Patience:
     """How long a child gets for each step of its end, in seconds; the defaults add up to less than five.
 

@@ -25,7 +25,7 @@ CLIENT_MAX_MESSAGE: Final = 64 * 1024 * 1024
 """Bytes of the largest message a client takes unless told otherwise: results are larger than requests."""
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class StreamChannel(MessageChannel):
     """Messages as lines over a receiving and a sending byte stream (specification, "Transports", stdio).
 

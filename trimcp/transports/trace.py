@@ -141,7 +141,7 @@ def trace_writer(target: str) -> Write:
     return append
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Tracer:
     """Writes a line about each message it is shown, until writing fails: no trace is worth a connection."""
 
@@ -161,7 +161,7 @@ class Tracer:
             _log.warning("the trace ends here, writing it failed: %s", exc)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _Traced(MessageChannel):
     _channel: MessageChannel
     _tracer: Tracer

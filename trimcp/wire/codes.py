@@ -10,6 +10,8 @@ from typing import Final
 
 import attrs
 
+from trimcp.values import valued
+
 __all__ = [
     "CANCELLED_BY_DRAIN",
     "ERRORS",
@@ -57,6 +59,7 @@ TIMED_OUT: Final = 1003
 
 
 @attrs.frozen
+@valued
 class ErrorKind:
     """What is known about one error code.
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeVar, dataclass_transform, overload
 
 import attrs
 
+from trimcp.values import valued
 from trimcp.wire.revisions import OLDEST, Revision
 
 __all__ = ["ABSENT", "Absent", "FieldFacts", "WireFacts", "chooses", "facts_of", "field", "wire", "wire_name"]
@@ -35,6 +36,7 @@ ABSENT: Final = Absent.ABSENT
 
 
 @attrs.frozen
+@valued
 class FieldFacts:
     """What `field()` was told about one member."""
 
@@ -56,6 +58,7 @@ class FieldFacts:
 
 
 @attrs.frozen
+@valued
 class WireFacts:
     """What `@wire` was told about one class: the revisions that have it."""
 
@@ -123,24 +126,9 @@ def wire_name(attribute: attrs.Attribute[Any]) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
-# These three serve every payload class. attrs would compile some for each, and half of what importing costs is that.
-
-
-def _values(self: Any) -> tuple[Any, ...]:
-    return tuple([getattr(self, attribute.name) for attribute in self.__attrs_attrs__])
-
-
-def _eq(self: Any, other: object) -> bool:
-    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
-
-
-def _hash(self: Any) -> int:
-    return hash((type(self), _values(self)))
-
-
 def _repr(self: Any) -> str:
-    members = zip(self.__attrs_attrs__, _values(self), strict=True)
-    shown = ", ".join(f"{attribute.name}={value!r}" for attribute, value in members if value is not ABSENT)
+    members = [(attribute.name, getattr(self, attribute.name)) for attribute in self.__attrs_attrs__]
+    shown = ", ".join(f"{name}={member!r}" for name, member in members if member is not ABSENT)
     return f"{type(self).__name__}({shown})"
 
 
@@ -159,11 +147,10 @@ def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revi
     """
 
     def decorate(cls: type[T]) -> type[T]:
+        valued(cls)
         cls.__repr__ = _repr  # type: ignore[method-assign]
-        cls.__eq__ = _eq  # type: ignore[method-assign]
-        cls.__hash__ = _hash  # type: ignore[method-assign]
         cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]
-        return attrs.frozen(cls, repr=False, eq=False)
+        return attrs.frozen(cls)
 
     return decorate if cls is None else decorate(cls)
 

@@ -15,6 +15,7 @@ import attrs
 import orjson
 
 from trimcp.errors import LocalError
+from trimcp.values import valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from trimcp.wire.scanner import IdScanner, RequestId, deeper_than, more_members_than, unreadable_number
 
@@ -84,6 +85,7 @@ class Response:
 
 
 @attrs.frozen
+@valued
 class ErrorResponse:
     """The error that answers a request (JSON-RPC 2.0 section 5.1).
 
@@ -101,6 +103,7 @@ class ErrorResponse:
 
 
 @attrs.frozen
+@valued
 class Lost:
     """No message of the peer's, but what a transport knows instead: an answer that will not come.
 
@@ -114,6 +117,7 @@ class Lost:
 
 
 @attrs.frozen
+@valued
 class Malformed:
     """Input that is no message, with the error that answers it.
 
@@ -141,6 +145,7 @@ class Malformed:
 
 
 @attrs.frozen
+@valued
 class Batch:
     """A JSON array of messages (JSON-RPC 2.0 section 6), not empty and not nested.
 
@@ -157,6 +162,7 @@ _Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malform
 
 
 @attrs.frozen
+@valued
 class Limits:
     """What one message may cost its reader, beside its size in bytes.
 

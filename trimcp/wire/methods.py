@@ -50,7 +50,7 @@ BOTH: Final = Direction.BOTH
 _CLIENT_CAPABILITIES: Final = ("roots", "sampling", "elicitation")
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Method:
     """One method.
 
