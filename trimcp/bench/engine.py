@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import ssl
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
 
+import attrs
 import trio
 
+from trimcp.bench.cost import Processes
+from trimcp.bench.discovery import Found, Target, discover, name_of
+from trimcp.bench.load import Load
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import Report, Snapshot
-from trimcp.transports.child import StdioServer
-
-if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
-    from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.bench.report import Cost, Generator, Report, Snapshot
+from trimcp.bench.sessions import session_runner
+from trimcp.bench.supply import Supply
+from trimcp.bench.tally import Tally
+from trimcp.errors import LocalError
+from trimcp.session.scopes import open_service_nursery
 
 __all__ = ["Target", "measure"]
 
-Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
+_TICK: Final = 0.5
+_OPENING: Final = 64  # sessions at a time
+_IMPATIENT: Final = 1.0
 
 
 async def measure(
@@ -44,4 +52,232 @@ async def measure(
         McpError: the server cannot be reached, or does not have what the plan calls; the text says what to do. Once
             calls are sent, failures are counted instead.
     """
-    raise NotImplementedError
+    for pid in plan.pids:
+        if not Processes([[pid]]).cpu():
+            raise LocalError(f"there is no process {pid} whose cost could be read here")
+    stop = stop or trio.Event()
+    found = await _discover(target, plan, stop)
+    tally = Tally()
+    supply = Supply(plan, found.shots, tally)
+    load = Load(plan, found.revision, supply, tally, ssl_context)
+    run = _Run(load, session_runner(target, found.transport), stop, on_tick)
+    await run.run()
+    return run.report(name_of(target), found)
+
+
+async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
+    found: Found | None = None
+    async with open_service_nursery() as nursery:
+        with trio.CancelScope() as scope:
+
+            async def watch() -> None:
+                await stop.wait()
+                scope.cancel()
+
+            nursery.start_soon(watch)
+            found = await discover(target, plan)
+    if found is None:
+        raise LocalError("it was ended before anything was measured")
+    return found
+
+
+@attrs.frozen
+class _Mark:
+    """What was spent and sent by one moment."""
+
+    at: float
+    cpu: float
+    bytes_in: int
+    bytes_out: int
+    processes: dict[int, float]
+
+
+@attrs.define(eq=False)
+class _Run:
+    """One measurement under way."""
+
+    _load: Load
+    _run_session: Callable[..., Awaitable[object]]
+    _stop: trio.Event
+    _on_tick: Callable[[Snapshot], object] | None
+    _began: _Mark | None = attrs.field(init=False, default=None)
+    _ended: _Mark | None = attrs.field(init=False, default=None)
+    _interrupted: bool = attrs.field(init=False, default=False)
+    _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _closing: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _sessions: int = attrs.field(init=False, default=0)
+    _warm_until: float = attrs.field(init=False, default=0.0)
+    _processes: Processes = attrs.field(init=False)
+    _cost: Cost | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._processes = Processes([self._load.plan.pids, self._load.pids])
+
+    async def run(self) -> None:
+        """Open the sessions, load them, and close them."""
+        load = self._load
+        async with trio.open_nursery() as serving:
+            serving.start_soon(self._watch_stop)
+            if load.plan.rate is not None:
+                serving.start_soon(load.supply.pace)
+            async with trio.open_nursery() as sessions:
+                self._closing = sessions.cancel_scope
+                await self._open(sessions)
+                self._processes.find()
+                serving.start_soon(self._tick)
+                await self._conduct()
+                patience = _IMPATIENT if self._interrupted else load.plan.patience
+                sessions.cancel_scope.deadline = trio.current_time() + patience
+                load.overdue = not self._interrupted
+            serving.cancel_scope.cancel()
+
+    # Phases
+
+    async def _open(self, sessions: trio.Nursery) -> None:
+        """Open all sessions before any calls: opening is not what is measured."""
+        limit = trio.CapacityLimiter(_OPENING)
+
+        async def open_one() -> None:
+            async with limit:
+                await sessions.start(self._session)
+
+        self._sessions = self._load.plan.sessions
+        async with trio.open_nursery() as opening:
+            for _ in range(self._sessions):
+                opening.start_soon(open_one)
+
+    async def _session(self, *, task_status: trio.TaskStatus[None]) -> None:
+        try:
+            await self._run_session(self._load, task_status=task_status)
+        finally:
+            self._sessions -= 1
+            self._changed.set()
+
+    async def _conduct(self) -> None:
+        """Warm up, measure."""
+        plan, supply, tally = self._load.plan, self._load.supply, self._load.tally
+        supply.on_milestone = lambda: self._changed.set()
+        counted = plan.count is not None
+        self._warm_until = trio.current_time() + plan.warm_up
+        if plan.warm_up or plan.warm_up_count:
+            supply.allow(plan.warm_up_count if counted and plan.warm_up_count else math.inf)
+            await self._until(plan.warm_up or math.inf, plan.warm_up_count or math.inf)
+            if counted:  # what is counted begins when nothing else is under way
+                supply.allow(0)
+                await self._until(math.inf, supply.settled + supply.under_way)
+        self._began = self._mark()
+        tally.begin(self._began.at)
+        supply.allow(math.inf if plan.count is None else plan.count)
+        await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.settled + plan.count)
+        self._ended = self._mark()
+        supply.close(self._ended.at)
+        tally.end(self._ended.at)
+        self._processes.find()
+        self._cost = self._processes.cost(self._began.processes, self._ended.processes)
+
+    async def _until(self, seconds: float, settled: float) -> None:
+        """Wait until time is up, or so many calls are over, or there is no sense in waiting any longer."""
+        supply = self._load.supply
+        plan = self._load.plan
+        deadline = trio.current_time() + seconds
+        silence = math.inf if settled == math.inf else plan.patience + (plan.timeout or 0.0)
+        supply.milestone = settled
+        while self._sessions and supply.settled < settled and not self._stop.is_set():
+            before, waited = supply.settled, supply.under_way
+            self._changed = trio.Event()
+            with trio.move_on_at(min(deadline, trio.current_time() + silence)) as scope:
+                await self._changed.wait()
+            if trio.current_time() >= deadline:
+                return
+            if scope.cancelled_caught and supply.settled == before and waited:
+                return  # the server has fallen silent; who waits for it is told in the end
+
+    async def _watch_stop(self) -> None:
+        await self._stop.wait()
+        self._interrupted = True
+        self._changed.set()
+        if self._began is None or self._ended is not None:
+            self._closing.deadline = min(self._closing.deadline, trio.current_time() + _IMPATIENT)
+            self._load.overdue = False
+
+    def _mark(self) -> _Mark:
+        tally = self._load.tally
+        spent = self._processes.cpu()
+        return _Mark(trio.current_time(), time.process_time(), tally.bytes_in, tally.bytes_out, spent)
+
+    # What is seen of it
+
+    async def _tick(self) -> None:
+        """Show how things stand, twice a second."""
+        if self._on_tick is None:
+            return
+        due = trio.current_time()
+        before_at, before_cpu = due, time.process_time()
+        while True:
+            due += _TICK
+            await trio.sleep_until(due)
+            now, cpu = trio.current_time(), time.process_time()
+            self._on_tick(self._snapshot(now, now - before_at, cpu - before_cpu))
+            before_at, before_cpu = now, cpu
+
+    def _snapshot(self, now: float, seconds: float, cpu: float) -> Snapshot:
+        load, tally, plan = self._load, self._load.tally, self._load.plan
+        glimpse = tally.glimpse(now)
+        # The first one after the warm-up has less to show than half a second.
+        seconds = max(min(seconds, now - tally.began), 1e-9)
+        times = glimpse.times
+        elapsed = now - tally.began if tally.began < math.inf else -max(self._warm_until - now, 1e-9)
+        if plan.count is not None:
+            share = (tally.calls + tally.failed + tally.cancelled + tally.timed_out) / plan.count
+        else:
+            share = max(elapsed, 0.0) / (plan.duration or math.inf)
+        return Snapshot(
+            elapsed=elapsed,
+            share=min(share, 1.0),
+            calls=tally.calls,
+            rate=times.count / seconds,
+            p50=times.percentile(50),
+            p90=times.percentile(90),
+            p99=times.percentile(99),
+            errors={kind: each.count for kind, each in tally.errors.items()},
+            cancelled=tally.cancelled,
+            timed_out=tally.timed_out,
+            late=tally.late,
+            progress=tally.progress,
+            progress_rate=glimpse.progress / seconds,
+            under_way=load.supply.under_way,
+            sessions=load.open,
+            busy=cpu / seconds,
+        )
+
+    def report(self, target: str, found: Found) -> Report:
+        """Return what was found."""
+        load, tally = self._load, self._load.tally
+        nothing = _Mark(0.0, 0.0, 0, 0, {})
+        began, ended = self._began or nothing, self._ended or self._began or nothing
+        seconds, calls = ended.at - began.at, tally.calls
+        if not calls and tally.after:  # every single call took longer than all was to take
+            seconds, calls = tally.last - began.at, tally.after
+        return Report(
+            target=target,
+            transport=found.transport,
+            revision=found.revision.name,
+            reply=load.reply,
+            server_name=found.name,
+            server_version=found.version,
+            plan=load.plan,
+            seconds=seconds,
+            calls=calls,
+            bytes_in=ended.bytes_in - began.bytes_in,
+            bytes_out=ended.bytes_out - began.bytes_out,
+            errors=dict(tally.errors),
+            cancelled=tally.cancelled,
+            timed_out=tally.timed_out,
+            late=tally.late,
+            latency=tally.latency,
+            over_time=tally.over_time,
+            progress=tally.progress,
+            cost=self._cost,
+            generator=Generator(ended.cpu - began.cpu, ended.at - began.at, tally.answers),
+            interrupted=self._interrupted,
+        )

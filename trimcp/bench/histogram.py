@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -12,7 +13,8 @@ __all__ = ["Histogram"]
 
 _PER_FOLD: Final = 100  # buckets for each factor of e: one is 1 % wide
 _LEAST: Final = 1e-8
-_LONGEST: Final = 1e9
+_MOST: Final = 1e9
+_ZERO: Final = 2_000  # makes every index positive, so that cutting it is rounding down: ln(_LEAST) is -18.4
 
 
 @attrs.define(eq=False)
@@ -29,33 +31,31 @@ class Histogram:
     total: float = 0.0
     least: float = 0.0
     most: float = 0.0
-    _buckets: dict[int, int] = attrs.field(init=False, factory=dict)
+    _buckets: Counter[int] = attrs.field(init=False, factory=Counter)
 
-    def add(self, times: Iterable[float]) -> None:
+    def add(self, times: Sequence[float]) -> None:
         """Take in some more; what is below 10 ns counts as that."""
-        buckets, log = self._buckets, math.log
-        times = [min(max(each, _LEAST), _LONGEST) for each in times]
         if not times:
             return
-        for each in times:
-            index = math.floor(log(each) * _PER_FOLD)
-            buckets[index] = buckets.get(index, 0) + 1
-        least = min(times)
-        self.least = least if not self.count else min(self.least, least)
-        self.most = max(self.most, max(times))
-        self.count += len(times)
-        self.total += sum(times)
+        least, most = min(times), max(times)
+        if least < _LEAST or most > _MOST:
+            times = [min(max(each, _LEAST), _MOST) for each in times]
+            least, most = min(times), max(times)
+        log = math.log
+        self._buckets.update([int(log(each) * _PER_FOLD + _ZERO) for each in times])
+        self._extend(len(times), sum(times), least, most)
 
     def merge(self, other: Histogram) -> None:
         """Take in what another one holds."""
-        if not other.count:
-            return
-        for index, count in other._buckets.items():
-            self._buckets[index] = self._buckets.get(index, 0) + count
-        self.least = other.least if not self.count else min(self.least, other.least)
-        self.most = max(self.most, other.most)
-        self.count += other.count
-        self.total += other.total
+        if other.count:
+            self._buckets.update(other._buckets)
+            self._extend(other.count, other.total, other.least, other.most)
+
+    def _extend(self, count: int, total: float, least: float, most: float) -> None:
+        self.least = min(self.least, least) if self.count else least
+        self.most = max(self.most, most)
+        self.count += count
+        self.total += total
 
     @property
     def mean(self) -> float | None:
@@ -63,24 +63,29 @@ class Histogram:
         return self.total / self.count if self.count else None
 
     def percentile(self, percent: float) -> float | None:
-        """Return the time that this many percent do not exceed, or None of none.
+        """Return the shortest time that this many percent do not exceed, or None of none.
 
-        It is the time of rank ceil(percent / 100 * count), the least that may be called so; 0 gives the shortest.
+        It is the time of rank ceil(percent / 100 * count); of 100 times the 99th percentile is the last but one.
         """
         if not self.count:
             return None
-        # A product such as 99.9 / 100 * 1000 may come out above 999 by a rounding, and must not be taken for 1000.
-        rank = max(1, math.ceil(round(percent / 100 * self.count, 9)))
+        # A product such as 0.999 * 1000 may come out above 999 by a rounding, and must not be taken for 1000.
+        rank = max(1, math.ceil(round(percent / 100 * self.count, 6)))
         if rank >= self.count:
             return self.most
+        if rank == 1:
+            return self.least
         for index in sorted(self._buckets):
             rank -= self._buckets[index]
             if rank <= 0:
-                middle = math.exp((index + 0.5) / _PER_FOLD)
-                return min(max(middle, self.least), self.most)
+                return min(max(_edge(index + 0.5), self.least), self.most)
         raise AssertionError("the buckets hold all that was counted")
 
     def buckets(self) -> Iterator[tuple[float, int]]:
         """The upper edges and the counts of all buckets that are not empty, from the shortest times on."""
         for index in sorted(self._buckets):
-            yield math.exp((index + 1) / _PER_FOLD), self._buckets[index]
+            yield _edge(index + 1), self._buckets[index]
+
+
+def _edge(index: float) -> float:
+    return math.exp((index - _ZERO) / _PER_FOLD)

@@ -155,6 +155,11 @@ class ChildChannel(MessageChannel):
     _exited: trio.Event = attrs.field(factory=trio.Event, init=False)
     _leftovers: FdReceiver | None = attrs.field(default=None, init=False)
 
+    @property
+    def streams(self) -> tuple[trio.abc.ReceiveStream, trio.abc.SendStream]:
+        """The pipes from and to the child, for who reads and writes bytes in place of `receive` and `send`."""
+        return self._receiver, self._sender
+
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Write the batch to the child's standard input; see `MessageChannel.send`."""
         await self._messages.send(batch)

@@ -165,6 +165,10 @@ class FdSender(trio.abc.SendStream):
                 with view[sent:] as rest:
                     sent += self._write(rest)
 
+    def send_nowait(self, data: bytes | bytearray | memoryview) -> int:
+        """Write what the system takes now and return how many bytes that were. Raises what `send_all` does."""
+        return self._write(data)
+
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until a write would be taken, at least in part."""
         await trio.lowlevel.checkpoint_if_cancelled()

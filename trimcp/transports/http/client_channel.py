@@ -170,6 +170,11 @@ class HttpChannel(MessageChannel):
             self._events = EventRoad(self, self._nursery, server.timeouts.endpoint)
             self._nursery.start_soon(self._read_events, self._events)
 
+    @property
+    def speaks_sse(self) -> bool:
+        """Whether it was told, or has turned, to the HTTP+SSE of 2024-11-05."""
+        return self._events is not None
+
     # The channel
 
     async def send(self, batch: Sequence[Outgoing]) -> None:

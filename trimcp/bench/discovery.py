@@ -1,0 +1,110 @@
+"""Meeting the server once before the load, with a client that copes with every era: what it speaks, what it has."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.bench.plan import NUMBER, Plan, Request
+from trimcp.bench.report import WireName
+from trimcp.bench.shot import CLIENT, Shot, prepare
+from trimcp.client.client import Client
+from trimcp.client.facade import ClientSession
+from trimcp.errors import ConnectionLost, LocalError
+from trimcp.framing.headers import find_mirrors
+from trimcp.transports.child import StdioServer
+from trimcp.transports.targets import masked_url
+from trimcp.wire.revisions import Revision
+from trimcp.wire.tools import Tool
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.websocket_client import WebSocketServer
+
+__all__ = ["Found", "Target", "discover", "name_of"]
+
+Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
+
+_NAMED = 10
+
+
+@attrs.frozen
+class Found:
+    """What a server turned out to be.
+
+    Attributes:
+        transport: what carries the messages.
+        revision: what client and server agreed on.
+        name, version: what it calls itself.
+        shots: the requests of the plan, ready to be sent.
+    """
+
+    transport: WireName
+    revision: Revision
+    name: str | None
+    version: str | None
+    shots: tuple[Shot, ...]
+
+
+def name_of(target: Target) -> str:
+    """Return what to call a server, without what may be secret in its URL."""
+    return shlex.join(target.command) if isinstance(target, StdioServer) else masked_url(target.url)
+
+
+async def discover(target: Target, plan: Plan) -> Found:
+    """Connect to a server as any client does, look at what it has, and leave.
+
+    Raises:
+        McpError: it cannot be reached, or does not have what the plan calls; the text says what to do.
+    """
+    client = Client(CLIENT["name"], CLIENT["version"], probe_timeout=plan.patience)
+    with trio.move_on_after(3 * plan.patience):
+        if isinstance(target, StdioServer):
+            async with client.connect(target, revision=plan.revision) as session:
+                return await _look(session, plan, "stdio")
+        async with target.connect() as channel, client.connect(channel, revision=plan.revision) as session:
+            transport: WireName = "websocket" if target.url[:2].lower() == "ws" else "http"
+            if getattr(channel, "speaks_sse", False):
+                transport = "sse"
+            return await _look(session, plan, transport)
+    raise ConnectionLost(f"{name_of(target)} was not ready within {3 * plan.patience:g} seconds")
+
+
+async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Found:
+    called = {request.params["name"] for request in plan.mix if request.method == "tools/call"}
+    tools = {tool.name: tool for tool in await session.list_tools()} if called else {}
+    shots = []
+    for request in plan.mix:
+        tool = None
+        if request.method == "tools/call" and NUMBER not in request.label:
+            tool = _check_tool(request, tools)
+        mirrors = find_mirrors(tool.input_schema) if tool is not None else ()
+        http = transport == "http"
+        shots.append(prepare(request, session.revision, progress=plan.progress, http=http, mirrors=mirrors))
+    info = session.server_info
+    name, version = (None, None) if info is None else (info.name, info.version)
+    return Found(transport, session.revision, name, version, tuple(shots))
+
+
+def _check_tool(request: Request, tools: Mapping[str, Tool]) -> Tool:
+    """Return the tool that is called, or say what is wrong before ten thousand errors do."""
+    tool = tools.get(request.label)
+    if tool is None:
+        raise LocalError(f"the server has no tool {request.label!r:.60}; it has {_listed(list(tools))}")
+    schema: Any = tool.input_schema
+    arguments = request.params.get("arguments") or {}
+    missing = [name for name in schema.get("required") or () if name not in arguments]
+    if missing:
+        raise LocalError(f"the tool {request.label!r:.60} needs {_listed(missing)}")
+    return tool
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return "none"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"{name:.60}" for name in names[:_NAMED]) + more

@@ -1,0 +1,34 @@
+"""Which way of putting load on a server suits its target."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from trimcp.bench.discovery import Target
+from trimcp.bench.load import Load
+from trimcp.bench.mux import run_session
+from trimcp.bench.report import WireName
+from trimcp.transports.child import StdioServer
+
+__all__ = ["SessionRunner", "session_runner"]
+
+
+class SessionRunner(Protocol):
+    """What runs one session to the end of the measurement, whatever happens to it."""
+
+    def __call__(self, load: Load, *, task_status: trio.TaskStatus[None]) -> Awaitable[None]:
+        """Run it; it counts as started once it can be used, or the first attempt to open it has failed."""
+        ...
+
+
+def session_runner(target: Target, transport: WireName) -> SessionRunner:
+    """Return what runs sessions with this server. What only some transports need is imported here."""
+    if isinstance(target, StdioServer):
+        from trimcp.bench.stdio import stdio_opener
+
+        return partial(run_session, opener=stdio_opener(target))
+    raise NotImplementedError

@@ -1,0 +1,167 @@
+"""One request of the mix, prepared so that sending it is filling in two numbers; and what a right answer to it is.
+
+Knows messages and nothing of how they travel, except the headers in which the modern era repeats a request over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from trimcp.bench.plan import NUMBER, Request
+from trimcp.errors import LocalError
+from trimcp.framing.headers import Mirror, decode_value, param_headers, request_headers
+from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, RESULT_COMPLETE
+from trimcp.wire.jsonrpc import JSON, encode
+from trimcp.wire.methods import METHODS
+from trimcp.wire.revisions import Revision
+
+__all__ = ["CLIENT", "Shot", "cancellation", "prepare"]
+
+CLIENT: Final = {"name": "trimcp-bench", "version": "1"}
+"""How the load introduces itself to servers."""
+
+_MEMBER: Final = {
+    "tools/call": "content",
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "prompts/get": "messages",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+    "resources/read": "contents",
+    "completion/complete": "completion",
+}
+"""What a result has to have, by method."""
+
+Trouble = tuple[str, Any]
+"""What is wrong with an answer: its kind, and what it says for an example."""
+
+
+@attrs.define(eq=False)
+class Shot:
+    """One request of the mix.
+
+    Attributes:
+        request: what it was made from.
+        headers: the lines of its own it needs over HTTP, or b"".
+    """
+
+    request: Request
+    _body: bytes
+    _is_plain: bool
+    headers: bytes
+    _headers_vary: bool
+    _expect: str | None
+    _expect_varies: bool
+    _member: str | None
+
+    def render(self, id: int, number: int) -> bytes:
+        """Return the request's text with its id and the call's number filled in."""
+        if self._is_plain:
+            return self._body % id
+        return self._body % {b"i": id, b"n": number}
+
+    def render_headers(self, number: int) -> bytes:
+        """Return the header lines with the call's number filled in."""
+        return self.headers % {b"n": number} if self._headers_vary else self.headers
+
+    def trouble(self, message: Mapping[str, Any], number: int) -> Trouble | None:
+        """Return what is wrong with the answer to the call of this number, None if it is right."""
+        result = message.get("result")
+        if type(result) is not dict or "error" in message or message.get("jsonrpc") != "2.0":
+            return _refusal(message)
+        if result.get("isError", False) is not False:
+            return "tool error", _first_text(self._member, result) or result
+        if result.get("resultType", RESULT_COMPLETE) != RESULT_COMPLETE:
+            return "no result but a question", result
+        if self._expect is None:
+            if self._member is not None and self._member not in result:
+                return f"no {self._member} in the result", result
+            return None
+        text = _first_text(self._member, result)
+        if text is None:
+            return "no text", result
+        expected = self._expect.replace(NUMBER, str(number)) if self._expect_varies else self._expect
+        return None if text == expected else ("wrong text", text)
+
+
+def _refusal(message: Mapping[str, Any]) -> Trouble:
+    error = message.get("error")
+    if isinstance(error, dict) and type(error.get("code")) is int and "result" not in message:
+        return f"error {error['code']}", error.get("message")
+    return "no JSON-RPC", dict(message)
+
+
+def _first_text(member: str | None, result: Mapping[str, Any]) -> str | None:
+    """Return the first text of a result, wherever its method has it."""
+    try:
+        first = result[member or ""][0]
+        text = first["content"]["text"] if member == "messages" else first["text"]
+    except (LookupError, TypeError):
+        return None
+    return text if isinstance(text, str) else None
+
+
+def prepare(
+    request: Request, revision: Revision, *, progress: bool, http: bool, mirrors: tuple[Mirror, ...] = ()
+) -> Shot:
+    """Return a request ready to be sent many times.
+
+    Args:
+        progress: ask for progress.
+        http: it travels over Streamable HTTP.
+        mirrors: the arguments that its tool wants repeated in headers.
+
+    Raises:
+        LocalError: it cannot be sent this way.
+    """
+    params = dict(request.params)
+    meta: dict[str, JSON] = dict(params.pop("_meta", None) or {})
+    if revision.modern:
+        meta |= {META_PROTOCOL_VERSION: revision.name, META_CLIENT_INFO: CLIENT, META_CLIENT_CAPABILITIES: {}}
+    text = b'{"jsonrpc":"2.0","id":%%(i)d,"method":%b' % _format(encode(request.method))
+    if params or meta or progress:
+        members = _format(encode(params))[1:-1]
+        if meta or progress:
+            known = _format(encode(meta))[1:-1]
+            token = b'"progressToken":%(i)d' if progress else b""
+            members += b',"_meta":{%b}' % b",".join(filter(None, (known, token)))
+        text += b',"params":{%b}' % members.removeprefix(b",")
+    text += b"}"
+    is_plain = text.count(b"%(") == 1
+    lines = _header_lines(request, revision, mirrors) if http else b""
+    return Shot(
+        request=request,
+        body=text.replace(b"%(i)d", b"%d") if is_plain else text,
+        is_plain=is_plain,
+        headers=lines if b"%(n)d" in lines else lines.replace(b"%%", b"%"),
+        headers_vary=b"%(n)d" in lines,
+        expect=request.expect,
+        expect_varies=request.expect is not None and NUMBER in request.expect,
+        member=_MEMBER.get(request.method),
+    )
+
+
+def _format(text: bytes) -> bytes:
+    """Turn JSON into what the operator % fills the call's number into; `{n}` can stand in its strings only."""
+    return text.replace(b"%", b"%%").replace(NUMBER.encode(), b"%(n)d")
+
+
+def _header_lines(request: Request, revision: Revision, mirrors: tuple[Mirror, ...]) -> bytes:
+    if not revision.method_headers:
+        return b""
+    method = METHODS.get(request.method)
+    named = None if method is None or method.mirrored is None else request.params.get(method.mirrored)
+    headers = request_headers(revision.name, request.method, named if isinstance(named, str) else None)
+    headers |= param_headers(mirrors, request.params.get("arguments") or {})
+    for name, value in headers.items():
+        if NUMBER in decode_value(value) and NUMBER not in value:
+            raise LocalError(f"{NUMBER} cannot stand in {name}, which travels in base64")
+    return _format("".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode())
+
+
+def cancellation(id: int) -> bytes:
+    """Return the notification that a call was given up."""
+    return b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}' % id

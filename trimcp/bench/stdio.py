@@ -1,0 +1,111 @@
+"""Load on a server that is started as a child process: lines through its pipes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.bench.load import Load
+from trimcp.bench.mux import Opener, Road
+from trimcp.bench.tally import Tally
+from trimcp.transports.child import ChildChannel, StdioServer
+from trimcp.transports.descriptors import READ_SIZE, FdSender
+
+__all__ = ["LineRoad", "stdio_opener"]
+
+_REAPED: Final = 0.2
+
+
+@attrs.define(eq=False)
+class LineRoad:
+    """Messages as lines over two byte streams. A line may be longer than `max_message` by what one read brings."""
+
+    _receiver: trio.abc.ReceiveStream
+    _sender: trio.abc.SendStream
+    _tally: Tally
+    _max_message: int
+    _channel: ChildChannel | None = None
+    _pieces: list[bytes] = attrs.field(init=False, factory=list)
+    _held: int = attrs.field(init=False, default=0)
+    _outgoing: list[bytes] = attrs.field(init=False, factory=list)
+    _is_writing: bool = attrs.field(init=False, default=False)
+    _more: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _why: str | None = attrs.field(init=False, default=None)
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Write the messages, as many as the pipe takes; see `Road.send`."""
+        data = b"\n".join((*messages, b""))
+        self._tally.bytes_out += len(data)
+        if not self._is_writing and isinstance(self._sender, FdSender):
+            try:
+                sent = self._sender.send_nowait(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                sent = 0  # `run` meets it too
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._is_writing = True
+        self._outgoing.append(data)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Write what the pipe did not take; see `Road.run`."""
+        while True:
+            await self._more.wait()
+            self._more = trio.Event()
+            while self._outgoing:
+                data, self._outgoing = b"".join(self._outgoing), []
+                await self._sender.send_all(data)
+            self._is_writing = False
+
+    async def receive(self) -> Sequence[bytes]:
+        """Return the lines that one read completes; see `Road.receive`."""
+        chunk = bytes(await self._receiver.receive_some(READ_SIZE))
+        if not chunk:
+            raise trio.EndOfChannel("the server closed its output")
+        self._tally.bytes_in += len(chunk)
+        lines = chunk.split(b"\n")
+        if self._pieces:
+            # Joined once, for a message of megabytes comes in many pieces.
+            self._pieces.append(lines[0])
+            if len(lines) == 1:
+                self._held += len(chunk)
+                if self._held > self._max_message:
+                    self._why = f"the server sent a message larger than {self._max_message:,} bytes"
+                    raise trio.BrokenResourceError(self._why)
+                return ()
+            lines[0] = b"".join(self._pieces)
+            self._pieces.clear()
+        rest = lines.pop()
+        if rest:
+            self._pieces.append(rest)
+            self._held = len(rest)
+        return [line for line in lines if line and not line.isspace()]
+
+    async def epitaph(self) -> str:
+        """Say how the connection ended; see `Road.epitaph`."""
+        if self._why is not None:
+            return self._why
+        if self._channel is None:
+            return "the server closed the connection"
+        # A process closes its pipes a moment before it can be waited for, and then it is known how it ended.
+        with trio.move_on_after(_REAPED):
+            await self._channel.process.wait()
+        return self._channel.obituary()
+
+
+def stdio_opener(server: StdioServer) -> Opener:
+    """Return what starts the server anew for each session."""
+
+    @asynccontextmanager
+    async def opened(load: Load) -> AsyncIterator[Road]:
+        async with server.connect() as channel:
+            load.pids.add(channel.process.pid)
+            receiver, sender = channel.streams
+            yield LineRoad(receiver, sender, load.tally, server.max_message, channel)
+
+    return opened

@@ -1,0 +1,192 @@
+"""What is counted, and when: right answers with their times, everything else by kind, in total and by the second.
+
+Sans-I/O: whoever calls says what time it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import attrs
+
+from trimcp.bench.histogram import Histogram
+from trimcp.bench.report import Failures, Second
+
+__all__ = ["LATE", "Glimpse", "Tally"]
+
+LATE: Final = 0.010
+"""Seconds after which a call of an open loop has not begun in time."""
+
+_KEPT: Final = 4096  # times, before they go into their bucket
+_KINDS: Final = 40
+_LONGEST: Final = 200
+_STEP: Final = 0.5
+
+
+@attrs.define(eq=False)
+class Glimpse:
+    """What came in since somebody last looked."""
+
+    times: Histogram = attrs.field(factory=Histogram)
+    progress: int = 0
+
+
+@attrs.define(eq=False)
+class Tally:
+    """The counts of one measurement.
+
+    Right answers, cancellations and progress count from `begin` to `end`, failures always: one in the warm-up is no
+    less wrong.
+
+    Attributes:
+        calls: right answers.
+        failed: failures; `errors` has them by kind.
+        progress, cancelled, timed_out, late: as in `Report`.
+        answers: replies of any kind, progress included, in that time.
+        bytes_in, bytes_out: since the very beginning; `begin` and `end` note where they stood.
+        latency: the times of right answers, those after the end included.
+        after: how many of those came after the end.
+        last: when the last of them came.
+    """
+
+    calls: int = 0
+    failed: int = 0
+    progress: int = 0
+    answers: int = 0
+    cancelled: int = 0
+    timed_out: int = 0
+    late: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    after: int = 0
+    last: float = 0.0
+    errors: dict[str, Failures] = attrs.field(factory=dict)
+    latency: Histogram = attrs.field(factory=Histogram)
+    mean: float = 0.0
+    """Seconds that an answer took lately, 0 before the first: an exponentially weighted mean."""
+    began: float = math.inf
+    ended: float = math.inf
+    _times: list[float] = attrs.field(init=False, factory=list)
+    _glimpse: Glimpse = attrs.field(init=False, factory=Glimpse)
+    _second: Histogram = attrs.field(init=False, factory=Histogram)
+    _second_failed: int = attrs.field(init=False, default=0)
+    _seconds: list[Second] = attrs.field(init=False, factory=list)
+    _next: float = attrs.field(init=False, default=math.inf)
+
+    @property
+    def counting(self) -> bool:
+        """Whether the measurement has begun and not ended."""
+        return self.began < math.inf and self.ended == math.inf
+
+    def begin(self, now: float) -> None:
+        """Count from now on."""
+        self._glimpse = Glimpse()
+        self.began = now
+        self._next = now + 1.0
+
+    def end(self, now: float) -> None:
+        """Count no more; what is answered later only adds to `latency`."""
+        self._catch_up(now)
+        self._flush()
+        if not self._seconds or now - self.began - len(self._seconds) >= _STEP:
+            self._close_second()
+        else:  # the end comes a little late, and that is no second of its own
+            last = self._seconds[-1]
+            calls, errors = last.calls + self._second.count, last.errors + self._second_failed
+            self._seconds[-1] = attrs.evolve(last, calls=calls, errors=errors)
+        self.ended = now
+        self._next = math.inf
+
+    # What happens to calls
+
+    def right(self, seconds: float, now: float) -> None:
+        """A call was answered rightly, so many seconds after it should have begun."""
+        self.mean += (seconds - self.mean) * (0.05 if self.mean else 1.0)
+        if now < self.began:
+            return
+        if self.ended < math.inf:
+            self.latency.add([seconds])
+            self.after += 1
+            self.last = now
+            return
+        if now >= self._next:
+            self._catch_up(now)
+        self.calls += 1
+        self.answers += 1
+        times = self._times
+        times.append(seconds)
+        if len(times) >= _KEPT:
+            self._flush()
+
+    def wrong(self, kind: str, example: Any, now: float) -> None:
+        """Something failed; the first example of each kind is kept, made safe to show."""
+        if now >= self._next:
+            self._catch_up(now)
+        self.failed += 1
+        if self.counting:
+            self.answers += 1
+            self._second_failed += 1
+        kind = _shown(kind, 60)
+        if kind not in self.errors and len(self.errors) >= _KINDS:
+            kind = "other"
+        if kind in self.errors:
+            self.errors[kind].count += 1
+        else:
+            self.errors[kind] = Failures(1, _shown(example, _LONGEST))
+
+    def reported(self, count: int) -> None:
+        """So many notifications of progress came."""
+        if self.counting:
+            self.progress += count
+            self.answers += count
+            self._glimpse.progress += count
+
+    def given_up(self, *, timeout: bool) -> None:
+        """A call was given up, for its timeout or because the plan wants some to be."""
+        if not self.counting:
+            return
+        if timeout:
+            self.timed_out += 1
+        else:
+            self.cancelled += 1
+
+    # What is seen of it
+
+    def glimpse(self, now: float) -> Glimpse:
+        """Return what came in since the last time this was asked."""
+        self._catch_up(now)
+        self._flush()
+        taken, self._glimpse = self._glimpse, Glimpse()
+        return taken
+
+    @property
+    def over_time(self) -> tuple[Second, ...]:
+        """The seconds that are over."""
+        return tuple(self._seconds)
+
+    def _flush(self) -> None:
+        times, self._times = self._times, []
+        self._second.add(times)
+        self.latency.add(times)
+        self._glimpse.times.add(times)
+
+    def _catch_up(self, now: float) -> None:
+        """Close the seconds that are over by now."""
+        while now >= self._next:
+            self._flush()
+            self._close_second()
+            self._next += 1.0
+
+    def _close_second(self) -> None:
+        times = self._second
+        p50, p99 = times.percentile(50), times.percentile(99)
+        self._seconds.append(Second(len(self._seconds), times.count, self._second_failed, p50, p99))
+        self._second, self._second_failed = Histogram(), 0
+
+
+def _shown(text: Any, longest: int) -> str:
+    """Return text on one line, cut, without anything a terminal would obey."""
+    text = text if isinstance(text, str) else repr(text)
+    cut = text[: longest - 1] + "…" if len(text) > longest else text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
