@@ -55,7 +55,7 @@ async def measure(
     for pid in plan.pids:
         if not Processes([[pid]]).cpu():
             raise LocalError(f"there is no process {pid} whose cost could be read here")
-    stop = stop or trio.Event()
+    stop = trio.Event() if stop is None else stop
     found = await _discover(target, plan, stop)
     tally = Tally()
     supply = Supply(plan, found.shots, tally)
