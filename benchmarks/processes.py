@@ -1,12 +1,44 @@
-"""What other processes cost, as the kernel counts it (Linux)."""
+"""What other processes cost, as the kernel counts it (Linux), and on which core they run."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "descriptors", "pin", "resident_bytes"]
+__all__ = [
+    "CORES",
+    "LOAD_CORE",
+    "SERVER_CORE",
+    "cpu_seconds",
+    "descriptors",
+    "kept_on",
+    "on_core",
+    "pin",
+    "resident_bytes",
+]
+
+# Before anybody keeps this process, too, on one of them.
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, LOAD_CORE = 0, 1
+
+
+def on_core(core: int) -> list[str]:
+    """Return what keeps a command on one core, where there are two to choose from."""
+    return ["taskset", "-c", str(CORES[core])] if len(CORES) > 1 else []
+
+
+@contextmanager
+def kept_on(core: int) -> Iterator[None]:
+    """Keep this process on one core, where there are two to choose from, as long as the block runs."""
+    if len(CORES) > 1:
+        os.sched_setaffinity(0, {CORES[core]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, CORES)
 
 
 def pin(process: int, core: int) -> None:
