@@ -26,6 +26,7 @@ from trimcp.transports.http.h1listener import serve_http1
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.listening import tls_context
 from trimcp.transports.http.model import Response
+from trimcp.transports.http.wires import SocketWire
 
 HELLO = b'{"hello": 1}'
 
@@ -166,6 +167,36 @@ async def test_a_slow_reader_disturbs_nobody_and_goes_on_when_it_reads() -> None
         assert await slow.chunk() == b""
         await slow.stream.aclose()
         await other.stream.aclose()
+
+
+async def test_a_burst_costs_few_system_calls_and_leaves_the_connection_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[int] = []
+    try_write = SocketWire.try_write
+
+    def counted(self: SocketWire, data: bytes | bytearray) -> int:
+        writes.append(len(data))
+        return try_write(self, data)
+
+    monkeypatch.setattr(SocketWire, "try_write", counted)
+    face = DummyFace()
+    async with serving(face) as (url,):
+        client = await connect(url)
+        for _ in range(3):
+            await client.request("POST", "/wait", body=HELLO)
+            await until(lambda: face.handlers)
+            writes.clear()
+            reply = face.handlers.pop().reply
+            reply.start(Response(200, (), b"first"))
+            for number in range(1_000):
+                reply.write(b"%d" % number)
+            reply.finish(b"last")
+            await client.head()
+            pieces = [chunk async for chunk in client.chunks()]
+            assert pieces == [b"first", *(b"%d" % number for number in range(1_000)), b"last"]
+            assert len(writes) < 30
+        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert len(face.ended) == 4
+        await client.stream.aclose()
 
 
 async def test_a_reader_that_takes_nothing_is_reset() -> None:

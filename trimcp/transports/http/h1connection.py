@@ -131,7 +131,7 @@ class Connection:
         """Go on, or tell the handler that it may."""
         reply = self._reply
         if reply is None:
-            self._wake()
+            self._parked.unpark_all()
         elif reply.ended:
             self._replied()
         elif reply.handler is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -73,11 +73,9 @@ class H1Reply:
         length = len(response.body)
         head = self._begin(owner, response, "" if response.status in _BODILESS else f"Content-Length: {length}\r\n")
         self.ended = True
-        if self._bodiless:
-            owner.writer.write(head)
-        else:
-            self.sent = length
-            _write_together(owner.writer, head, response.body)
+        self.sent = 0 if self._bodiless else length
+        for piece in _gathered(head, b"" if self._bodiless else response.body, b""):
+            owner.writer.write(piece)
         owner.finished()
 
     def start(self, response: Response) -> None:
@@ -87,12 +85,14 @@ class H1Reply:
             return
         self._chunked = not self.request.http10 and response.status not in _BODILESS
         head = self._begin(owner, response, "Transfer-Encoding: chunked\r\n" if self._chunked else "")
-        self._write_piece(owner.writer, head, response.body, b"")
+        for piece in self._framed(head, response.body, b""):
+            owner.writer.gather(piece)
 
     def write(self, data: bytes) -> None:
-        """Send more of the body, at once if the socket takes it."""
-        if self._owner is not None and self.status and not self.ended:
-            self._write_piece(self._owner.writer, b"", data, b"")
+        """Send more of the body: at once, or with what else comes in this turn of Trio's loop."""
+        if self._owner is not None and self.status and data and not self.ended:
+            for piece in self._framed(b"", data, b""):
+                self._owner.writer.gather(piece)
 
     def finish(self, data: bytes = b"") -> None:
         """Send the rest of the body and end the response."""
@@ -100,7 +100,9 @@ class H1Reply:
         if owner is None or not self.status or self.ended:
             return
         self.ended = True
-        self._write_piece(owner.writer, b"", data, b"0\r\n\r\n" if self._chunked else b"")
+        end = b"0\r\n\r\n" if self._chunked and not self._bodiless else b""
+        for piece in self._framed(b"", data, end):
+            owner.writer.write(piece)
         owner.finished()
 
     def abort(self) -> None:
@@ -146,15 +148,14 @@ class H1Reply:
             log.exception("the headers of a response with status %d cannot be sent", response.status)
             return encode_head(response.status, (), framing)
 
-    def _write_piece(self, writer: Writer, before: bytes, data: bytes, after: bytes) -> None:
-        if self._bodiless:
-            data = after = b""
-        if data:
-            self.sent += len(data)
-            if self._chunked:
-                before += b"%x\r\n" % len(data)
-                after = b"\r\n" + after
-        _write_together(writer, before, data, after)
+    def _framed(self, before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
+        """Return what is written for a piece of a body whose length was not known, and what stands around it."""
+        if self._bodiless or not data:
+            return _gathered(before, b"", after)
+        self.sent += len(data)
+        if self._chunked:
+            before, after = b"%b%x\r\n" % (before, len(data)), b"\r\n" + after
+        return _gathered(before, data, after)
 
 
 def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
@@ -180,12 +181,8 @@ def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -
     return f"{status_line}{_date[1]}{text}{framing}\r\n".encode("latin-1")
 
 
-def _write_together(writer: Writer, *parts: bytes) -> None:
-    if sum(map(len, parts)) <= _GATHERED:
-        data = b"".join(parts)
-        if data:
-            writer.write(data)
-        return
-    for part in parts:
-        if part:
-            writer.write(part)
+def _gathered(before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
+    """Return them as one piece, or as they are if that would be to copy much."""
+    if len(data) <= _GATHERED:
+        return (b"%b%b%b" % (before, data, after),)
+    return (before, data, after)

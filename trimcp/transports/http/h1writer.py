@@ -1,22 +1,27 @@
 """The writing side of a connection: at once if the socket takes it, else by a task that lives while it refuses.
 
+What is said in a burst leaves together: a system call for each of a thousand events would cost more than the events.
 Knows bytes and no HTTP. Nothing here bounds what waits: whoever writes much looks at `waiting` and waits for `room`.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+import math
+from typing import Final, Protocol
 
 import trio
 
-from trimcp.transports.http.deadlines import Deadline, Deadlines
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.wires import Wire
 
 __all__ = ["Writer", "WriterOwner"]
 
 log: logging.Logger = logging.getLogger("trimcp.http")
+
+_BURST: Final = 0.001  # seconds after a piece that left at once in which others are gathered
+_GATHERED: Final = 64 * 1024  # bytes for which to wait longer saves nothing
 
 
 class WriterOwner(Protocol):
@@ -46,7 +51,7 @@ class Writer:
 
     __slots__ = (
         *("_deadlines", "_limits", "_nursery", "_owner", "_pending", "_room", "_scope", "_wire"),
-        *("broken", "undelivered"),
+        *("_began", "_followed", "_refused", "broken", "undelivered"),
     )
 
     def __init__(
@@ -60,6 +65,9 @@ class Writer:
         self._pending = bytearray()
         self._scope: trio.CancelScope | None = None
         self._room: trio.lowlevel.ParkingLot | None = None
+        self._began = -math.inf  # when the burst did, on Trio's clock
+        self._followed = False  # whether a task will look after what waits
+        self._refused = False  # whether the wire did: only that task writes now
         self.broken: bool = False
         self.undelivered: int = 0
 
@@ -70,19 +78,37 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         """Write at once what the wire takes, and let the rest wait. Never blocks, and raises nothing."""
+        if self._pending and not self._refused:
+            if len(data) < _GATHERED:
+                self._pending += data
+                self._flush()
+                return
+            self._flush()
         if self._pending:
             self._pending += data
-            return
-        if self.broken:
-            return
-        try:
-            taken = self._wire.try_write(data)
-        except trio.BrokenResourceError:
-            self.give_up()
-            return
-        if taken < len(data):
-            self._pending += memoryview(data)[taken:]
-            self._nursery.start_soon(self._drain)
+        elif data and not self.broken:
+            taken = self._try(data)
+            if taken < len(data) and not self.broken:
+                self._pending += memoryview(data)[taken:]
+                self._refused = True
+                self._follow()
+
+    def gather(self, data: bytes) -> None:
+        """Write what more may follow soon: in one write with what else comes in this turn of Trio's loop.
+
+        What comes alone leaves at once, and nothing waits for time to pass: it leaves when the turn ends, or, from
+        somebody who does not let it end, with what is gathered a millisecond later.
+        """
+        if self._refused or len(data) >= _GATHERED:
+            self.write(data)
+        elif data and not self.broken:
+            self._pending += data
+            now = trio.current_time()
+            if now - self._began >= _BURST or len(self._pending) >= _GATHERED:
+                self._began = now
+                self._flush()
+            else:
+                self._follow()
 
     async def room(self) -> None:
         """Wait until little enough waits, or nothing can be written any more."""
@@ -110,12 +136,41 @@ class Writer:
         self._owner = None
         self.give_up()
 
-    async def _drain(self) -> None:
-        stall = self._deadlines.new(self.give_up)
+    def _try(self, data: bytes | bytearray) -> int:
+        """Return how much of it the wire took: everything, less, or nothing if it is broken."""
         try:
-            with trio.CancelScope() as self._scope:
-                await self._write_pending(stall)
-            self._scope = None  # for `drained` may write again
+            return self._wire.try_write(data)
+        except trio.BrokenResourceError:
+            self.give_up()
+            return 0
+
+    def _flush(self) -> None:
+        """Write what was gathered."""
+        self._taken(self._try(self._pending))
+        if self._pending:
+            self._refused = True
+            self._follow()
+
+    def _taken(self, size: int) -> None:
+        del self._pending[:size]
+        if self._room is not None and len(self._pending) <= self._limits.low_water:
+            self._room.unpark_all()
+
+    def _follow(self) -> None:
+        if not self._followed:
+            self._followed = True
+            self._nursery.start_soon(self._drain)
+
+    async def _drain(self) -> None:
+        """Write what was gathered before this task had its turn, and what the wire refuses, as it takes it."""
+        try:
+            if self._pending and not self._refused:
+                self._flush()
+            if self._pending:
+                with trio.CancelScope() as self._scope:
+                    await self._write_pending()
+                self._scope = None
+            self._followed = self._refused = False  # first, for `drained` may write again
             if not self.broken and self._owner is not None:
                 self._owner.drained()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -123,14 +178,13 @@ class Writer:
         except Exception:
             log.exception("writing a response crashed")
             self.give_up()
+
+    async def _write_pending(self) -> None:
+        pending = self._pending
+        stall = self._deadlines.new(self.give_up)
+        try:
+            while pending:
+                stall.set(self._limits.stall_timeout)
+                self._taken(await self._wire.write_some(pending))
         finally:
             stall.close()
-
-    async def _write_pending(self, stall: Deadline) -> None:
-        pending = self._pending
-        while pending:
-            stall.set(self._limits.stall_timeout)
-            taken = await self._wire.write_some(pending)
-            del pending[:taken]
-            if self._room is not None and len(pending) <= self._limits.low_water:
-                self._room.unpark_all()

@@ -29,7 +29,7 @@ class Wire(Protocol):
     def wake(self) -> None:
         """Let the `read` under way return None; no effect if there is none."""
 
-    def try_write(self, data: bytes) -> int:
+    def try_write(self, data: bytes | bytearray) -> int:
         """Write what is taken at once and return how much that was.
 
         Raises:
