@@ -5,6 +5,8 @@ Arguments after `--` go to the tool a session runs: `nox -s tests -- tests/wire 
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +117,20 @@ def bench_sessions(session: nox.Session) -> None:
     """Measure a thousand sessions with open streams beside the official SDK."""
     session.install(".[cli]", *OFFICIAL_SDK)
     session.run("python", "benchmarks/sessions.py", *session.posargs)
+
+
+@nox.session(name="bench-check")
+def bench_check(session: nox.Session) -> None:
+    """Count what calls cost, and fail if one costs a tenth more than it did: benchmarks/baseline.json."""
+    baselines = json.loads(Path("benchmarks/baseline.json").read_text("utf-8"))
+    baseline = baselines.get(f"{sys.version_info.major}.{sys.version_info.minor}", {})
+    # The versions it was made with, so that a red session means that we changed.
+    pins = [f"{name}=={version}" for name, version in baseline.get("versions", {}).items() if name != "python"]
+    if "--newest" in session.posargs:
+        pins = ["--upgrade", "--upgrade-strategy", "eager"]
+    session.install(".", *pins)
+    with timed(session):
+        session.run("python", "benchmarks/check.py", *session.posargs)
 
 
 @nox.session

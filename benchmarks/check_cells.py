@@ -1,0 +1,630 @@
+"""The fixed work that `check.py` counts, one cell for each road a call can take.
+
+Everything runs in one process, over pipes and Unix sockets, by a clock that stands still and a scheduler without
+dice, so that the same code always does the same. Only public names are used: a cell outlives what it measures. Who is
+not measured speaks MCP here by hand, and checks every reply.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import attrs
+import orjson
+import trio
+import trio.testing
+
+import trimcp
+from trimcp.transports.descriptors import FdReceiver, FdSender
+from trimcp.transports.stream import StreamChannel
+
+__all__ = ["CELLS", "Cell", "run"]
+
+LEGACY = "2025-11-25"
+MODERN = "2026-07-28"
+OLDEST = "2024-11-05"
+_UNDER_WAY = 64
+_META = "io.modelcontextprotocol/"
+_ENVELOPE = {
+    f"{_META}protocolVersion": MODERN,
+    f"{_META}clientInfo": {"name": "check", "version": "1"},
+    f"{_META}clientCapabilities": {},
+}
+
+Work: TypeAlias = Callable[[], Awaitable[None]]
+
+
+@attrs.frozen
+class Cell:
+    """Some work that can be repeated.
+
+    Attributes:
+        count: how many operations one run of the work is.
+        open: prepares it, yields it, and takes everything down.
+    """
+
+    count: int
+    open: Callable[[], AbstractAsyncContextManager[Work]]
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """Run in Trio without what differs from run to run: time, and the order in which tasks take their turn."""
+    trio._core._run._r = SimpleNamespace(random=float)  # type: ignore[attr-defined] # 0.0: the oldest task first
+    trio.run(main, clock=trio.testing.MockClock())
+
+
+# The server
+
+
+def make_server(tools: int = 0) -> trimcp.Server[None]:
+    """Return the server of all cells, with so many more tools that do nothing."""
+    server = trimcp.Server("check", version="1.0")
+
+    @server.tool
+    async def echo(text: str) -> str:
+        """Return the text."""
+        return text
+
+    @server.tool
+    async def stream(n: int, *, ctx: trimcp.Context) -> str:
+        """Report every number on the way."""
+        for number in range(1, n + 1):
+            await ctx.report_progress(number, n)
+        return "done"
+
+    @server.tool
+    async def wait() -> str:
+        """Wait until somebody cancels it."""
+        await trio.sleep_forever()
+        raise AssertionError("nobody wakes it")
+
+    async def nothing(text: str, number: int = 1) -> str:
+        """Do nothing, at some length."""
+        return text
+
+    for number in range(tools):
+        server.add_tool(nothing, name=f"tool_{number}")
+    return server
+
+
+# Words
+
+_ids = count(1)
+
+
+def request(revision: str, method: str, params: dict[str, Any], **meta: Any) -> tuple[int, bytes]:
+    """Return a request's id, and the request."""
+    id = next(_ids)
+    meta = {**(_ENVELOPE if revision == MODERN else {}), **meta}
+    params = {**params, "_meta": meta} if meta else params
+    return id, orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+
+def echo(revision: str, text: str = "") -> tuple[int, str, bytes]:
+    """Return a call's id, the text it has to return, and the request."""
+    text = text or "hello number"
+    id, data = request(revision, "tools/call", {"name": "echo", "arguments": {"text": text}})
+    return id, text, data
+
+
+def initialize(revision: str) -> tuple[int, bytes]:
+    """Return the request that opens a legacy session."""
+    client = {"name": "check", "version": "1"}
+    return request(revision, "initialize", {"protocolVersion": revision, "capabilities": {}, "clientInfo": client})
+
+
+INITIALIZED = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+
+def check(reply: bytes, wanted: dict[int, str]) -> None:
+    """Check the reply to one of the calls that are wanted, which then is not any more."""
+    message = orjson.loads(reply)
+    text = wanted.pop(message["id"])
+    if message["result"]["content"] != [{"type": "text", "text": text}]:
+        raise AssertionError(f"wanted {text[:100]!r}, got {reply[:1000]!r}")
+
+
+# Bytes
+
+
+class Peer:
+    """The far end of a pipe or socket, with as little of Trio as will do."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._buffer = bytearray()
+        for fd in {reader, writer}:
+            os.set_blocking(fd, False)
+
+    async def send(self, data: bytes) -> None:
+        """Write all of it."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._writer, view) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._writer)
+
+    async def until(self, mark: bytes) -> bytes:
+        """Read up to a mark, and return what was before it."""
+        while (at := self._buffer.find(mark)) < 0:
+            await self._more()
+        return self._take(at, len(mark))
+
+    async def exactly(self, size: int) -> bytes:
+        """Read so many bytes."""
+        while len(self._buffer) < size:
+            await self._more()
+        return self._take(size, 0)
+
+    async def lines(self) -> list[bytes]:
+        """Read, and return all whole lines that are there then."""
+        while b"\n" not in self._buffer:
+            await self._more()
+        *lines, rest = bytes(self._buffer).split(b"\n")
+        self._buffer[:] = rest
+        return lines
+
+    def close(self) -> None:
+        """Close it."""
+        for fd in {self._reader, self._writer}:
+            os.close(fd)
+
+    def _take(self, size: int, more: int) -> bytes:
+        taken = bytes(self._buffer[:size])
+        del self._buffer[: size + more]
+        return taken
+
+    async def _more(self) -> None:
+        await trio.lowlevel.wait_readable(self._reader)
+        data = os.read(self._reader, 1 << 16)
+        if not data:
+            raise EOFError(f"the other side has closed, after {bytes(self._buffer)!r}")
+        self._buffer += data
+
+
+# Lines over pipes
+
+
+@contextmanager
+def standard_pipes() -> Iterator[Peer]:
+    """Make this process's standard input and output pipes, and yield their other ends."""
+    saved = os.dup(0), os.dup(1)
+    (reader, far_writer), (far_reader, writer) = os.pipe(), os.pipe()
+    for fd, stands_for in ((reader, 0), (writer, 1)):
+        os.dup2(fd, stands_for)
+        os.close(fd)
+    peer = Peer(far_reader, far_writer)
+    try:
+        yield peer
+    finally:
+        peer.close()
+        for stands_for, fd in enumerate(saved):
+            os.dup2(fd, stands_for)
+            os.close(fd)
+
+
+@asynccontextmanager
+async def over_stdio(revision: str, tools: int = 0) -> AsyncIterator[Peer]:
+    """Serve over pipes, as `run_stdio` does, and yield a client that has been greeted."""
+    with standard_pipes() as peer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trimcp.serve_stdio, make_server(tools))
+            if revision != MODERN:
+                await peer.send(initialize(revision)[1] + b"\n")
+                assert b'"protocolVersion"' in await peer.until(b"\n")
+                await peer.send(INITIALIZED + b"\n")
+            yield peer
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def calls_over_stdio(
+    revision: str, number: int, under_way: int = _UNDER_WAY, text: str = ""
+) -> AsyncIterator[Work]:
+    async with over_stdio(revision) as peer:
+
+        async def work() -> None:
+            for _ in range(number // under_way):
+                calls = [echo(revision, text) for _ in range(under_way)]
+                wanted = {id: text for id, text, _ in calls}
+                await peer.send(b"".join(data + b"\n" for _, _, data in calls))
+                while wanted:
+                    for line in await peer.lines():
+                        check(line, wanted)
+
+        yield work
+
+
+@asynccontextmanager
+async def progress_over_stdio(revision: str, number: int) -> AsyncIterator[Work]:
+    async with over_stdio(revision) as peer:
+
+        async def work() -> None:
+            id, data = request(
+                revision, "tools/call", {"name": "stream", "arguments": {"n": number}}, progressToken="check"
+            )
+            await peer.send(data + b"\n")
+            wanted = {id: "done"}
+            seen = 0
+            while wanted:
+                for line in await peer.lines():
+                    if b'"notifications/progress"' in line:
+                        seen += 1
+                        assert orjson.loads(line)["params"]["progress"] == seen
+                    else:
+                        check(line, wanted)
+            assert seen == number
+
+        yield work
+
+
+@asynccontextmanager
+async def cancelled_over_stdio(revision: str, number: int) -> AsyncIterator[Work]:
+    async with over_stdio(revision) as peer:
+
+        async def work() -> None:
+            for _ in range(number // _UNDER_WAY):
+                calls = [request(revision, "tools/call", {"name": "wait", "arguments": {}}) for _ in range(_UNDER_WAY)]
+                await peer.send(b"".join(data + b"\n" for _, data in calls))
+                cancel = [{"requestId": id, **({"_meta": _ENVELOPE} if revision == MODERN else {})} for id, _ in calls]
+                method = "notifications/cancelled"
+                notes = [orjson.dumps({"jsonrpc": "2.0", "method": method, "params": each}) for each in cancel]
+                # A call behind them, whose answer comes when they have been dealt with.
+                id, text, data = echo(revision)
+                await peer.send(b"".join(line + b"\n" for line in (*notes, data)))
+                check(await peer.until(b"\n"), {id: text})
+
+        yield work
+
+
+@asynccontextmanager
+async def list_over_stdio(revision: str, number: int, tools: int) -> AsyncIterator[Work]:
+    async with over_stdio(revision, tools) as peer:
+
+        async def work() -> None:
+            for _ in range(number):
+                id, data = request(revision, "tools/list", {})
+                await peer.send(data + b"\n")
+                message = orjson.loads(await peer.until(b"\n"))
+                assert message["id"] == id
+                assert len(message["result"]["tools"]) >= tools
+
+        yield work
+
+
+# HTTP
+
+
+@attrs.frozen
+class Http:
+    """One connection to an HTTP server, and what each request says."""
+
+    peer: Peer
+    revision: str
+    session: str = ""
+
+    async def post(
+        self, data: bytes, *, method: str = "", name: str = "", path: str = "/mcp"
+    ) -> tuple[str, list[bytes]]:
+        """POST a message; returns the session named in the response, and the messages in it."""
+        headers = "Accept: application/json, text/event-stream\r\nContent-Type: application/json\r\n"
+        if self.revision == MODERN:
+            headers += f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: {method}\r\n"
+            headers += f"Mcp-Name: {name}\r\n" if name else ""
+        await self.send("POST", path, f"{headers}Content-Length: {len(data)}\r\n", data)
+        head = await self.head()
+        session = head.get("mcp-session-id", "")
+        if head.get("transfer-encoding") == "chunked":
+            body = b"".join([chunk async for chunk in self.chunks()])
+        else:
+            body = await self.peer.exactly(int(head.get("content-length", 0)))
+        if head.get("content-type", "").startswith("text/event-stream"):
+            return session, [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]
+        return session, [body] if body else []
+
+    async def send(self, verb: str, path: str, headers: str, data: bytes = b"") -> None:
+        """Send a request."""
+        if self.session:
+            headers += f"Mcp-Session-Id: {self.session}\r\nMCP-Protocol-Version: {self.revision}\r\n"
+        await self.peer.send(f"{verb} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode() + data)
+
+    async def head(self) -> dict[str, str]:
+        """Read the head of a response, which has to be a good one."""
+        first, *lines = (await self.peer.until(b"\r\n\r\n")).decode().split("\r\n")
+        if first[9:12] not in ("200", "202", "204"):
+            raise AssertionError(f"{first}: {await self.peer.exactly(1)!r}...")
+        return {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Read the chunks of a body."""
+        while size := int(await self.peer.until(b"\r\n"), 16):
+            yield await self.peer.exactly(size)
+            await self.peer.exactly(2)
+        await self.peer.exactly(2)
+
+
+@asynccontextmanager
+async def listening(tools: int = 0, **settings: Any) -> AsyncIterator[str]:
+    """Serve over HTTP, and yield the path of a Unix socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        async with trio.open_nursery() as nursery:
+            serve = partial(
+                trimcp.serve_http, make_server(tools), uds=path, settings=trimcp.HttpSettings(**settings), grace=0
+            )
+            await nursery.start(serve)
+            yield path
+            nursery.cancel_scope.cancel()
+
+
+def dial(path: str) -> Peer:
+    """Connect to a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        fd = sock.detach()
+    return Peer(fd, fd)
+
+
+@asynccontextmanager
+async def over_http(revision: str, tools: int = 0, **settings: Any) -> AsyncIterator[Http]:
+    """Serve over HTTP, and yield a connection, with its session in the legacy era."""
+    async with listening(tools, **settings) as path:
+        http = Http(dial(path), revision)
+        if revision != MODERN:
+            http = await opened(http)
+        yield http
+        http.peer.close()
+
+
+async def opened(http: Http) -> Http:
+    """Open a legacy session on a connection."""
+    session, [reply] = await http.post(initialize(http.revision)[1])
+    assert b'"protocolVersion"' in reply
+    http = attrs.evolve(http, session=session)
+    await http.post(INITIALIZED)
+    return http
+
+
+@asynccontextmanager
+async def calls_over_http(revision: str, number: int, text: str = "", **settings: Any) -> AsyncIterator[Work]:
+    async with over_http(revision, **settings) as http:
+
+        async def work() -> None:
+            for _ in range(number):
+                id, wanted, data = echo(revision, text)
+                _, [reply] = await http.post(data, method="tools/call", name="echo")
+                check(reply, {id: wanted})
+
+        yield work
+
+
+@asynccontextmanager
+async def progress_over_http(revision: str, number: int) -> AsyncIterator[Work]:
+    async with over_http(revision) as http:
+
+        async def work() -> None:
+            id, data = request(
+                revision, "tools/call", {"name": "stream", "arguments": {"n": number}}, progressToken="check"
+            )
+            _, [*reports, reply] = await http.post(data, method="tools/call", name="stream")
+            assert [orjson.loads(each)["params"]["progress"] for each in reports] == list(range(1, number + 1))
+            check(reply, {id: "done"})
+
+        yield work
+
+
+@asynccontextmanager
+async def list_over_http(revision: str, number: int, tools: int) -> AsyncIterator[Work]:
+    async with over_http(revision, tools) as http:
+
+        async def work() -> None:
+            for _ in range(number):
+                _, data = request(revision, "tools/list", {})
+                _, [reply] = await http.post(data, method="tools/list")
+                assert len(orjson.loads(reply)["result"]["tools"]) >= tools
+
+        yield work
+
+
+@asynccontextmanager
+async def sessions_over_http(revision: str, number: int) -> AsyncIterator[Work]:
+    """Sessions that are opened, listened to, used once and deleted."""
+    async with listening() as path:
+        connection = Http(dial(path), revision)
+
+        async def work() -> None:
+            for _ in range(number):
+                http = await opened(connection)
+                stream = attrs.evolve(http, peer=dial(path))
+                await stream.send("GET", "/mcp", "Accept: text/event-stream\r\n")
+                await stream.head()
+                id, text, data = echo(revision)
+                _, [reply] = await http.post(data)
+                check(reply, {id: text})
+                await http.send("DELETE", "/mcp", "")
+                await connection.peer.exactly(int((await connection.head()).get("content-length", 0)))
+                assert not [chunk async for chunk in stream.chunks() if b"data: {" in chunk]
+                stream.peer.close()
+            await trio.testing.wait_all_tasks_blocked()
+
+        yield work
+        connection.peer.close()
+
+
+@asynccontextmanager
+async def calls_over_sse(number: int) -> AsyncIterator[Work]:
+    """HTTP+SSE of 2024-11-05."""
+    async with listening() as path:
+        http, stream = Http(dial(path), OLDEST), Http(dial(path), OLDEST)
+        await stream.send("GET", "/sse", "Accept: text/event-stream\r\n")
+        await stream.head()
+        chunks = stream.chunks()
+        place = (await anext(chunks)).split(b"data: ")[1].split()[0].decode()
+
+        async def ask(data: bytes) -> bytes:
+            await http.post(data, path=place)
+            event = await anext(chunks)
+            return event.partition(b"data: ")[2].rstrip()
+
+        assert b'"protocolVersion"' in await ask(initialize(OLDEST)[1])
+        await http.post(INITIALIZED, path=place)
+
+        async def work() -> None:
+            for _ in range(number):
+                id, text, data = echo(OLDEST)
+                check(await ask(data), {id: text})
+
+        yield work
+        await chunks.aclose()
+        http.peer.close()
+        stream.peer.close()
+
+
+# WebSocket
+
+
+@asynccontextmanager
+async def calls_over_websocket(revision: str, number: int) -> AsyncIterator[Work]:
+    async with listening() as path:
+        peer = dial(path)
+        headers = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        headers += f"Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Protocol: mcp\r\n"
+        await peer.send(f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+        assert (await peer.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+        if revision != MODERN:
+            await peer.send(frame(initialize(revision)[1]))
+            assert b'"protocolVersion"' in await message(peer)
+            await peer.send(frame(INITIALIZED))
+
+        async def work() -> None:
+            for _ in range(number // _UNDER_WAY):
+                calls = [echo(revision) for _ in range(_UNDER_WAY)]
+                wanted = {id: text for id, text, _ in calls}
+                await peer.send(b"".join(frame(data) for _, _, data in calls))
+                while wanted:
+                    check(await message(peer), wanted)
+
+        yield work
+        peer.close()
+
+
+def frame(data: bytes) -> bytes:
+    """Return a client's text message, masked with zeros (RFC 6455, section 5.2)."""
+    size = len(data)
+    length = bytes((0x80 | size,)) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return b"\x81" + length + bytes(4) + data
+
+
+async def message(peer: Peer) -> bytes:
+    """Read a server's text message."""
+    first, size = await peer.exactly(2)
+    assert first == 0x81
+    return await peer.exactly(size if size < 126 else int.from_bytes(await peer.exactly(2), "big"))
+
+
+# Clients
+
+
+async def call(session: trimcp.ClientSession, number: int, under_way: int) -> None:
+    """Call `echo` so often."""
+
+    async def caller() -> None:
+        for _ in range(number // under_way):
+            result = await session.call_tool("echo", {"text": "hello number"})
+            assert result.content == [trimcp.Text("hello number")]
+
+    if under_way == 1:
+        await caller()
+        return
+    async with trio.open_nursery() as nursery:
+        for _ in range(under_way):
+            nursery.start_soon(caller)
+
+
+@asynccontextmanager
+async def calls_in_memory(number: int, under_way: int) -> AsyncIterator[Work]:
+    async with trimcp.Client("check").connect(trimcp.in_process(make_server())) as session:
+        yield partial(call, session, number, under_way)
+
+
+@asynccontextmanager
+async def calls_by_http_client(revision: str, number: int) -> AsyncIterator[Work]:
+    async with listening() as path:
+        target = trimcp.http("http://localhost/mcp", uds=path)
+        async with trimcp.Client("check").connect(target, revision=revision) as session:
+            yield partial(call, session, number, 1)
+
+
+@asynccontextmanager
+async def calls_by_client(revision: str, number: int) -> AsyncIterator[Work]:
+    """A client over pipes, with a server that has an answer ready for everything."""
+    (reader, far_writer), (far_reader, writer) = os.pipe(), os.pipe()
+    peer = Peer(far_reader, far_writer)
+    channel = StreamChannel(FdReceiver(reader), FdSender(writer))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_answer, peer)
+        async with trimcp.Client("check").connect(channel, revision=revision) as session:
+            yield partial(call, session, number, _UNDER_WAY)
+    peer.close()
+
+
+async def _answer(peer: Peer) -> None:
+    info = {"name": "script", "version": "1"}
+    capabilities = {"capabilities": {"tools": {}}}
+    results: dict[str, dict[str, Any]] = {
+        "initialize": {"protocolVersion": LEGACY, "serverInfo": info, **capabilities},
+        "server/discover": {"supportedVersions": [MODERN], "serverInfo": info, **capabilities},
+        "tools/list": {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]},
+        "tools/call": {"content": [{"type": "text", "text": "hello number"}]},
+    }
+    cached = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
+    while True:
+        replies = []
+        try:
+            lines = await peer.lines()
+        except EOFError:  # the client is done
+            return
+        for line in lines:
+            asked = orjson.loads(line)
+            if "id" in asked:
+                result = {**results[asked["method"]], **(cached if "_meta" in asked["params"] else {})}
+                replies.append(orjson.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}))
+        await peer.send(b"".join(reply + b"\n" for reply in replies))
+
+
+_LARGE = "x" * 100_000
+
+CELLS: dict[str, Cell] = {
+    "stdio, 2025-11-25": Cell(256, partial(calls_over_stdio, LEGACY, 256)),
+    "stdio, 2026-07-28": Cell(256, partial(calls_over_stdio, MODERN, 256)),
+    "stdio, progress": Cell(256, partial(progress_over_stdio, MODERN, 256)),
+    "stdio, cancelled": Cell(128, partial(cancelled_over_stdio, LEGACY, 128)),
+    "stdio, 100 KB": Cell(8, partial(calls_over_stdio, LEGACY, 8, 1, _LARGE)),
+    "stdio, list of 1,000 tools": Cell(8, partial(list_over_stdio, MODERN, 8, 1_000)),
+    "HTTP 2025-11-25, JSON": Cell(128, partial(calls_over_http, LEGACY, 128)),
+    "HTTP 2026-07-28, JSON": Cell(128, partial(calls_over_http, MODERN, 128)),
+    "HTTP 2025-11-25, SSE": Cell(128, partial(calls_over_http, LEGACY, 128, reply="sse")),
+    "HTTP 2026-07-28, SSE": Cell(128, partial(calls_over_http, MODERN, 128, reply="sse")),
+    "HTTP 2025-11-25, progress": Cell(256, partial(progress_over_http, LEGACY, 256)),
+    "HTTP 2026-07-28, progress": Cell(256, partial(progress_over_http, MODERN, 256)),
+    "HTTP 2026-07-28, 100 KB": Cell(8, partial(calls_over_http, MODERN, 8, _LARGE)),
+    "HTTP 2026-07-28, list of 1,000 tools": Cell(8, partial(list_over_http, MODERN, 8, 1_000)),
+    "HTTP 2025-11-25, a session": Cell(32, partial(sessions_over_http, LEGACY, 32)),
+    "HTTP+SSE": Cell(128, partial(calls_over_sse, 128)),
+    "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256)),
+    "in memory, one under way": Cell(128, partial(calls_in_memory, 128, 1)),
+    "in memory, 64 under way": Cell(256, partial(calls_in_memory, 256, _UNDER_WAY)),
+    "client over pipes, 2025-11-25": Cell(256, partial(calls_by_client, LEGACY, 256)),
+    "client over pipes, 2026-07-28": Cell(256, partial(calls_by_client, MODERN, 256)),
+    "client and server over HTTP": Cell(32, partial(calls_by_http_client, MODERN, 32)),
+}

@@ -1,0 +1,90 @@
+"""Measures cells of `check.py` in this process, and writes what was counted as JSON: `check_measure.py FILE CELL...`.
+
+A process of its own, so that its standard streams are free and its hash seed is the same every time. Instead of
+counting it can just do the work, `--repeat TIMES`, for a profiler that looks from outside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import json
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+from check_cells import CELLS, Cell, Work, run
+from check_count import BYTECODES, CALLS, Counter, place_of
+
+_STUCK = 120
+_SHOWN = 5
+
+
+def main() -> None:
+    """Run as a program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("cells", nargs="+", choices=list(CELLS), metavar="cell")
+    parser.add_argument("--repeat", type=int)
+    options = parser.parse_args()
+    faulthandler.dump_traceback_later(_STUCK, exit=True)
+    gc.disable()
+    measured: dict[str, Any] = {}
+    for name in options.cells:
+        cell = CELLS[name]
+
+        async def measure(cell: Cell = cell, name: str = name) -> None:
+            async with cell.open() as work:
+                for _ in range(options.repeat or 0):
+                    await work()
+                if options.repeat is None:
+                    measured[name] = await _measured(cell, work)
+
+        run(measure)
+        gc.collect()
+    options.file.write_text(json.dumps(measured), "utf-8")
+
+
+async def _measured(cell: Cell, work: Work) -> dict[str, Any]:
+    for _ in range(2):  # what is made at the first use, and what is then kept, has been made
+        await work()
+    functions = {}
+    for what in (BYTECODES, CALLS):
+        gc.collect()
+        counter = Counter(what)
+        counter.start()
+        await work()
+        counter.stop()
+        functions[what] = counter.functions()
+    return {"count": cell.count, "functions": functions, "memory": await _memory(work)}
+
+
+async def _memory(work: Work) -> dict[str, Any]:
+    """Count what the work holds at its worst, what it leaves to the garbage collector, and what stays."""
+    gc.collect()
+    tracemalloc.start()
+    await work()
+    gc.collect()
+    before = tracemalloc.take_snapshot()
+    held, _ = tracemalloc.get_traced_memory()
+    blocks = sys.getallocatedblocks()
+    tracemalloc.reset_peak()
+    await work()
+    _, peak = tracemalloc.get_traced_memory()
+    garbage = gc.collect()
+    kept = sys.getallocatedblocks() - blocks
+    after = tracemalloc.take_snapshot()
+    tracemalloc.stop()
+    lines = sorted(after.compare_to(before, "lineno"), key=lambda line: -line.count_diff)
+    places = [
+        (f"{place[1]}:{line.traceback[0].lineno}", line.count_diff)
+        for line in lines
+        if line.count_diff > 0 and (place := place_of(line.traceback[0].filename)) is not None
+    ]
+    return {"peak": peak - held, "garbage": garbage, "kept": kept, "places": places[:_SHOWN]}
+
+
+if __name__ == "__main__":
+    main()
