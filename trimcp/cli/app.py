@@ -7,20 +7,20 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final, TypeVar, get_args
 
 import click
 
+from trimcp.cli.bench_options import BENCH_EXIT_CODES, BenchOptions, bench_options
 from trimcp.cli.conversation import Body, Options, converse, own_version
 from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, TOOL_ERROR, USAGE, Failure
-from trimcp.cli.inspecting import describe, offer_json, take_stock
+from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
 from trimcp.cli.loading import load_server, trace_of
 from trimcp.cli.options import network_options, read_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, read_headers
-from trimcp.cli.text import as_json, describe_content, describe_resource, one_line
+from trimcp.cli.text import as_json, describe_content, describe_resource
 from trimcp.cli.values import ValueProblem, parse_arguments
 from trimcp.client.facade import ClientSession
 from trimcp.run import run_stdio
@@ -36,7 +36,6 @@ __all__ = ["app"]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_NAMES_SHOWN: Final = 20
 _WORDS: Final = "trimcp.words"
 
 
@@ -205,7 +204,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, r
     whole = None if text is None else _read_json(text, arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        listed = _find_tool(await session.list_tools(), tool)
+        listed = find_tool(await session.list_tools(), tool)
         given = whole if whole is not None else _read_words(listed, arguments, target)
         async with session.calling(tool, given) as call:
             async for step in call.progress:
@@ -228,19 +227,6 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, r
 
 def _show_error(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _find_tool(tools: list[Tool], name: str) -> Tool:
-    names = [tool.name for tool in tools]
-    if name in names:
-        return tools[names.index(name)]
-    near = get_close_matches(name, names, n=3)
-    known = near or names[:_NAMES_SHOWN]
-    listed = ", ".join(map(one_line, known)) or "none"
-    if near:
-        raise Failure(f"the server has no tool {name!r}; did you mean {listed}?", USAGE)
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    raise Failure(f"the server has no tool {name!r}; it has {listed}{more}", USAGE)
 
 
 def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, Any]:
@@ -317,6 +303,29 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], raw: bool, **opti
         return 0
 
     _finish(target, options, body)
+
+
+@app.command(cls=_Command, epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES)
+@click.argument("target")
+@bench_options
+def bench(target: str, **options: Any) -> None:
+    """Put load on TARGET, check every answer, and tell how many there were, how long they took and what they cost.
+
+    TARGET may be any MCP server, in any language. Calls begin when earlier ones are answered, --under-way at a time in
+    each of the --sessions; or with --rate at fixed times, and then a call's time counts from when it should have begun.
+    Ctrl-C ends it and shows what was measured; a second one ends at once.
+
+    \b
+    Examples:
+      trimcp bench server.py --tool echo -a text='hello {n}' --expect 'hello {n}' --under-way 16
+      trimcp bench https://mcp.example/mcp --bearer TOKEN --tool search -a query=tea --rate 50 --seconds 60
+      trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 100 --pid 4242 --plot load.svg
+      trimcp bench server.py --script mix.toml --under-way 8 --cancel 0.1 --json figures.json
+      trimcp bench server.py --tool echo -a text=x --compare 'node build/index.js' --plot both.png
+    """
+    from trimcp.cli.bench_run import run_bench
+
+    sys.exit(run_bench(target, BenchOptions(**options)))
 
 
 @app.command(cls=_Command)

@@ -26,7 +26,7 @@ from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 from trimcp.wire.logs import LoggingLevel
 
-__all__ = ["Body", "Options", "Stop", "converse", "own_version", "trace_to"]
+__all__ = ["Body", "Options", "Stop", "converse", "own_version", "signals", "trace_to"]
 
 _SILENCE: Final = 5.0
 
@@ -106,7 +106,7 @@ async def _converse(server: Target, options: Options, body: Body, screen: Screen
             await session.set_log_level(options.log_level)
         code = await body(session, screen)
 
-    with _signals(screen) as stop:
+    with signals(screen) as stop:
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
         try:
             with stop.guarding(deadline) as connecting:
@@ -172,9 +172,11 @@ class Stop:
 
     Attributes:
         signal: the first signal that came, or None.
+        came: set when it does.
     """
 
     signal: int | None = None
+    came: trio.Event = attrs.field(factory=trio.Event)
     _scopes: list[trio.CancelScope] = attrs.field(factory=list)
 
     @contextmanager
@@ -190,12 +192,13 @@ class Stop:
     def cancel(self, number: int) -> None:
         """Cancel what runs, because of this signal."""
         self.signal = number
+        self.came.set()
         for scope in self._scopes[-1:]:
             scope.cancel(reason="interrupted by the user")
 
 
 @contextmanager
-def _signals(screen: Screen) -> Iterator[Stop]:
+def signals(screen: Screen) -> Iterator[Stop]:
     """Yield what the first SIGINT or SIGTERM cancels; the second ends the process, even with a frozen loop."""
     stop = Stop()
     token = trio.lowlevel.current_trio_token()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
 
 import attrs
 
+from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.text import clean, one_line
 from trimcp.client.facade import ClientSession
 from trimcp.wire.converter import converter_for
@@ -14,7 +16,9 @@ from trimcp.wire.prompts import Prompt
 from trimcp.wire.resources import Resource, ResourceTemplate
 from trimcp.wire.tools import Tool
 
-__all__ = ["Offer", "describe", "offer_json", "take_stock"]
+__all__ = ["Offer", "describe", "find_tool", "name_tools", "offer_json", "take_stock"]
+
+_NAMES_SHOWN: Final = 20
 
 _HINTS = (
     ("read_only_hint", "reads only"),
@@ -154,3 +158,25 @@ def _prompt(prompt: Prompt) -> Iterator[tuple[str, str]]:
         note = " (required)" if argument.required is True else ""
         about = f": {one_line(argument.description)}" if argument.description else ""
         yield f"      {one_line(argument.name)}{note}{about}", ""
+
+
+def find_tool(tools: Sequence[Tool], name: str) -> Tool:
+    """Return the tool of that name.
+
+    Raises:
+        Failure: there is none; the text says which there are.
+    """
+    names = [tool.name for tool in tools]
+    if name in names:
+        return tools[names.index(name)]
+    near = get_close_matches(name, names, n=3)
+    if near:
+        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(one_line, near))}?", USAGE)
+    raise Failure(f"the server has no tool {name!r}; it has {name_tools(tools)}", USAGE)
+
+
+def name_tools(tools: Sequence[Tool]) -> str:
+    """Return the names of tools for a sentence, of many only the first."""
+    names = [one_line(tool.name) for tool in tools]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return (", ".join(names[:_NAMES_SHOWN]) or "none") + more

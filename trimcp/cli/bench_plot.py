@@ -1,0 +1,299 @@
+"""What `trimcp bench --plot` draws: how long calls took, and how rate and latency went. It measures nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trimcp.bench.histogram import Histogram
+from trimcp.bench.report import Report, Second
+from trimcp.cli.bench_table import PERCENTILES, milliseconds
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.text import one_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+__all__ = ["Curve", "check_plot", "draw"]
+
+_FORMATS: Final = (".svg", ".png")
+_COLOURS: Final = ("#2b5c8a", "#c4622d")
+_LEFT: Final = 0.1
+_RIGHT: Final = 0.975
+_WRONG: Final = "#b3261e"
+_INK: Final = "#2f3437"
+_FAINT: Final = "#8a9196"
+_GRID: Final = "#e3e6e8"
+_BARS: Final = 90
+_LEAST_GAP: Final = 0.115  # of the axis' width, between the middles of two labels
+_FOLDS: Final = 100  # how many buckets of a histogram a factor of e has
+_LEAST_SECOND: Final = 0.25  # of the last one, to be drawn as a rate
+_UNDATED: Final = {".svg": {"Date": None}, ".png": {"Software": None}}
+# Any, for the names older versions of matplotlib know are not the literals that newer ones type.
+_STYLE: Final[Any] = {
+    "svg.fonttype": "none",  # letters stay letters: they can be searched, and read aloud
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"],
+    "font.size": 9,
+    "text.parse_math": False,  # a $ in a command line begins no formula
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "legend.frameon": False,
+}
+
+
+@attrs.frozen
+class Curve:
+    """One of the servers in the plot.
+
+    Attributes:
+        name: what the legend calls it.
+        rounds: what was measured, in the order in which it was.
+    """
+
+    name: str
+    rounds: Sequence[Report]
+
+
+def check_plot(file: str) -> None:
+    """See that a plot could be drawn, before anything is measured for it.
+
+    Raises:
+        Failure: the format is not known, the folder is not there, or matplotlib is not installed.
+    """
+    path = Path(file)
+    if path.suffix.lower() not in _FORMATS:
+        raise Failure(f"--plot draws {' or '.join(_FORMATS)} files; {file!r:.200} has another ending", USAGE)
+    if not path.absolute().parent.is_dir():
+        raise Failure(f"--plot cannot write {file}: there is no folder {path.parent}", USAGE)
+    try:
+        import matplotlib as _  # noqa: F401
+    except ModuleNotFoundError:
+        raise Failure('--plot needs matplotlib, which is not installed: pip install "trimcp[plot]"', USAGE) from None
+
+
+def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None:
+    """Write a plot of one or two servers to a file.
+
+    Args:
+        file: its ending says the format.
+        title: what was measured.
+        curves: of each server.
+        note: under which conditions, where the names of the curves do not say.
+
+    Raises:
+        Failure: it cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(8.2, 6.0), layout=None)
+        wide, left, right = _panels(figure)
+        figure.text(_LEFT, 0.965, one_line(title, 90), fontsize=13, fontweight="bold", va="top")
+        figure.text(_RIGHT, 0.957, one_line(note, 90), fontsize=8, color=_FAINT, ha="right", va="top")
+        for row, (curve, colour) in enumerate(zip(curves, _COLOURS, strict=False)):
+            shade = colour if len(curves) > 1 else _FAINT
+            figure.text(_LEFT, 0.92 - 0.033 * row, one_line(curve.name, 130), fontsize=9, color=shade, va="top")
+        _draw_latencies(wide, curves)
+        if any(len(curve.rounds) > 1 for curve in curves):
+            _draw_rounds(left, right, curves)
+        else:
+            _draw_course(left, right, curves[0])
+        try:
+            figure.savefig(file, dpi=160, facecolor="white", metadata=_UNDATED[Path(file).suffix.lower()])
+        except OSError as error:
+            raise Failure(f"cannot write {file}: {error.strerror}", USAGE) from None
+
+
+def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:
+    upper = figure.add_gridspec(1, 1, left=_LEFT, right=_RIGHT, bottom=0.53, top=0.795)
+    lower = figure.add_gridspec(1, 2, left=_LEFT, right=_RIGHT, bottom=0.085, top=0.375, wspace=0.22)
+    return figure.add_subplot(upper[0]), figure.add_subplot(lower[0]), figure.add_subplot(lower[1])
+
+
+# How long calls took
+
+
+def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
+    histograms = [_merged(curve.rounds) for curve in curves]
+    edges = _edges(histograms)
+    axes.set_xlabel("time from call to answer (ms, logarithmic)")
+    axes.set_ylabel("share of calls (%)")
+    axes.grid(visible=False)
+    if not edges:
+        axes.text(0.5, 0.5, "no call was answered", transform=axes.transAxes, ha="center", color=_FAINT)
+        return
+    axes.set_xscale("log")
+    axes.set_xlim(edges[0], edges[-1])
+    _number_log(axes.xaxis)
+    # The upper labels first: their lines go behind the lower ones.
+    for row, histogram, colour in reversed(
+        list(zip(range(len(curves)), histograms, _COLOURS[: len(curves)], strict=True))
+    ):
+        shares = _shares(histogram, edges)
+        axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
+        axes.stairs(shares, edges, color=colour, linewidth=1.1)
+        _mark(axes, histogram, colour, row)
+    axes.set_ylim(bottom=0)
+
+
+def _number_log(axis: Axis) -> None:
+    """Write plain numbers along a logarithmic axis, also where it spans less than a power of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    steps = (1.0,) if high > 2_000 * low else (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=20))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _merged(rounds: Sequence[Report]) -> Histogram:
+    whole = Histogram()
+    for report in rounds:
+        whole.merge(report.latency)
+    return whole
+
+
+def _edges(histograms: Sequence[Histogram]) -> list[float]:
+    """Return the edges of bars, in milliseconds, for all that was measured: each holds as many whole buckets."""
+    indexes = [_index(upper) for histogram in histograms for upper, _ in histogram.buckets()]
+    if not indexes:
+        return []
+    low, high = min(indexes) - 1, max(indexes)
+    each = max(1, math.ceil((high - low) / _BARS))
+    low -= each
+    return [1e3 * math.exp(index / _FOLDS) for index in range(low, high + 2 * each, each)]
+
+
+def _index(upper: float) -> int:
+    return round(math.log(upper) * _FOLDS)
+
+
+def _shares(histogram: Histogram, edges: Sequence[float]) -> list[float]:
+    low, each = _index(edges[0] / 1e3), _index(edges[1] / 1e3) - _index(edges[0] / 1e3)
+    shares = [0.0] * (len(edges) - 1)
+    for upper, count in histogram.buckets():
+        shares[(_index(upper) - 1 - low) // each] += 100 * count / histogram.count
+    return shares
+
+
+def _mark(axes: Axes, histogram: Histogram, colour: str, row: int) -> None:
+    """Draw a line for each percentile, with its value above the axes; labels that would touch move to the right."""
+    low, high = (math.log(limit) for limit in axes.get_xlim())
+    percentiles = {f"p{each:g}": 1e3 * (histogram.percentile(each) or 0) for each in PERCENTILES if histogram.count}
+    spots = [(math.log(value) - low) / (high - low) for value in percentiles.values()]
+    places = _apart(spots, _LEAST_GAP)
+    for (name, value), place in zip(percentiles.items(), places, strict=True):
+        axes.axvline(value, color=colour, linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
+        axes.annotate(
+            f"{name} {milliseconds(value / 1e3)}",
+            xy=(value, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(place, 1.05 + 0.1 * row),
+            textcoords="axes fraction",
+            ha="center",
+            va="bottom",
+            fontsize=8,
+            color=colour,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},  # lines to labels above go behind
+            zorder=5 - row,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 0},
+        )
+
+
+def _apart(spots: Sequence[float], gap: float) -> list[float]:
+    """Return where labels go that belong at `spots`: in that order, within 0 and 1, at least `gap` between two."""
+    places: list[float] = []
+    for spot in spots:
+        places.append(max(spot, places[-1] + gap if places else gap / 2))
+    limit = 1 - gap / 2
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], limit)
+        limit = places[index] - gap
+    return places
+
+
+# How it went
+
+
+def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
+    """Draw one measurement second by second."""
+    from matplotlib.ticker import MaxNLocator
+
+    report = curve.rounds[0]
+    seconds = [each for each in report.over_time if report.seconds - each.second >= _LEAST_SECOND]
+    whole = [min(1.0, report.seconds - each.second) for each in seconds]
+    middles = [each.second + length / 2 for each, length in zip(seconds, whole, strict=True)]
+    marker = "o" if len(seconds) < 6 else ""
+    style: dict[str, Any] = {"linewidth": 1.5, "marker": marker, "markersize": 4}
+    answered = [each.calls / length for each, length in zip(seconds, whole, strict=True)]
+    rates.plot(middles, answered, color=_COLOURS[0], **style)
+    wrong = [(middle, each) for middle, each in zip(middles, seconds, strict=True) if each.errors]
+    if wrong:
+        at = [middle for middle, _ in wrong]
+        rates.plot(at, [0] * len(at), "x", color=_WRONG, markersize=6, clip_on=False, label="with errors")
+        rates.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1)
+    for name, shade, value in (("p99", _COLOURS[1], _p99), ("p50", _COLOURS[0], _p50)):
+        times.plot(middles, [value(each) for each in seconds], color=shade, label=name, **style)
+    for axes in (rates, times):
+        axes.set_xlabel("seconds since the start")
+        axes.set_xlim(0, max(report.seconds, 0.1))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=report.seconds > 3))
+    _finish_panels(rates, times)
+
+
+def _p50(second: Second) -> float:
+    return math.nan if second.p50 is None else 1e3 * second.p50
+
+
+def _p99(second: Second) -> float:
+    return math.nan if second.p99 is None else 1e3 * second.p99
+
+
+def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
+    """Draw what alternated, round by round."""
+    for curve, colour in zip(curves, _COLOURS, strict=False):
+        numbers = range(1, len(curve.rounds) + 1)
+        rates.plot(numbers, [each.per_second for each in curve.rounds], "-o", color=colour, linewidth=1.2, markersize=4)
+        for percent, line in ((50, "-"), (99, ":")):
+            values = [1e3 * (each.latency.percentile(percent) or math.nan) for each in curve.rounds]
+            times.plot(numbers, values, f"{line}o", color=colour, linewidth=1.2, markersize=4)
+    for percent, line in ((50, "-"), (99, ":")):
+        times.plot([], [], line, color=_INK, linewidth=1.2, label=f"p{percent}")
+    for axes in (rates, times):
+        axes.set_xlabel("round")
+        axes.set_xticks(range(1, max(len(curve.rounds) for curve in curves) + 1))
+    _finish_panels(rates, times)
+
+
+def _finish_panels(rates: Axes, times: Axes) -> None:
+    rates.set_title("calls answered per second", loc="left", fontsize=9, fontweight="bold")
+    rates.set_ylabel("calls/s")
+    rates.set_ylim(bottom=0)
+    rates.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
+    times.set_title("time of a call", loc="left", fontsize=9, fontweight="bold")
+    times.set_ylabel("ms (logarithmic)")
+    times.set_yscale("log")
+    low, high = (float(limit) for limit in times.get_ylim())
+    times.set_ylim(min(low, high / 4) / 1.3, high * 1.3)
+    _number_log(times.yaxis)
+    times.legend(loc="lower right", ncols=2, bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1.4)

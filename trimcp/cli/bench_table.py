@@ -1,0 +1,188 @@
+"""What `trimcp bench` says in the end, as lines of text with their style. It prints nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from trimcp.bench.plan import Plan
+from trimcp.bench.report import Report
+from trimcp.cli.text import one_line
+
+__all__ = [
+    "PERCENTILES",
+    "Line",
+    "describe_report",
+    "headline",
+    "milliseconds",
+    "per_second",
+    "setting",
+    "three",
+    "what",
+]
+
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
+"""Which are shown."""
+
+Line: TypeAlias = tuple[str, str]
+"""A line of text and its style."""
+
+_NAMES: Final = 12
+_COLUMN: Final = 9
+_EXAMPLE: Final = 160
+_MEBI: Final = 1024 * 1024
+
+
+def describe_report(report: Report) -> Iterator[Line]:
+    """Yield all that was measured, in the order in which it is asked for: how much, how fast, at what cost."""
+    yield headline(report), "bold"
+    yield f"  {setting(report)}", "dim"
+    yield "", ""
+    yield _row("calls", f"{report.calls:,} answered rightly, {per_second(report.per_second)} per second"), ""
+    yield from _errors(report)
+    if report.cancelled or report.timed_out:
+        yield _row("given up", f"{report.cancelled:,} cancelled, {report.timed_out:,} timed out"), ""
+    if report.plan.rate is not None:
+        yield from _punctuality(report)
+    yield "", ""
+    yield from _latencies(report)
+    yield "", ""
+    if report.plan.progress or report.progress:
+        rate = report.progress / report.seconds if report.seconds else 0.0
+        yield _row("progress", f"{report.progress:,} notifications, {per_second(rate)} per second"), ""
+    yield _row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
+    yield _cost(report)
+    yield from _generator(report)
+
+
+def headline(report: Report, *, calls: bool = True) -> str:
+    """Return what was measured in a few words: calls (or not), server, wire, revision."""
+    parts = [what(report.plan)] if calls else []
+    return " · ".join([*parts, _server(report), _wire(report), report.revision])
+
+
+def what(plan: Plan) -> str:
+    """Return what was called."""
+    names = list(dict.fromkeys(one_line(request.label, 40) for request in plan.mix))
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _server(report: Report) -> str:
+    if report.server_name is None:
+        return one_line(report.target, 60)
+    return one_line(f"{report.server_name} {report.server_version or ''}".strip(), 60)
+
+
+def _wire(report: Report) -> str:
+    names = {"stdio": "stdio", "http": "Streamable HTTP", "sse": "HTTP+SSE", "websocket": "WebSocket"}
+    replies = {"json": ", JSON replies", "sse": ", SSE replies", "mixed": ", JSON and SSE replies"}
+    return names[report.transport] + replies.get(report.reply or "", "")
+
+
+def setting(report: Report) -> str:
+    """Return under which conditions it was measured."""
+    plan = report.plan
+    parts = [_count(plan.sessions, "session")]
+    if plan.rate is None:
+        each = " each" if plan.sessions > 1 else ""
+        parts.append(f"{_count(plan.places, 'call')} under way{each}")
+    else:
+        parts.append(f"{per_second(plan.rate)} calls begun per second ({plan.spacing})")
+    if plan.think:
+        parts.append(f"{milliseconds(plan.think)} to think")
+    warm_up = f" after {plan.warm_up:g} s of warm-up" if plan.warm_up else ""
+    if plan.warm_up_count:
+        warm_up = f" after {_count(plan.warm_up_count, 'call')} of warm-up"
+    parts.append(f"{three(report.seconds)} s{warm_up}")
+    if report.interrupted:
+        parts.append("interrupted")
+    return ", ".join(parts)
+
+
+def _errors(report: Report) -> Iterator[Line]:
+    if not report.errors:
+        yield _row("errors", "none" if report.right else "none, but no answer either"), "" if report.right else "red"
+        return
+    tried = report.failures + report.calls
+    yield _row("errors", f"{report.failures:,}, {100 * report.failures / tried:.2g} % of the calls"), "bold red"
+    for kind, failures in sorted(report.errors.items(), key=lambda item: -item[1].count):
+        example = one_line(failures.example, _EXAMPLE)
+        yield _row("", f"{failures.count:,} {one_line(kind, 40)}" + (f": {example}" if example else "")), "red"
+
+
+def _punctuality(report: Report) -> Iterator[Line]:
+    assert report.plan.rate is not None
+    if report.late:
+        yield _row("late", f"{report.late:,} calls began more than 10 ms after their time, or not at all"), "yellow"
+    if report.per_second < 0.95 * report.plan.rate and not report.interrupted:
+        text = f"only {per_second(report.per_second)} of {per_second(report.plan.rate)} calls per second were answered"
+        yield _row("", text), "yellow"
+
+
+def _latencies(report: Report) -> Iterator[Line]:
+    latency = report.latency
+    values: dict[str, float | None] = {"min": latency.least, "mean": latency.mean}
+    values |= {f"p{percent:g}": latency.percentile(percent) for percent in PERCENTILES}
+    values["max"] = latency.most
+    if not latency.count:
+        values = dict.fromkeys(values)
+    yield _row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
+    yield _row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
+
+
+def _cost(report: Report) -> Line:
+    cost = report.cost
+    if cost is None:
+        return _row("server", "CPU and memory unknown; name its process with --pid"), "dim"
+    parts = []
+    if report.calls:
+        parts.append(f"{three(1e6 * cost.cpu_seconds / report.calls)} µs of CPU per call")
+    if report.seconds:
+        parts.append(f"{100 * cost.cpu_seconds / report.seconds:.0f} % of a core")
+    parts.append(f"{three(cost.rss / _MEBI)} MiB of memory, {three(cost.peak_rss / _MEBI)} at most")
+    return _row("server", ", ".join(parts)), ""
+
+
+def _generator(report: Report) -> Iterator[Line]:
+    generator = report.generator
+    text = f"{100 * generator.busy:.0f} % of a core"
+    if generator.ceiling is not None:
+        text += f"; it could make about {per_second(float(f'{generator.ceiling:.2g}'))} such calls per second"
+    if not generator.saturated:
+        yield _row("generator", text), ""
+        return
+    yield _row("generator", text), "bold yellow"
+    yield _row("", "SATURATED: above 80 % these figures may show its limit and not the server's"), "bold yellow"
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:<{_NAMES}}{text}".rstrip()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _bytes(count: int, report: Report) -> str:
+    return f"{three(count / report.seconds / 1e6)} MB/s" if report.seconds else f"{count:,} bytes"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a time with three digits that count and its unit."""
+    if seconds is None:
+        return "-"
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if seconds * factor < 999.5:
+            return f"{three(seconds * factor)} {unit}"
+    return f"{three(seconds)} s"
+
+
+def per_second(rate: float) -> str:
+    """Return a rate with three digits that count, or all before the point."""
+    return three(rate)
+
+
+def three(value: float) -> str:
+    """Return a number with three digits that count, or all that stand before the point."""
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{digits}f}"

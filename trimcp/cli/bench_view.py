@@ -1,0 +1,131 @@
+"""What a person sees while `trimcp bench` measures: a panel that redraws itself, or a line now and then."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import attrs
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from trimcp.bench.report import Snapshot
+from trimcp.cli.bench_table import milliseconds, per_second
+from trimcp.cli.screen import Screen
+from trimcp.cli.text import one_line
+
+__all__ = ["View"]
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_HISTORY: Final = 40
+_LINES: Final = 20
+_EARLY: Final = 0.1
+_BUSY: Final = 0.8
+
+
+@attrs.define(eq=False)
+class View:
+    """Follows measurements, one after the other.
+
+    Attributes:
+        screen: where; with nothing shown if it is quiet.
+        seconds: how long one of them takes, as far as one knows.
+    """
+
+    screen: Screen
+    seconds: float | None = None
+    _title: str = attrs.field(init=False, default="")
+    _live: Live | None = attrs.field(init=False, default=None)
+    _rates: deque[float] = attrs.field(init=False, factory=lambda: deque(maxlen=_HISTORY))
+    _next_line: float = attrs.field(init=False, default=0.0)
+
+    def begin(self, title: str) -> None:
+        """Follow another measurement."""
+        self._title = title
+        self._rates.clear()
+        self._next_line = 1.0
+        if self.screen.quiet:
+            return
+        if not self.screen.live:
+            self.screen.note(title, "bold")
+            return
+        self.end()
+        self._live = Live(console=self.screen.err, auto_refresh=False, transient=True)
+        self._live.start()
+        self._live.update(Group(Text(title, style="bold"), Text("  connecting", style="dim")), refresh=True)
+
+    def tick(self, snapshot: Snapshot) -> None:
+        """Show how things stand."""
+        if self.screen.quiet:
+            return
+        if not snapshot.warming_up:
+            self._rates.append(snapshot.rate)
+        if self._live is not None:
+            self._live.update(self._panel(snapshot), refresh=True)
+        elif not snapshot.warming_up and snapshot.elapsed >= self._next_line - _EARLY:
+            self._next_line = snapshot.elapsed + max(1.0, (self.seconds or 0.0) / _LINES)
+            self.screen.note(_line(snapshot))
+
+    def end(self) -> None:
+        """Take the panel away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _panel(self, now: Snapshot) -> RenderableType:
+        state = "warming up" if now.warming_up else f"{now.elapsed:.0f} s"
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            Text(self._title, style="bold"),
+            ProgressBar(total=1.0, completed=min(now.share, 1.0), width=24),
+            Text(f"{state}, {now.under_way:,} under way", style="dim"),
+        )
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="dim", min_width=11)
+        rows.add_column()
+        rows.add_row("  rate", Text(f"{per_second(now.rate)} per second  {_sparks(self._rates)}"))
+        rows.add_row("  time", _percentiles(now))
+        rows.add_row("  calls", f"{now.calls:,} answered rightly{_given_up(now)}")
+        rows.add_row("  errors", Text(_errors(now), style="red" if now.errors else ""))
+        if now.progress:
+            rows.add_row("  progress", f"{per_second(now.progress_rate)} messages per second")
+        busy = now.busy > _BUSY
+        share = f"{100 * now.busy:.0f} % of a core" + (", SATURATED" if busy else "")
+        rows.add_row("  generator", Text(share, style="bold yellow" if busy else ""))
+        return Group(head, rows)
+
+
+def _line(now: Snapshot) -> str:
+    parts = [f"{now.elapsed:6.1f} s", f"{per_second(now.rate)} per second", _percentiles(now)]
+    parts.append(f"errors {_errors(now)}")
+    if now.progress:
+        parts.append(f"progress {per_second(now.progress_rate)} per second")
+    parts.append(f"generator {100 * now.busy:.0f} %")
+    return "  ".join(parts)
+
+
+def _percentiles(now: Snapshot) -> str:
+    values = {"p50": now.p50, "p90": now.p90, "p99": now.p99}
+    return "  ".join(f"{name} {milliseconds(value)}" for name, value in values.items())
+
+
+def _given_up(now: Snapshot) -> str:
+    counts = {"cancelled": now.cancelled, "timed out": now.timed_out, "late": now.late}
+    return "".join(f", {count:,} {what}" for what, count in counts.items() if count)
+
+
+def _errors(now: Snapshot) -> str:
+    if not now.errors:
+        return "none"
+    kinds = sorted(now.errors.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count:,} {one_line(kind, 40)}" for kind, count in kinds)
+
+
+def _sparks(rates: deque[float]) -> str:
+    most = max(rates, default=0.0)
+    if not most:
+        return ""
+    return "".join(_BARS[min(len(_BARS) - 1, int(rate / most * len(_BARS)))] for rate in rates)
