@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from threading import RLock
 from typing import Any, Final, Literal, TypeVar, dataclass_transform, overload
 
 import attrs
@@ -70,6 +71,7 @@ class WireFacts:
 
 
 _PLAIN: Final = FieldFacts()
+_NOTHING_SAID: Final = (OLDEST, None, None, None, None, None)
 _KEY: Final = "trimcp.wire"
 
 
@@ -103,10 +105,13 @@ def field(
         narrow: ... and what an older peer gets instead: the value itself where it was allowed before, or another,
             or `ABSENT` to leave it out. From an older peer, only what passes unchanged is accepted.
     """
-    facts = FieldFacts(since, until, OLDEST if required else required_from, name, narrow_until, narrow)
+    metadata: dict[str, FieldFacts] = {}
+    said = (since, until, OLDEST if required else required_from, name, narrow_until, narrow)
+    if said != _NOTHING_SAID:
+        metadata[_KEY] = FieldFacts(*said)
     if factory is not None:
-        return attrs.field(factory=factory, kw_only=kw_only, metadata={_KEY: facts})
-    return attrs.field(default=default, kw_only=kw_only, metadata={_KEY: facts})
+        return attrs.field(factory=factory, kw_only=kw_only, metadata=metadata)
+    return attrs.field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 def facts_of(attribute: attrs.Attribute[Any]) -> FieldFacts:
@@ -139,7 +144,9 @@ def wire(cls: type[T], /) -> type[T]: ...
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def wire(*, since: Revision = ..., until: Revision | None = ...) -> Callable[[type[T]], type[T]]: ...
 def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revision | None = None) -> Any:
-    """Make a class a payload: a frozen, slotted attrs value that the converter knows how to load and dump.
+    """Make a class a payload: a frozen attrs value that the converter knows how to load and dump.
+
+    attrs gets to see the class at its first use, see `_Raw`.
 
     Args:
         since: the first revision that has it; older peers never see it.
@@ -150,9 +157,42 @@ def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revi
         valued(cls)
         cls.__repr__ = _repr  # type: ignore[method-assign]
         cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]
-        return attrs.frozen(cls)
+        _Raw(cls)
+        return cls
 
     return decorate if cls is None else decorate(cls)
+
+
+class _Raw:
+    """A payload class that attrs has not seen yet.
+
+    There are more than a hundred, attrs needs half a millisecond for each, and a program meets a few of them. So
+    whoever first makes an object or asks for the attributes has the class finished. It stays the same class, which is
+    why it has no slots: those would take another one.
+    """
+
+    __slots__ = ("_cls",)
+    _lock: Final = RLock()  # a handler's thread may be the first
+
+    def __init__(self, cls: Any) -> None:
+        self._cls: Any = cls
+        raw = self
+
+        def __init__(self: Any, *args: Any, **members: Any) -> None:  # noqa: N807 - it stands for attrs' own
+            raw._finish()
+            cls.__init__(self, *args, **members)
+
+        cls.__init__ = __init__
+        cls.__attrs_attrs__ = raw
+
+    def __get__(self, payload: Any, _: type) -> Any:
+        self._finish()
+        return self._cls.__attrs_attrs__
+
+    def _finish(self) -> None:
+        with self._lock:
+            if vars(self._cls)["__attrs_attrs__"] is self:
+                attrs.frozen(self._cls, init=True, slots=False)
 
 
 CHOOSERS: Final[dict[frozenset[Any], Callable[[dict[str, Any]], Any]]] = {}
