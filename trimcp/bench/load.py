@@ -30,6 +30,7 @@ class Load:
         ssl_context: whom to trust at an https or wss URL; None for whom this system trusts.
         pids: the child processes that were started.
         open: how many sessions can be used now.
+        over: set when no more calls begin.
         overdue: what is not answered by now is given up.
         replies: which kinds of reply have come over Streamable HTTP.
     """
@@ -41,6 +42,7 @@ class Load:
     ssl_context: ssl.SSLContext | None = None
     pids: set[int] = attrs.field(init=False, factory=set)
     open: int = attrs.field(init=False, default=0)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)
     overdue: bool = attrs.field(init=False, default=False)
     replies: set[Literal["json", "sse"]] = attrs.field(init=False, factory=set)
 

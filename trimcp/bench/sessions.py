@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import trio
 
@@ -13,6 +13,9 @@ from trimcp.bench.load import Load
 from trimcp.bench.mux import run_session
 from trimcp.bench.report import WireName
 from trimcp.transports.child import StdioServer
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.client import HttpServer
 
 __all__ = ["SessionRunner", "session_runner"]
 
@@ -31,4 +34,8 @@ def session_runner(target: Target, transport: WireName) -> SessionRunner:
         from trimcp.bench.stdio import stdio_opener
 
         return partial(run_session, opener=stdio_opener(target))
+    if transport == "http":
+        from trimcp.bench.http import run_http_session
+
+        return partial(run_http_session, server=cast("HttpServer", target))
     raise NotImplementedError

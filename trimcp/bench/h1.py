@@ -1,0 +1,220 @@
+"""The client's side of HTTP/1.1 over one connection that is kept: requests one after the other, replies piece by piece.
+
+It takes what `httptools` takes. It follows no redirects and undoes no compression: it asks for none.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import attrs
+import httptools
+import trio
+
+from trimcp.bench.link import Address, Link
+from trimcp.bench.tally import Tally
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.client import HttpServer
+
+__all__ = ["Connection", "Reply", "Site", "Unreadable"]
+
+_IDLE: Final = 0.5  # seconds after which a kept connection is looked at before it is used
+_CONTENT_TYPE: Final = b"content-type"
+_SESSION: Final = b"mcp-session-id"
+
+
+class Unreadable(Exception):
+    """What came is no HTTP, or too much of it."""
+
+
+@attrs.frozen
+class Site:
+    """Where requests go, and what each of them says.
+
+    Attributes:
+        address: where to connect.
+        path: what the request line names.
+        host: what the header Host says.
+        headers: the user's, as lines.
+    """
+
+    address: Address
+    path: bytes
+    host: bytes
+    headers: bytes = attrs.field(repr=False)
+
+    @staticmethod
+    def of(server: HttpServer) -> Site:
+        """Return the site of a target."""
+        parts = urlsplit(server.address)
+        tls = parts.scheme == "https"
+        address = Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, server.socket)
+        path = parts._replace(scheme="", netloc="").geturl()
+        lines = "".join(f"{name}: {value}\r\n" for name, value in server.headers.items() if name != "host")
+        host = server.headers.get("host", parts.netloc.rpartition("@")[2])
+        return Site(address, path.encode(), host.encode(), lines.encode())
+
+    def head(self, method: bytes, headers: Mapping[str, str] | None = None, *, path: bytes | None = None) -> bytes:
+        """Return a request's head but for its last lines, which say what is different in each."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode()
+        start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, path or self.path, self.host)
+        return b"%b%b%b" % (start, self.headers, lines)
+
+
+class Reply:
+    """One reply, as far as it has come; the parser calls it.
+
+    Attributes:
+        status: its status, 0 before it is known.
+        content_type: the media type without parameters, in lower case.
+        session_id: the header `Mcp-Session-Id`, or None.
+        pieces: of the body that were not taken yet.
+        size: bytes of the body so far.
+        has_length: whether it says where it ends; else the end of the connection is its end.
+        complete: whether all has come.
+    """
+
+    __slots__ = ("_parser", "complete", "content_type", "has_length", "pieces", "session_id", "size", "status")
+
+    def __init__(self) -> None:
+        self._parser: httptools.HttpResponseParser = httptools.HttpResponseParser(self)
+        self.reset()
+
+    def reset(self) -> None:
+        """Make it ready for the next one."""
+        self.status: int = 0
+        self.content_type: bytes = b""
+        self.session_id: str | None = None
+        self.pieces: list[bytes] = []
+        self.size: int = 0
+        self.has_length: bool = False
+        self.complete: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the connection can be used again."""
+        return bool(self._parser.should_keep_alive())
+
+    def feed(self, data: bytes) -> None:
+        """Take in what came. Raises `Unreadable`."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise Unreadable(f"{error}: {data[:80]!r}") from None
+        except httptools.HttpParserUpgrade:
+            raise Unreadable("the server switches to another protocol") from None
+
+    # What the parser calls
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep what matters."""
+        if len(name) == 12 and name.lower() == _CONTENT_TYPE:
+            self.content_type = value.partition(b";")[0].strip().lower()
+        elif len(name) == 14:
+            lower = name.lower()
+            if lower == b"content-length":
+                self.has_length = True
+            elif lower == _SESSION:
+                self.session_id = value.decode("latin-1")
+        elif len(name) == 17 and name.lower() == b"transfer-encoding":
+            self.has_length = True
+
+    def on_headers_complete(self) -> None:
+        """The head has come."""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the body has come."""
+        self.size += len(piece)
+        self.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        """All has come, unless it was only a word that the request is being dealt with."""
+        if self.status >= 200:
+            self.complete = True
+        else:
+            self.reset()
+
+
+@attrs.define(eq=False)
+class Connection:
+    """One connection to a site, opened when it is needed, and opened again where the server has closed it.
+
+    Attributes:
+        reply: the reply to the last request.
+    """
+
+    site: Site
+    patience: float
+    tally: Tally
+    max_size: int
+    context: ssl.SSLContext | None = None
+    reply: Reply = attrs.field(init=False)
+    _link: Link | None = attrs.field(init=False, default=None)
+    _used: float = attrs.field(init=False, default=0.0)
+
+    async def request(self, data: bytes) -> None:
+        """Send a request; its reply is then read with `more`.
+
+        Raises:
+            ConnectionLost: there is no connection.
+            trio.BrokenResourceError: it broke before all was sent.
+        """
+        link = self._link
+        if link is not None and trio.current_time() - self._used > _IDLE and link.ended():
+            # Servers close what is idle, and a request must not be lost to that.
+            self.close()
+            link = None
+        if link is None:
+            link = self._link = await self.site.address.dial(self.patience, self.context)
+            self.reply = Reply()
+        else:
+            self.reply.reset()
+        self.tally.bytes_out += len(data)
+        sent = link.send_nowait(data)
+        if sent < len(data):
+            await link.send_all(data[sent:])
+
+    async def more(self) -> list[bytes]:
+        """Return the next pieces of the reply's body, as many as have come; none need have.
+
+        Raises:
+            Unreadable: it is no HTTP, or larger than may be.
+            trio.BrokenResourceError: the connection ended before the reply did.
+        """
+        assert self._link is not None
+        reply = self.reply
+        data = await self._link.receive()
+        self.tally.bytes_in += len(data)
+        if data:
+            reply.feed(data)
+        elif reply.status >= 200 and not reply.has_length:
+            reply.complete = True
+            self.close()
+        else:
+            raise trio.BrokenResourceError("the server closed the connection before it had answered")
+        if reply.size > self.max_size and reply.content_type != b"text/event-stream":
+            raise Unreadable(f"a reply larger than {self.max_size:,} bytes")
+        if reply.complete:
+            self._used = trio.current_time()
+            if not reply.keeps:
+                self.close()
+        pieces, reply.pieces = reply.pieces, []
+        return pieces
+
+    async def body(self) -> bytes:
+        """Return the whole body of the reply. Raises what `more` does."""
+        pieces: list[bytes] = []
+        while not self.reply.complete:
+            pieces += await self.more()
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
