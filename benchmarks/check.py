@@ -19,9 +19,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from check_cells import CELLS, INITIALIZED, LEGACY, initialize, request
+from check_cells import CELLS
 from check_compare import Record, compare, record_of, table, tell, versions_changed
 from check_count import BYTECODES, CALLS
+from check_far_end import INITIALIZED, LEGACY, initialize, request
 
 HERE = Path(__file__).parent
 BASELINE = HERE / "baseline.json"
