@@ -76,9 +76,10 @@ class Reply:
         size: bytes of the body so far.
         has_length: whether it says where it ends; else the end of the connection is its end.
         complete: whether all has come.
+        keeps: whether the connection can be used again; known when all has come.
     """
 
-    __slots__ = ("_parser", "complete", "content_type", "has_length", "pieces", "session_id", "size", "status")
+    __slots__ = ("_parser", "complete", "content_type", "has_length", "keeps", "pieces", "session_id", "size", "status")
 
     def __init__(self) -> None:
         self._parser: httptools.HttpResponseParser = httptools.HttpResponseParser(self)
@@ -93,11 +94,7 @@ class Reply:
         self.size: int = 0
         self.has_length: bool = False
         self.complete: bool = False
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the connection can be used again."""
-        return bool(self._parser.should_keep_alive())
+        self.keeps: bool = False
 
     def feed(self, data: bytes) -> None:
         """Take in what came. Raises `Unreadable`."""
@@ -136,6 +133,7 @@ class Reply:
         """All has come, unless it was only a word that the request is being dealt with."""
         if self.status >= 200:
             self.complete = True
+            self.keeps = bool(self._parser.should_keep_alive())  # afterwards it has forgotten
         else:
             self.reset()
 
