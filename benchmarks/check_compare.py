@@ -159,10 +159,11 @@ def tell(changes: Iterable[Change], versions: Mapping[str, str], *, accept: str)
     if versions:
         others = ", ".join(f"{name} {how}" for name, how in versions.items())
         yield f"Measured with other versions than the baseline: {others}."
+    told = {change.cell for change in grown if change.package}
     for change in grown:
         yield ""
         yield f"GREW  {change}"
-        for name, number in change.functions:
+        for name, number in () if change.figure == BYTECODES and change.cell in told else change.functions:
             yield f"      {number:+12,.1f}  {name}"
         if theirs := _theirs(change, versions):
             yield f"      {theirs} is not the version of the baseline: this may be its doing and not ours."
