@@ -1,4 +1,6 @@
-"""Opens, uses and closes Streamable HTTP sessions over bare sockets, as cheaply as Python can, and checks every reply.
+"""Opens, uses and closes sessions over HTTP on bare sockets, as cheaply as Python can, and checks every reply.
+
+Two kinds: Streamable HTTP of 2025-11-25 with a GET stream, and HTTP+SSE of 2024-11-05, which is all stream.
 
 What the load costs must not hide what a server costs, so this is no client: it knows the few forms of HTTP/1.1 that
 the servers under measurement answer with, and an open stream is a socket in a list that nobody reads.
@@ -8,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import attrs
 import orjson
 import trio
 
-__all__ = ["Connection", "Session", "each"]
+__all__ = ["Connection", "Session", "SseSession", "StreamableSession", "call", "each", "echo"]
 
-REVISION = "2025-11-25"
+STREAMABLE, SSE = "2025-11-25", "2024-11-05"
 _MOST = 1 << 20
 _ids = count(1)
 
@@ -32,18 +35,19 @@ class Answer:
 
 @attrs.define(eq=False)
 class Connection:
-    """One keep-alive connection, with one request at a time."""
+    """One keep-alive connection to a server of this URL, with one request at a time."""
 
-    port: int
+    url: str
     _socket: trio.socket.SocketType | None = None
     _buffer: bytearray = attrs.field(factory=bytearray)
+    _events: bytearray = attrs.field(factory=bytearray)
 
-    async def request(self, method: str, headers: str, body: bytes = b"") -> Answer:
+    async def request(self, method: str, headers: str, body: bytes = b"", path: str | None = None) -> Answer:
         """Send a request and return the whole response."""
-        status, found = await self.head(method, headers, body)
+        status, found = await self.head(method, headers, body, path)
         data = await self._body(status, found)
         message = None
-        if data:
+        if data and status == 200:
             if found.get("content-type", "").startswith("text/event-stream"):
                 data = next(line[5:] for line in reversed(data.splitlines()) if line.startswith(b"data:"))
             message = orjson.loads(data)
@@ -51,14 +55,18 @@ class Connection:
             self.close()
         return Answer(status, found, message)
 
-    async def head(self, method: str, headers: str, body: bytes = b"") -> tuple[int, dict[str, str]]:
-        """Send a request and return the status and headers of the response."""
+    async def head(
+        self, method: str, headers: str, body: bytes = b"", path: str | None = None
+    ) -> tuple[int, dict[str, str]]:
+        """Send a request, to the URL's path or another, and return the status and headers of the response."""
+        parts = urlsplit(self.url)
         if self._socket is None:
             self._socket = trio.socket.socket()
-            await self._socket.connect(("127.0.0.1", self.port))
+            await self._socket.connect((parts.hostname, parts.port))
             self._socket.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
         length = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
-        request = f"{method} /mcp HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n{length}{headers}\r\n".encode() + body
+        line = f"{method} {path or parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        request = f"{line}{length}{headers}\r\n".encode() + body
         sent = await self._socket.send(request)
         assert sent == len(request)
         lines = (await self._until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -72,6 +80,18 @@ class Connection:
                 pass
         except EOFError:
             pass
+
+    async def event(self) -> str:
+        """Return the data of the next event of a response that is a stream."""
+        while True:
+            while (place := self._events.find(b"\n\n")) < 0:
+                # Both ends of line are allowed, but nobody mixes them.
+                self._events += (await self._chunk()).replace(b"\r\n", b"\n")
+            event = bytes(self._events[:place])
+            del self._events[: place + 2]
+            data = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+            if data:
+                return b"\n".join(data).decode()
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
@@ -120,40 +140,45 @@ class Connection:
         self._buffer += data
 
 
-@attrs.define(eq=False)
-class Session:
+class Session(Protocol):
     """A legacy session with an open stream."""
+
+    stream: Connection
+
+    async def open(self, connection: Connection) -> None:
+        """Initialize, with the stream open in the end."""
+
+    async def ask(self, connection: Connection, method: str, params: dict[str, Any]) -> Answer:
+        """Send a request and return the answer to it."""
+
+    async def close(self, connection: Connection) -> None:
+        """End the session."""
+
+
+@attrs.define(eq=False)
+class StreamableSession:
+    """A session of 2025-11-25, its GET stream open."""
 
     stream: Connection
     headers: str = ""
 
     async def open(self, connection: Connection) -> None:
         """Initialize, and open the stream."""
-        client = {"name": "bench", "version": "1.0"}
-        params = {"protocolVersion": REVISION, "capabilities": {}, "clientInfo": client}
-        answer = await self._post(connection, "initialize", params)
-        assert answer.message is not None
-        if answer.message["result"]["protocolVersion"] != REVISION:
-            raise AssertionError(f"the server speaks {answer.message['result']['protocolVersion']}")
-        self.headers = f"Mcp-Session-Id: {answer.headers['mcp-session-id']}\r\nMCP-Protocol-Version: {REVISION}\r\n"
-        body = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"})
-        accepted = await connection.request("POST", self._accepting("application/json, text/event-stream"), body)
+        answer = await self.ask(connection, "initialize", _offer(STREAMABLE))
+        _accept(answer, STREAMABLE)
+        self.headers = f"Mcp-Session-Id: {answer.headers['mcp-session-id']}\r\nMCP-Protocol-Version: {STREAMABLE}\r\n"
+        accepted = await connection.request("POST", self._both, _INITIALIZED)
         if accepted.status != 202:
             raise AssertionError(f"initialized: {accepted}")
-        status, headers = await self.stream.head("GET", self._accepting("text/event-stream"))
-        if status != 200 or not headers["content-type"].startswith("text/event-stream"):
-            raise AssertionError(f"GET: {status} {headers}")
+        await _open_stream(self.stream, self.headers)
 
-    async def call(self, connection: Connection, tool: str = "echo") -> str:
-        """Call a tool once, and return the text of its result."""
-        text = f"hello number {next(_ids)}"
-        arguments = {"text": text} if tool == "echo" else {}
-        answer = await self._post(connection, "tools/call", {"name": tool, "arguments": arguments})
-        assert answer.message is not None
-        found: str = answer.message["result"]["content"][0]["text"]
-        if tool == "echo" and found != text:
-            raise AssertionError(f"wanted {text!r}, got {answer}")
-        return found
+    async def ask(self, connection: Connection, method: str, params: dict[str, Any]) -> Answer:
+        """Send a request and return the response to it."""
+        id = next(_ids)
+        answer = await connection.request("POST", self._both, _request(id, method, params))
+        if answer.status != 200 or answer.message is None or answer.message.get("id") != id:
+            raise AssertionError(f"{method}: {answer}")
+        return answer
 
     async def close(self, connection: Connection) -> None:
         """Delete the session, and see its stream end."""
@@ -163,16 +188,84 @@ class Session:
         await self.stream.rest()
         self.stream.close()
 
-    async def _post(self, connection: Connection, method: str, params: dict[str, Any]) -> Answer:
+    @property
+    def _both(self) -> str:
+        return f"Accept: application/json, text/event-stream\r\n{self.headers}"
+
+
+@attrs.define(eq=False)
+class SseSession:
+    """A session of 2024-11-05: answers come on the stream, and the session ends with it."""
+
+    stream: Connection
+    path: str = ""
+
+    async def open(self, connection: Connection) -> None:
+        """Open the stream, and initialize."""
+        await _open_stream(self.stream, "")
+        parts = urlsplit(await self.stream.event())
+        self.path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        _accept(await self.ask(connection, "initialize", _offer(SSE)), SSE)
+        await self._send(connection, _INITIALIZED)
+
+    async def ask(self, connection: Connection, method: str, params: dict[str, Any]) -> Answer:
+        """Send a request, and return the next message on the stream, which has to answer it."""
         id = next(_ids)
-        body = orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
-        answer = await connection.request("POST", self._accepting("application/json, text/event-stream"), body)
-        if answer.status != 200 or answer.message is None or answer.message.get("id") != id:
+        await self._send(connection, _request(id, method, params))
+        answer = Answer(200, {}, orjson.loads(await self.stream.event()))
+        if answer.message is None or answer.message.get("id") != id:
             raise AssertionError(f"{method}: {answer}")
         return answer
 
-    def _accepting(self, types: str) -> str:
-        return f"Accept: {types}\r\n{self.headers}"
+    async def close(self, connection: Connection) -> None:
+        """Close the stream; there is nothing else."""
+        self.stream.close()
+
+    async def _send(self, connection: Connection, body: bytes) -> None:
+        accepted = await connection.request("POST", "", body, self.path)
+        if accepted.status not in (200, 202):
+            raise AssertionError(f"POST: {accepted}")
+
+
+_INITIALIZED = orjson.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+
+def _offer(revision: str) -> dict[str, Any]:
+    return {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "bench", "version": "1.0"}}
+
+
+def _accept(answer: Answer, revision: str) -> None:
+    assert answer.message is not None
+    if answer.message["result"]["protocolVersion"] != revision:
+        raise AssertionError(f"the server speaks {answer.message['result']['protocolVersion']}")
+
+
+def _request(id: int, method: str, params: dict[str, Any]) -> bytes:
+    return orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+
+async def _open_stream(stream: Connection, headers: str) -> None:
+    status, found = await stream.head("GET", f"Accept: text/event-stream\r\n{headers}")
+    if status != 200 or not found["content-type"].startswith("text/event-stream"):
+        raise AssertionError(f"GET: {status} {found}")
+
+
+async def echo(session: Session, connection: Connection) -> None:
+    """Call `echo` once in a session."""
+    text = f"hello number {next(_ids)}"
+    if await call(session, connection, "echo", {"text": text}) != text:
+        raise AssertionError(f"wanted {text!r}")
+
+
+async def call(session: Session, connection: Connection, tool: str, arguments: dict[str, Any]) -> str:
+    """Call a tool once in a session, and return the text of its result."""
+    answer = await session.ask(connection, "tools/call", {"name": tool, "arguments": arguments})
+    assert answer.message is not None
+    try:
+        found: str = answer.message["result"]["content"][0]["text"]
+    except (KeyError, IndexError):
+        raise AssertionError(f"{tool}: {answer}") from None
+    return found
 
 
 async def each(
@@ -190,4 +283,4 @@ async def each(
 
     async with trio.open_nursery() as nursery:
         for _ in range(under_way):
-            nursery.start_soon(worker, Connection(sessions[0].stream.port))
+            nursery.start_soon(worker, Connection(sessions[0].stream.url))

@@ -1,39 +1,54 @@
-"""What Streamable HTTP sessions with open streams cost beside the official SDK: `nox -s bench-sessions`.
+"""What sessions with open streams cost every peer: `python sessions.py [--quick]`, or `nox -s bench-sessions`.
 
-In each round every server opens as many sessions (2025-11-25), each with its GET stream, answers one call in each, and
-closes them all. The rounds of the servers alternate; both live all the time. Measured from outside: memory, CPU and
-descriptors of the server's process as the kernel counts them. What is measured is in `README.md`.
+In each round every server opens as many sessions, each with its stream, answers one call in each, and closes them all.
+The rounds of the servers alternate; all live all the time. Memory, CPU and descriptors are those of the server's
+process as the kernel counts them; a tool of its own collects garbage first.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
-import statistics
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import attrs
 import trio
-from http_sessions import Connection, Session, each
-from processes import cpu_seconds, descriptors, pin, resident_bytes
+from environments import Peer
+from http_sessions import Connection, Session, SseSession, StreamableSession, call, each, echo
+from processes import LOAD_CORE, SERVER_CORE, cpu_seconds, descriptors, kept_on, on_core, resident_bytes
+from rows import Rows, command_line
 
-PEERS = Path(__file__).parent / "peers"
-OURS = "trimcp"
-OFFICIAL = "mcp MCPServer"
-COMMANDS = {OURS: PEERS / "ours.py", OFFICIAL: PEERS / "official.py"}
-MOST_SESSIONS = 5_000
+__all__ = ["CELLS", "Cell", "measure"]
+
+UNDER_WAY = 32
 WARM = 5
 START_LIMIT = 30.0
-PHASE_LIMIT = 120.0
-SETTLE_LIMIT = 20.0  # some things are kept for a while, such as a deadline that was set for a connection
+PHASE_LIMIT = 240.0
+SETTLE_LIMIT, QUICK_SETTLE_LIMIT = 12.0, 2.0  # some things are kept for a while, such as a connection's deadline
+
+
+@attrs.frozen
+class Cell:
+    """So many sessions of a kind: over Streamable HTTP ("http"), or HTTP+SSE ("sse")."""
+
+    mode: str
+    sessions: int
+
+    def session(self, url: str) -> Session:
+        """Return a session that is not open yet."""
+        return StreamableSession(Connection(url)) if self.mode == "http" else SseSession(Connection(url))
+
+
+CELLS = {
+    "sessions-1000": Cell("http", 1_000),
+    "sessions-5000": Cell("http", 5_000),
+    "sessions-sse-1000": Cell("sse", 1_000),
+}
 
 
 @attrs.frozen
@@ -43,7 +58,8 @@ class Counts:
     Attributes:
         resident: bytes of memory.
         peak: the most it ever was.
-        blocks: pieces of memory its interpreter has handed out; exact, where `resident` is what allocators hold.
+        blocks: pieces of memory its interpreter has handed out; exact, where `resident` is what allocators hold. Of
+            Node, bytes of its heap.
         objects: those of them the collector of garbage knows.
         tasks: of its event loop.
         descriptors: files and sockets.
@@ -81,39 +97,51 @@ class Round:
 class Under:
     """A server under measurement, with a session in which it is asked for its counts."""
 
+    cell: Cell
+    url: str
     process: int
     control: Session
+    settle_limit: float
 
     async def counts(self) -> Counts:
         """Return what it has now."""
         # A connection of its own, since servers close those on which nothing happens.
-        connection = Connection(self.control.stream.port)
+        connection = Connection(self.url)
         try:
-            blocks, objects, tasks = map(int, (await self.control.call(connection, "counts")).split())
+            text = await call(self.control, connection, "counts", {})
+            blocks, objects, tasks = map(int, text.split())
             resident, peak = resident_bytes(self.process), resident_bytes(self.process, most=True)
             return Counts(resident, peak, blocks, objects, tasks, descriptors(self.process))
         finally:
             connection.close()
 
-    async def settled(self, base: Counts, blocks: float) -> Counts:
-        """Return the counts once they are back at the base but for so many blocks, or after a while as they are."""
-        deadline = trio.current_time() + SETTLE_LIMIT
+    async def settled(self, base: Counts) -> Counts:
+        """Return the counts once no task and no descriptor is left, or after a while as they are."""
+        deadline = trio.current_time() + self.settle_limit
         while True:
             now = await self.counts()
             back = now.descriptors <= base.descriptors and now.tasks <= base.tasks
-            if (back and now.blocks <= base.blocks + blocks) or trio.current_time() > deadline:
+            if back or trio.current_time() > deadline:
                 return now
             await trio.sleep(0.1)
 
-    async def round(self, sessions: int, under_way: int) -> Round:
+    async def round(self, sessions: int) -> Round:
         """Open, call and close so many sessions."""
         before = await self.counts()
-        opened = [Session(Connection(self.control.stream.port)) for _ in range(sessions)]
-        opening = await self._spend(partial(each, opened, Session.open, under_way))
+        opened = [self.cell.session(self.url) for _ in range(sessions)]
+        opening = await self._spend(partial(each, opened, _open, UNDER_WAY))
         while_open = await self.counts()
-        calling = await self._spend(partial(each, opened, Session.call, under_way))
-        closing = await self._spend(partial(each, opened, Session.close, under_way))
-        return Round(before, opening, while_open, calling, closing, await self.settled(before, few(sessions)))
+        calling = await self._spend(partial(each, opened, echo, UNDER_WAY))
+        closing = await self._spend(partial(self._close, opened))
+        return Round(before, opening, while_open, calling, closing, await self.settled(before))
+
+    async def _close(self, opened: list[Session]) -> None:
+        there = descriptors(self.process) - len(opened)
+        await each(opened, _close, UNDER_WAY)
+        # Where a session is closed by hanging up, the server has yet to see it. Another process cannot tell us.
+        deadline = trio.current_time() + self.settle_limit
+        while descriptors(self.process) > there and trio.current_time() < deadline:  # noqa: ASYNC110
+            await trio.sleep(0.005)
 
     async def _spend(self, work: Callable[[], Awaitable[None]]) -> Spent:
         cpu, wall = cpu_seconds(self.process), time.perf_counter()
@@ -122,24 +150,34 @@ class Under:
         return Spent(cpu_seconds(self.process) - cpu, time.perf_counter() - wall)
 
 
+async def _open(session: Session, connection: Connection) -> None:
+    await session.open(connection)
+
+
+async def _close(session: Session, connection: Connection) -> None:
+    await session.close(connection)
+
+
 @asynccontextmanager
-async def serving(command: Path) -> AsyncIterator[Under]:
+async def serving(peer: Peer, cell: Cell, settle_limit: float) -> AsyncIterator[Under]:
     """Start a server on a port of the system's choice, greet it, and stop it in the end."""
-    process = await trio.lowlevel.open_process([sys.executable, str(command), "http"], stdout=subprocess.PIPE)
+    environment = {**os.environ, **peer.environment, "BENCH_COUNTS": "1"}
+    command = [*on_core(SERVER_CORE), *peer.counting(cell.mode)]
+    process = await trio.lowlevel.open_process(command, env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        pin(process.pid, 0)
         line = b""
         with trio.fail_after(START_LIMIT):
             while not line.endswith(b"\n"):
                 data = await process.stdout.receive_some()
                 if not data:
-                    raise AssertionError(f"{command.name} ended before it said its port")
+                    raise AssertionError(f"{peer.name} ended before it said its URL")
                 line += data
-        control = Session(Connection(int(line)))
-        await each([control], Session.open, 1)
-        yield Under(process.pid, control)
-        await each([control], Session.close, 1)
+        url = line.decode().strip()
+        control = cell.session(url)
+        await each([control], _open, 1)
+        yield Under(cell, url, process.pid, control, settle_limit)
+        await each([control], _close, 1)
     finally:
         process.terminate()
         with trio.move_on_after(5, shield=True):
@@ -148,135 +186,78 @@ async def serving(command: Path) -> AsyncIterator[Under]:
         await process.stdout.aclose()
 
 
-async def measure(peers: list[str], sessions: int, rounds: int, under_way: int) -> dict[str, list[Round]]:
+async def rounds_of(peers: Sequence[Peer], cell: Cell, rounds: int, settle_limit: float) -> dict[str, list[Round]]:
     """Return the rounds of each peer."""
-    found: dict[str, list[Round]] = {peer: [] for peer in peers}
-    servers: dict[str, Under] = {}
-
-    async def with_servers(left: list[str]) -> None:
-        if left:
-            async with serving(COMMANDS[left[0]]) as servers[left[0]]:
-                await with_servers(left[1:])
-            return
+    found: dict[str, list[Round]] = {peer.name: [] for peer in peers}
+    async with AsyncExitStack() as stack:
+        servers = {peer.name: await stack.enter_async_context(serving(peer, cell, settle_limit)) for peer in peers}
         for server in servers.values():
-            await server.round(WARM, under_way)
+            await server.round(WARM)
         for _ in range(rounds):
-            for peer, server in servers.items():
-                found[peer].append(await server.round(sessions, under_way))
-
-    await with_servers(peers)
+            for name, server in servers.items():
+                found[name].append(await server.round(cell.sessions))
     return found
-
-
-def few(sessions: int) -> float:
-    """Return how many blocks of memory more or less are no leak after so many sessions."""
-    return 500 + sessions / 10
 
 
 # What it comes to
 
 
-def spent(rounds: list[Round], phase: str, of: str, sessions: int) -> float:
-    """Return the milliseconds that a phase took for each session, in the median round."""
-    return statistics.median(getattr(getattr(round, phase), of) for round in rounds) / sessions * 1e3
+def measure(
+    peers: Sequence[Peer], *, rounds: int, quick: bool, cells: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return what a session costs each peer.
+
+    Args:
+        peers: who takes part, where it can.
+        rounds: in each, every peer has its turn; from the second on, memory is what earlier ones have left.
+        quick: do not wait long for what goes away after a while.
+        cells: only these; without it all but the largest.
+    """
+    rows = Rows()
+    for name, cell in CELLS.items():
+        if name not in (cells if cells is not None else ("sessions-1000", "sessions-sse-1000")):
+            continue
+        able = [peer for peer in peers if peer.can(cell.mode)]
+        with kept_on(LOAD_CORE), _open_files(cell.sessions + 500):
+            limit = QUICK_SETTLE_LIMIT if quick else SETTLE_LIMIT
+            found = trio.run(rounds_of, able, cell, rounds, limit)
+        for peer, results in found.items():
+            _add(rows, name, peer, results, cell.sessions)
+    return rows.data
 
 
-def held(rounds: list[Round], of: str, sessions: int) -> float:
-    """Return what an open session held in the first round."""
-    return float(getattr(rounds[0].open, of) - getattr(rounds[0].before, of)) / sessions
-
-
-def grown(rounds: list[Round], of: str) -> int:
-    """Return how much more there was after the last of these rounds than before it."""
-    found: int = getattr(rounds[-1].after, of) - getattr(rounds[-1].before, of)
-    return found
-
-
-def left(rounds: list[Round], of: str) -> int:
-    """Return how much more there was after the last round than before the first."""
-    found: int = getattr(rounds[-1].after, of) - getattr(rounds[0].before, of)
-    return found
-
-
-def figures(rounds: list[Round], sessions: int) -> dict[str, float]:
-    """Return what a server's rounds come to, by name; of all of it less is better."""
+def _add(rows: Rows, cell: str, peer: str, rounds: list[Round], sessions: int) -> None:
+    first, last = rounds[0], rounds[-1]
+    for phase in ("opening", "calling", "closing"):
+        for each_round in rounds:
+            spent: Spent = getattr(each_round, phase)
+            rows.add(cell, phase, peer, "ms", spent.cpu / sessions * 1e3)
+            rows.add(cell, f"{phase}-wall", peer, "ms", spent.wall / sessions * 1e3)
     kib = 1024 * sessions
-    return {
-        "a session with an open stream: KiB": held(rounds, "resident", kib),
-        "the same: blocks of memory": held(rounds, "blocks", sessions),
-        "the same: objects the collector knows": held(rounds, "objects", sessions),
-        "the same: tasks": held(rounds, "tasks", sessions),
-        "opening one: CPU ms": spent(rounds, "opening", "cpu", sessions),
-        "opening one: wall-clock ms": spent(rounds, "opening", "wall", sessions),
-        "a call in each: CPU ms": spent(rounds, "calling", "cpu", sessions),
-        "closing one: CPU ms": spent(rounds, "closing", "cpu", sessions),
-        "closing one: wall-clock ms": spent(rounds, "closing", "wall", sessions),
-        "kept of each after round 1: KiB": grown(rounds[:1], "resident") / kib,
-        f"added to the peak by each in round {len(rounds)}: KiB": grown(rounds, "peak") / kib,
-        "blocks of memory left in the end": left(rounds, "blocks"),
-        "tasks left in the end": left(rounds, "tasks"),
-        "descriptors left in the end": left(rounds, "descriptors"),
-    }
+    # Of a process that has not held as many before: what it got then, it mostly keeps.
+    rows.add(cell, "memory", peer, "KiB", (first.open.resident - first.before.resident) / kib)
+    rows.add(cell, "blocks", peer, "each", (first.open.blocks - first.before.blocks) / sessions)
+    rows.add(cell, "tasks", peer, "each", (first.open.tasks - first.before.tasks) / sessions)
+    rows.add(cell, "kept", peer, "KiB", (first.after.resident - first.before.resident) / kib)
+    if len(rounds) > 1:
+        # Resident memory goes up and down by megabytes; the most it ever was grows only where there is a leak.
+        rows.add(cell, "growth", peer, "KiB", (last.after.peak - last.before.peak) / kib)
+    for what in ("blocks", "tasks", "descriptors"):
+        rows.add(cell, f"left-{what}", peer, what, getattr(last.after, what) - getattr(first.before, what))
 
 
-def table(found: dict[str, list[Round]], sessions: int) -> str:
-    """Return the figures as Markdown, with ours over the official SDK's."""
-    rows = {peer: figures(rounds, sessions) for peer, rounds in found.items()}
-    lines = [f"| {sessions:,} sessions | {' | '.join(rows)} | trimcp / {OFFICIAL} |", "| --- " * (len(rows) + 2) + "|"]
-    for name in next(iter(rows.values())):
-        values = {peer: row[name] for peer, row in rows.items()}
-        # What is left or added is a small number of either sign; a ratio of two such says nothing.
-        comparable = len(values) > 1 and "left" not in name and "added" not in name
-        ratio = f"{values[OURS] / values[OFFICIAL]:.2f}" if comparable else ""
-        lines.append(f"| {name} | {' | '.join(f'{value:,.2f}' for value in values.values())} | {ratio} |")
-    return "\n".join(lines)
-
-
-def misses(found: dict[str, list[Round]], sessions: int) -> list[str]:
-    """Return each promise that ours did not keep."""
-    ours = found[OURS]
-    promises = {
-        f"round {len(ours)} added more than 0.5 KiB for each session": grown(ours, "peak") <= 512 * sessions,
-        "tasks are left": left(ours, "tasks") <= 0,
-        "descriptors are left": left(ours, "descriptors") <= 0,
-        "memory is left": left(ours, "blocks") <= few(sessions),
-    }
-    if OFFICIAL in found:
-        theirs = held(found[OFFICIAL], "resident", sessions)
-        promises[f"a session costs more than half of one of {OFFICIAL}"] = (
-            held(ours, "resident", sessions) <= theirs / 2
-        )
-    return [name for name, kept in promises.items() if not kept]
-
-
-def main() -> None:
-    """Measure as the command line says, and print the table."""
-    parser = argparse.ArgumentParser(description="What sessions with open streams cost beside the official SDK.")
-    parser.add_argument("--sessions", type=int, default=1_000, help=f"open at once in a round (1,000; {MOST_SESSIONS})")
-    parser.add_argument("--rounds", type=int, default=4, help="how often each server has its turn (4)")
-    parser.add_argument("--under-way", type=int, default=32, help="how many are opened at a time (32)")
-    parser.add_argument("--only", choices=COMMANDS, help="measure one server alone")
-    parser.add_argument("--json", type=Path, help="also write everything to this file")
-    parser.add_argument("--check", action="store_true", help="fail if ours keeps something or costs more than half")
-    options = parser.parse_args()
-    if not (1 <= options.sessions <= MOST_SESSIONS and 1 <= options.rounds <= 20 and 1 <= options.under_way <= 256):
-        parser.error(f"1 to {MOST_SESSIONS} sessions, 1 to 20 rounds, 1 to 256 under way")
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < options.sessions + 500:
-        parser.error(f"only {most} files may be open at once; fewer --sessions")
-    # Of this process and of the servers, which inherit it.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (options.sessions + 500, most))
-    pin(os.getpid(), 1)
-    peers = [options.only] if options.only else list(COMMANDS)
-    found = trio.run(measure, peers, options.sessions, options.rounds, options.under_way)
-    print(table(found, options.sessions))
-    if options.json is not None:
-        options.json.write_text(
-            json.dumps({peer: [attrs.asdict(round) for round in rounds] for peer, rounds in found.items()}, indent=1)
-        )
-    if options.check and OURS in found and (told := misses(found, options.sessions)):
-        sys.exit("; ".join(told))
+@contextmanager
+def _open_files(wanted: int) -> Iterator[None]:
+    """Let this process, and the servers that inherit it, have so many files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise OSError(f"only {hard} files may be open at once; {wanted} are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 if __name__ == "__main__":
-    main()
+    command_line("What sessions with open streams cost.", measure, rounds=4)

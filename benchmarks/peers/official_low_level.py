@@ -12,7 +12,7 @@ from typing import Any
 
 import mcp_types as types
 from mcp.server.lowlevel import Server
-from serving import BODIES, TOOLS, call, option, serve
+from serving import BODIES, COUNTED, TOOLS, call, counts, option, serve
 
 
 def tool(name: str, description: str, **arguments: str) -> types.Tool:
@@ -47,6 +47,8 @@ async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> types.Call
             for number in range(1, n + 1):
                 await ctx.session.report_progress(number, n)
             return text("done")
+        case "counts", _ if COUNTED:
+            return text(await counts())
     return types.CallToolResult(content=[types.TextContent(type="text", text="no such call")], is_error=True)
 
 
