@@ -191,12 +191,22 @@ class Caller:
 
     # The end of the connection
 
+    def fail(self, id: object, kind: str, why: str, now: float) -> None:
+        """A message could not be sent: the call of this id has failed, if it is one."""
+        self.supply.tally.wrong(kind, why, now)
+        if type(id) is int and self._pending.pop(id, None) is not None:
+            self._settle(now)
+        elif id == 0 and self.greeting is None:
+            self.greeting = why
+        self.wake()
+
     def lose(self, kind: str, why: str, now: float) -> None:
         """The connection is gone: every call that waits for its answer has failed."""
         lost, self._pending = self._pending, {}
         for _ in lost:
             self.supply.tally.wrong(kind, why, now)
             self.supply.settle()
+        self.greeting = None
         self._free = self.places
         self._limits.clear()
         self._thinking.clear()

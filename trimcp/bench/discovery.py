@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import trio
@@ -61,6 +61,8 @@ async def discover(target: Target, plan: Plan) -> Found:
     Raises:
         McpError: it cannot be reached, or does not have what the plan calls; the text says what to do.
     """
+    if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
+        target = attrs.evolve(cast(Any, target), mode="sse" if plan.transport == "sse" else "streamable")
     client = Client(CLIENT["name"], CLIENT["version"], probe_timeout=plan.patience)
     with trio.move_on_after(3 * plan.patience):
         if isinstance(target, StdioServer):

@@ -151,7 +151,7 @@ class Connection:
     tally: Tally
     max_size: int
     context: ssl.SSLContext | None = None
-    reply: Reply = attrs.field(init=False)
+    reply: Reply = attrs.field(init=False, factory=Reply)
     _link: Link | None = attrs.field(init=False, default=None)
     _used: float = attrs.field(init=False, default=0.0)
 

@@ -45,7 +45,7 @@ class Road(Protocol):
         ...
 
 
-Opener: TypeAlias = Callable[[Load], AbstractAsyncContextManager[Road]]
+Opener: TypeAlias = Callable[[Load, Caller], AbstractAsyncContextManager[Road]]
 """Opens a connection, within `Plan.patience`. An McpError says that there is none; leaving the block closes it."""
 
 
@@ -67,7 +67,7 @@ async def run_session(
     attempt = 0
     while True:
         try:
-            async with opener(load) as road:
+            async with opener(load, caller) as road:
                 kind, why = await _Conversation(load, caller, road).run(usable)
         except McpError as error:
             kind, why = "no connection", str(error)

@@ -16,6 +16,7 @@ from trimcp.transports.child import StdioServer
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.websocket_client import WebSocketServer
 
 __all__ = ["SessionRunner", "session_runner"]
 
@@ -38,4 +39,10 @@ def session_runner(target: Target, transport: WireName) -> SessionRunner:
         from trimcp.bench.http import run_http_session
 
         return partial(run_http_session, server=cast("HttpServer", target))
-    raise NotImplementedError
+    if transport == "sse":
+        from trimcp.bench.events import events_opener
+
+        return partial(run_session, opener=events_opener(cast("HttpServer", target)))
+    from trimcp.bench.websocket import websocket_opener
+
+    return partial(run_session, opener=websocket_opener(cast("WebSocketServer", target)))

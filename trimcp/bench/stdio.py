@@ -9,9 +9,11 @@ from typing import Final
 import attrs
 import trio
 
+from trimcp.bench.caller import Caller
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Opener, Road
 from trimcp.bench.tally import Tally
+from trimcp.bench.writer import Writer
 from trimcp.transports.child import ChildChannel, StdioServer
 from trimcp.transports.descriptors import READ_SIZE, FdSender
 
@@ -31,36 +33,21 @@ class LineRoad:
     _channel: ChildChannel | None = None
     _pieces: list[bytes] = attrs.field(init=False, factory=list)
     _held: int = attrs.field(init=False, default=0)
-    _outgoing: list[bytes] = attrs.field(init=False, factory=list)
-    _is_writing: bool = attrs.field(init=False, default=False)
-    _more: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _writer: Writer = attrs.field(init=False)
     _why: str | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        sender = self._sender
+        now = sender.send_nowait if isinstance(sender, FdSender) else None
+        self._writer = Writer(now, sender.send_all, self._tally)
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Write the messages, as many as the pipe takes; see `Road.send`."""
-        data = b"\n".join((*messages, b""))
-        self._tally.bytes_out += len(data)
-        if not self._is_writing and isinstance(self._sender, FdSender):
-            try:
-                sent = self._sender.send_nowait(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                sent = 0  # `run` meets it too
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self._is_writing = True
-        self._outgoing.append(data)
-        self._more.set()
+        self._writer.write(b"\n".join((*messages, b"")))
 
     async def run(self) -> None:
         """Write what the pipe did not take; see `Road.run`."""
-        while True:
-            await self._more.wait()
-            self._more = trio.Event()
-            while self._outgoing:
-                data, self._outgoing = b"".join(self._outgoing), []
-                await self._sender.send_all(data)
-            self._is_writing = False
+        await self._writer.run()
 
     async def receive(self) -> Sequence[bytes]:
         """Return the lines that one read completes; see `Road.receive`."""
@@ -102,7 +89,7 @@ def stdio_opener(server: StdioServer) -> Opener:
     """Return what starts the server anew for each session."""
 
     @asynccontextmanager
-    async def opened(load: Load) -> AsyncIterator[Road]:
+    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
         async with server.connect() as channel:
             load.pids.add(channel.process.pid)
             receiver, sender = channel.streams

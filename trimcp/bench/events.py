@@ -1,0 +1,176 @@
+"""Load over the HTTP+SSE of 2024-11-05: each message is a POST of its own, all answers come over one stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urljoin, urlsplit
+
+import attrs
+import orjson
+import trio
+
+from trimcp.bench.caller import Caller
+from trimcp.bench.h1 import Connection, Site, Unreadable
+from trimcp.bench.load import Load
+from trimcp.bench.mux import Opener, Road
+from trimcp.errors import ConnectionLost, McpError
+from trimcp.framing.sse import Decoder, Event
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.client import HttpServer
+
+__all__ = ["events_opener"]
+
+_LISTEN: Final = {"accept": "text/event-stream"}
+_SEND: Final = {"content-type": "application/json"}
+
+
+def events_opener(server: HttpServer) -> Opener:
+    """Return what opens the stream anew for each session."""
+    site = Site.of(server)
+
+    @asynccontextmanager
+    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
+        road = _EventRoad(load, caller, site, server.address, server.max_message)
+        try:
+            await road.open()
+            yield road
+        finally:
+            road.close()
+
+    return opened
+
+
+@attrs.define(eq=False)
+class _EventRoad:
+    """One session: the stream, and connections to POST on, as many as are needed and calls may be under way."""
+
+    _load: Load
+    _caller: Caller
+    _site: Site
+    _url: str
+    _max_message: int
+    _stream: Connection = attrs.field(init=False)
+    _decoder: Decoder = attrs.field(init=False)
+    _head: bytes = attrs.field(init=False, default=b"")
+    _arrived: list[Event] = attrs.field(init=False, factory=list)
+    _outgoing: deque[bytes] = attrs.field(init=False, factory=deque)
+    _idle: list[trio.Event] = attrs.field(init=False, factory=list)
+    _workers: int = attrs.field(init=False, default=0)
+    _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+    _why: str = attrs.field(init=False, default="the server ended its event stream")
+
+    def __attrs_post_init__(self) -> None:
+        self._stream = self._connection()
+        self._decoder = Decoder(self._max_message)
+
+    def _connection(self) -> Connection:
+        load = self._load
+        return Connection(self._site, load.plan.patience, load.tally, self._max_message, load.ssl_context)
+
+    # The stream
+
+    async def open(self) -> None:
+        """Open the stream and wait for the endpoint that the server names first.
+
+        Raises:
+            ConnectionLost: there is none; the text says why.
+        """
+        patience = self._load.plan.patience
+        stream = self._stream
+        try:
+            with trio.fail_after(patience):
+                await stream.request(self._site.head(b"GET", _LISTEN) + b"\r\n")
+                while not self._arrived:
+                    pieces = await stream.more()
+                    status = stream.reply.status
+                    if status and (status != 200 or stream.reply.content_type != b"text/event-stream"):
+                        raise ConnectionLost(f"the server does not speak HTTP+SSE here: HTTP {status}")
+                    self._decode(pieces)
+        except trio.TooSlowError:
+            raise ConnectionLost(f"the server named no endpoint within {patience:g} seconds") from None
+        except (trio.BrokenResourceError, Unreadable) as error:
+            raise ConnectionLost(str(error)) from None
+        event = self._arrived.pop(0)
+        target = urljoin(self._url, event.data.decode(errors="replace").strip())
+        if event.event != "endpoint" or urlsplit(target)[:2] != urlsplit(self._url)[:2]:
+            raise ConnectionLost(f"the server named no endpoint of its own but {event.data[:200]!r}")
+        path = urlsplit(target)._replace(scheme="", netloc="", fragment="").geturl()
+        self._head = self._site.head(b"POST", _SEND, path=path.encode())
+
+    async def receive(self) -> Sequence[bytes]:
+        """Return what the stream has brought; see `Road.receive`."""
+        try:
+            if not self._arrived:
+                if self._stream.reply.complete:
+                    raise trio.EndOfChannel(self._why)
+                self._decode(await self._stream.more())
+        except Unreadable as error:
+            self._why = str(error)
+            raise trio.BrokenResourceError(self._why) from None
+        arrived, self._arrived = self._arrived, []
+        return [event.data for event in arrived if event.data]
+
+    def _decode(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            for event in self._decoder.feed(piece):
+                if event.oversize is not None:
+                    raise Unreadable(event.oversize.message)
+                self._arrived.append(event)
+
+    async def epitaph(self) -> str:
+        """Say how the connection ended; see `Road.epitaph`."""
+        return self._why
+
+    # Messages of ours
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Have the messages sent, each by the next connection that is free; see `Road.send`."""
+        self._outgoing.extend(messages)
+        for _ in messages:
+            if self._idle:
+                self._idle.pop().set()
+            elif self._nursery is not None and self._workers <= self._load.plan.places:
+                self._workers += 1
+                self._nursery.start_soon(self._work)
+
+    async def run(self) -> None:
+        """Have a place for the tasks that POST; see `Road.run`."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self.send(())
+            if self._outgoing:
+                self._workers += 1
+                nursery.start_soon(self._work)
+            await trio.sleep_forever()
+
+    async def _work(self) -> None:
+        connection = self._connection()
+        try:
+            while True:
+                while self._outgoing:
+                    await self._post(connection, self._outgoing.popleft())
+                event = trio.Event()
+                self._idle.append(event)
+                await event.wait()
+        finally:
+            connection.close()
+
+    async def _post(self, connection: Connection, message: bytes) -> None:
+        try:
+            await connection.request(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(message), message))
+            body = await connection.body()
+            if connection.reply.status < 300:
+                return
+            kind, why = f"HTTP {connection.reply.status}", body.decode(errors="replace")
+        except (McpError, Unreadable, trio.BrokenResourceError) as error:
+            connection.close()
+            kind, why = "connection lost", str(error)
+        self._caller.fail(orjson.loads(message).get("id"), kind, why, trio.current_time())
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
