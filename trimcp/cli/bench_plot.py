@@ -113,7 +113,7 @@ def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None
             shade = colour if len(curves) > 1 else _FAINT
             figure.text(_LEFT, 0.92 - 0.033 * row, one_line(curve.name, 130), fontsize=9, color=shade, va="top")
         _draw_latencies(wide, curves)
-        if any(len(curve.rounds) > 1 for curve in curves):
+        if len(curves) > 1:
             _draw_rounds(left, right, curves)
         else:
             _draw_course(left, right, curves[0])
@@ -252,13 +252,16 @@ def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
         at = [middle for middle, _ in wrong]
         rates.plot(at, [0] * len(at), "x", color=_WRONG, markersize=6, clip_on=False, label="with errors")
         rates.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1)
+    drawn: list[float] = []
     for name, shade, value in (("p99", _COLOURS[1], _p99), ("p50", _COLOURS[0], _p50)):
-        times.plot(middles, [value(each) for each in seconds], color=shade, label=name, **style)
+        values = [value(each) for each in seconds]
+        times.plot(middles, values, color=shade, label=name, **style)
+        drawn += values
     for axes in (rates, times):
         axes.set_xlabel("seconds since the start")
         axes.set_xlim(0, max(report.seconds, 0.1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=report.seconds > 3))
-    _finish_panels(rates, times)
+    _finish_panels(rates, times, drawn)
 
 
 def _p50(second: Second) -> float:
@@ -271,29 +274,32 @@ def _p99(second: Second) -> float:
 
 def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
     """Draw what alternated, round by round."""
+    drawn: list[float] = []
     for curve, colour in zip(curves, _COLOURS, strict=False):
         numbers = range(1, len(curve.rounds) + 1)
         rates.plot(numbers, [each.per_second for each in curve.rounds], "-o", color=colour, linewidth=1.2, markersize=4)
         for percent, line in ((50, "-"), (99, ":")):
             values = [1e3 * (each.latency.percentile(percent) or math.nan) for each in curve.rounds]
+            drawn += values
             times.plot(numbers, values, f"{line}o", color=colour, linewidth=1.2, markersize=4)
     for percent, line in ((50, "-"), (99, ":")):
         times.plot([], [], line, color=_INK, linewidth=1.2, label=f"p{percent}")
     for axes in (rates, times):
         axes.set_xlabel("round")
         axes.set_xticks(range(1, max(len(curve.rounds) for curve in curves) + 1))
-    _finish_panels(rates, times)
+    _finish_panels(rates, times, drawn)
 
 
-def _finish_panels(rates: Axes, times: Axes) -> None:
+def _finish_panels(rates: Axes, times: Axes, drawn: Sequence[float]) -> None:
     rates.set_title("calls answered per second", loc="left", fontsize=9, fontweight="bold")
     rates.set_ylabel("calls/s")
     rates.set_ylim(bottom=0)
     rates.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     times.set_title("time of a call", loc="left", fontsize=9, fontweight="bold")
     times.set_ylabel("ms (logarithmic)")
-    times.set_yscale("log")
-    low, high = (float(limit) for limit in times.get_ylim())
-    times.set_ylim(min(low, high / 4) / 1.3, high * 1.3)
-    _number_log(times.yaxis)
+    drawn = [value for value in drawn if value > 0]  # which NaN is not
+    if drawn:
+        times.set_yscale("log")
+        times.set_ylim(min(*drawn, max(drawn) / 4) / 1.3, max(drawn) * 1.3)
+        _number_log(times.yaxis)
     times.legend(loc="lower right", ncols=2, bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1.4)

@@ -1,0 +1,129 @@
+"""The plot: a file people can read, with everything named. Its looks are for eyes, not for this."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.reports import a_report, some_errors
+from trimcp.bench.histogram import Histogram
+from trimcp.bench.report import Second
+from trimcp.cli.bench_plot import Curve, check_plot, draw
+from trimcp.cli.exits import USAGE, Failure
+
+ROOT = Path(__file__).parents[2]
+
+
+def texts_of(file: Path) -> list[str]:
+    """The texts of an SVG."""
+    return [
+        "".join(each.itertext()).strip() for each in ElementTree.parse(file).iter("{http://www.w3.org/2000/svg}text")
+    ]
+
+
+def test_one_server_has_its_latencies_and_its_course(tmp_path: Path) -> None:
+    file = tmp_path / "plot.svg"
+    draw(str(file), "echo of $HOME_and$", [Curve("500 per second", [a_report()])])
+    texts = texts_of(file)
+    for label in [
+        *("echo of $HOME_and$", "500 per second", "share of calls (%)", "time from call to answer (ms, logarithmic)"),
+        *("p50 1.00 ms", "p90 1.00 ms", "p99 1.00 ms", "p99.9 1.00 ms", "calls answered per second", "calls/s"),
+        *("seconds since the start", "time of a call", "ms (logarithmic)", "p50", "p99"),
+    ]:
+        assert label in texts
+    assert "with errors" not in texts
+
+
+def test_seconds_with_errors_are_marked(tmp_path: Path) -> None:
+    file = tmp_path / "plot.svg"
+    over_time = (Second(0, 400, 0, 0.001, 0.002), Second(1, 0, 10, None, None))
+    draw(str(file), "echo", [Curve("", [a_report(errors=some_errors(), over_time=over_time)])])
+    assert "with errors" in texts_of(file)
+
+
+def test_two_servers_are_drawn_by_round(tmp_path: Path) -> None:
+    file = tmp_path / "plot.svg"
+    curves = [Curve("the one", [a_report()] * 3), Curve("the other", [a_report(milliseconds=4.0)] * 3)]
+    draw(str(file), "echo", curves, "16 under way")
+    texts = texts_of(file)
+    assert [text for text in texts if text in ("the one", "the other", "16 under way")] != []
+    assert {"p50 1.00 ms", "p50 4.00 ms", "round", "1", "2", "3"} <= set(texts)
+    assert "seconds since the start" not in texts
+
+
+def test_two_servers_of_one_round_are_both_there(tmp_path: Path) -> None:
+    file = tmp_path / "plot.svg"
+    draw(str(file), "echo", [Curve("the one", [a_report()]), Curve("the other", [a_report(milliseconds=4.0)])])
+    assert {"p50 1.00 ms", "p50 4.00 ms", "round"} <= set(texts_of(file))
+
+
+def test_nothing_answered_can_be_drawn_too(tmp_path: Path) -> None:
+    file = tmp_path / "plot.svg"
+    nothing = a_report(latency=Histogram(), calls=0, over_time=(Second(0, 0, 7, None, None),), errors=some_errors())
+    draw(str(file), "echo", [Curve("none", [nothing])])
+    assert "no call was answered" in texts_of(file)
+    draw(str(file), "echo", [Curve("none", [a_report(latency=Histogram(), over_time=(), seconds=0.0)])])
+    assert "no call was answered" in texts_of(file)
+
+
+def test_times_far_apart_and_all_the_same_can_be_drawn(tmp_path: Path) -> None:
+    far, same = Histogram(), Histogram()
+    far.add([1e-6, 1e-3, 60.0])
+    same.add([0.002] * 50)
+    for latency in (far, same):
+        draw(str(tmp_path / "plot.png"), "echo", [Curve("", [a_report(latency=latency)])])
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_call_is_in_a_bar() -> None:
+    from trimcp.cli.bench_plot import _edges, _shares
+
+    spread = Histogram()
+    spread.add([0.0001 * 1.07**power for power in range(150)])
+    edges = _edges([spread, a_report().latency])
+    assert len(edges) < 100
+    assert sum(_shares(spread, edges)) == pytest.approx(100)
+    assert sum(_shares(a_report().latency, edges)) == pytest.approx(100)
+    whole = [upper for share, upper in zip(_shares(a_report().latency, edges), edges[1:], strict=True) if share > 99]
+    assert whole == [pytest.approx(1.0, rel=0.15)]
+
+
+def test_labels_that_would_touch_move_apart() -> None:
+    from trimcp.cli.bench_plot import _apart
+
+    assert _apart([0.1, 0.5], 0.2) == [0.1, 0.5]
+    assert _apart([0.3, 0.35, 0.36], 0.2) == pytest.approx([0.3, 0.5, 0.7])
+    assert _apart([0.9, 0.95, 1.0], 0.2) == pytest.approx([0.5, 0.7, 0.9]), "within the axes"
+    assert _apart([0.0], 0.2) == [0.1]
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("plot.pdf", "--plot draws .svg or .png files; 'plot.pdf' has another ending"),
+        ("nowhere/plot.svg", "--plot cannot write nowhere/plot.svg: there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_beforehand(file: str, told: str) -> None:
+    with pytest.raises(Failure, match="--plot") as caught:
+        check_plot(file)
+    assert (caught.value.message, caught.value.exit_code) == (told, USAGE)
+    check_plot("plot.PNG")
+
+
+def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "plot.svg").mkdir()
+    with pytest.raises(Failure, match=r"cannot write .*plot\.svg: Is a directory"):
+        draw(str(tmp_path / "plot.svg"), "echo", [Curve("", [a_report()])])
+
+
+def test_without_matplotlib_it_says_what_to_install_before_it_measures() -> None:
+    program = "import sys; sys.modules['matplotlib'] = None; import trimcp.cli; trimcp.cli.main()"
+    words = ["bench", "no-such-program", "--tool", "t", "--plot", "x.svg"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'Error: --plot needs matplotlib, which is not installed: pip install "trimcp[plot]"\n'

@@ -1,0 +1,85 @@
+"""Where the figures go: the table to one stream, JSON and plot to files, and none of it lost for another's sake."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from rich.console import Console
+
+from tests.cli.reports import a_report
+from tests.cli.test_bench_words import typed
+from trimcp.bench.report import Report
+from trimcp.cli.bench_results import show_results
+from trimcp.cli.exits import Failure
+from trimcp.cli.screen import Screen
+
+
+@attrs.define
+class Streams:
+    out: str
+    err: str
+
+
+def shown(done: list[list[Report]], *words: str) -> Streams:
+    screen = Screen()
+    out, err = io.StringIO(), io.StringIO()
+    screen.out = Console(file=out, width=80, markup=False, highlight=False, soft_wrap=True)
+    screen.err = Console(file=err, width=80, markup=False, highlight=False, soft_wrap=True)
+    show_results(screen, typed(*words), done)
+    return Streams(out.getvalue(), err.getvalue())
+
+
+def test_the_table_goes_to_standard_output() -> None:
+    streams = shown([[a_report()]])
+    assert "1,000 answered rightly" in streams.out
+    assert streams.err == ""
+
+
+def test_json_takes_standard_output_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    streams = shown([[a_report()]], "--json", "-")
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(a_report().to_json()))
+    assert "1,000 answered rightly" in streams.err
+    assert streams.out == ""
+    assert shown([[a_report()]], "--json", "-", "--quiet") == Streams("", "")
+
+
+def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    assert "1,000 answered rightly" in shown([[a_report()]], "--json", str(file)).out
+    assert json.loads(file.read_text())["per_second"] == 500.0
+
+
+def test_two_servers_are_compared(tmp_path: Path) -> None:
+    file, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
+    done = [[a_report(), a_report()], [a_report(calls=500), a_report(calls=500)]]
+    streams = shown(done, "--json", str(file), "--plot", str(plot))
+    assert "2.00 to 2.00" in streams.out
+    assert json.loads(file.read_text())["ratios"]["per_second"]["median"] == 2.0
+    assert "two servers in 2 rounds" in plot.read_text()
+    assert "500 calls answered per second" in plot.read_text()
+
+
+def test_a_round_that_was_interrupted_is_shown_and_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    half = a_report(calls=7, interrupted=True)
+    streams = shown([[a_report(), half], [a_report(calls=500)]], "--json", str(file))
+    assert "1 round of: " in streams.out
+    assert [each["calls"] for each in json.loads(file.read_text())["unpaired"]] == [7]
+    streams = shown([[half], []], "--json", str(file), "--plot", str(tmp_path / "plot.svg"))
+    assert "7 answered rightly" in streams.out
+    assert "interrupted" in streams.out
+    value: Any = json.loads(file.read_text())
+    assert (value["rounds"], value["ratios"], len(value["unpaired"])) == ([], {}, 1)
+
+
+def test_what_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    plot = tmp_path / "plot.svg"
+    with pytest.raises(Failure, match=r"cannot write .*taken: Is a directory"):
+        shown([[a_report()]], "--json", str(tmp_path / "taken"), "--plot", str(plot))
+    assert plot.exists()
