@@ -10,9 +10,9 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import httpx2
@@ -23,21 +23,26 @@ import trimcp
 
 START_LIMIT = 60.0
 LIMIT = 30.0
+MANY, LARGE = 1_000, 5_000_000
+MUCH = {"BENCH_TOOLS": str(MANY), "BENCH_MAX_MESSAGE": str(4 * LARGE)}
 
 
 @attrs.frozen
 class Finding:
-    """What became of one way to reach a peer: "ok" or what was wrong, and of three progress reports, how many came."""
+    """What became of one way to reach a peer: "ok" or what was wrong, and whether it did what it need not do, too."""
 
     peer: str
     way: Way
     said: str
-    progress: int = 0
+    full: bool = False
 
     @property
     def right(self) -> bool:
         """It did what it claims."""
         return self.said == "ok"
+
+
+Ask: TypeAlias = "Callable[[Peer, Way, Any, Replies], Awaitable[Finding]]"
 
 
 @attrs.define
@@ -55,9 +60,9 @@ class Replies:
 
 
 @asynccontextmanager
-async def listening(peer: Peer, way: Way) -> AsyncIterator[str]:
-    """Start a peer that serves over a network, yield its URL, and stop it."""
-    environment = {**os.environ, **peer.environment}
+async def listening(peer: Peer, way: Way, more: dict[str, str]) -> AsyncIterator[str]:
+    """Start a peer that serves over a network, with more variables, yield its URL, and stop it."""
+    environment = {**os.environ, **peer.environment, **more}
     command = peer.command(way.mode, reply=way.reply)
     process = await trio.lowlevel.open_process(command, env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -78,25 +83,26 @@ async def listening(peer: Peer, way: Way) -> AsyncIterator[str]:
         await process.stdout.aclose()
 
 
-async def check(peer: Peer, way: Way) -> Finding:
-    """Ask a peer in one way for everything."""
+async def check(peer: Peer, way: Way, ask: Ask, more: dict[str, str]) -> Finding:
+    """Start a peer with more variables, and ask it in one way."""
     replies = Replies()
     try:
         with trio.fail_after(LIMIT + START_LIMIT):
             if way.mode == "stdio":
                 program, *words = peer.command("stdio")
-                return await _ask(peer, way, trimcp.stdio(program, *words, env=peer.environment), replies)
-            async with listening(peer, way) as url, httpx2.AsyncClient(timeout=None) as client:
+                return await ask(peer, way, trimcp.stdio(program, *words, env=peer.environment | more), replies)
+            async with listening(peer, way, more) as url, httpx2.AsyncClient(timeout=None) as client:
                 client.event_hooks = {"response": [replies.note]}
                 if way.mode == "websocket":
-                    return await _ask(peer, way, trimcp.websocket(url), replies)
+                    return await ask(peer, way, trimcp.websocket(url), replies)
                 mode: Any = "sse" if way.mode == "sse" else "streamable"
-                return await _ask(peer, way, trimcp.http(url, mode=mode, client=client), replies)
+                return await ask(peer, way, trimcp.http(url, mode=mode, client=client), replies)
     except Exception as error:
         return Finding(peer.name, way, _first(error))
 
 
-async def _ask(peer: Peer, way: Way, target: Any, replies: Replies) -> Finding:
+async def ask_all(peer: Peer, way: Way, target: Any, replies: Replies) -> Finding:
+    """Ask for all that the cells use."""
     async with trimcp.Client("check", version="1.0").connect(target, revision=way.revision) as session:
         tools = {tool.name for tool in await session.list_tools()}
         assert {"echo", "add", "stream"} <= tools, f"tools are {tools}"
@@ -118,7 +124,23 @@ async def _ask(peer: Peer, way: Way, target: Any, replies: Replies) -> Finding:
         assert getattr(resource, "text", None) == "hello", f"the resource is {resource}"
         prompt = (await session.get_prompt("greet", {"name": "Ada"})).messages[0].content
         assert getattr(prompt, "text", None) == "Say hello to Ada.", f"the prompt is {prompt}"
-        return Finding(peer.name, way, "ok", len(reported))
+        return Finding(peer.name, way, "ok", bool(reported))
+
+
+async def ask_much(peer: Peer, way: Way, target: Any, replies: Replies) -> Finding:
+    """Ask for a thousand tools, and for a long text, which may be refused only where that is known."""
+    async with trimcp.Client("check", version="1.0").connect(target, revision=way.revision) as session:
+        tools = await session.list_tools()
+        assert len(tools) == 3 + MANY, f"there are {len(tools)} tools"
+        text = "x" * LARGE
+        if way.mode in peer.limited:
+            try:
+                await _texts(session, "echo", {"text": text}, text)
+            except trimcp.McpError:
+                return Finding(peer.name, way, "ok", False)
+            raise AssertionError("it takes more than was thought")
+        await _texts(session, "echo", {"text": text}, text)
+        return Finding(peer.name, way, "ok", True)
 
 
 async def _texts(session: trimcp.ClientSession, tool: str, arguments: dict[str, Any], wanted: str) -> None:
@@ -154,25 +176,26 @@ def _first(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip(": ")
 
 
-def table(findings: list[Finding]) -> str:
-    """Return the matrix as Markdown: a row for each way, a column for each peer."""
+def table(findings: list[Finding], less: str) -> str:
+    """Return the matrix as Markdown: a row for each way, a column for each peer; `less` is what some do not do."""
     names = list(dict.fromkeys(finding.peer for finding in findings))
     cells = {(finding.peer, finding.way): finding for finding in findings}
     lines = ["| | " + " | ".join(names) + " |", "| --- " * (len(names) + 1) + "|"]
     ways = sorted({finding.way for finding in findings}, key=str)
-    rows = [[str(way), *(_cell(cells.get((name, way))) for name in names)] for way in ways]
+    rows = [[str(way), *(_cell(cells.get((name, way)), less) for name in names)] for way in ways]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _cell(finding: Finding | None) -> str:
+def _cell(finding: Finding | None, less: str) -> str:
     if finding is None:
         return "-"
-    return ("ok" if finding.progress else "ok, no progress") if finding.right else "WRONG"
+    return ("ok" if finding.full else less) if finding.right else "WRONG"
 
 
-async def check_all(peers: list[Peer], mode: str | None) -> list[Finding]:
+async def check_all(peers: list[Peer], mode: str | None, much: bool) -> list[Finding]:
     """Check one way after another, since many servers at once take each other's time."""
-    return [await check(peer, way) for peer in peers for way in peer.ways if mode in (None, way.mode)]
+    ask, more = (ask_much, MUCH) if much else (ask_all, {})
+    return [await check(peer, way, ask, more) for peer in peers for way in peer.ways if mode in (None, way.mode)]
 
 
 def main() -> None:
@@ -180,9 +203,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Let every peer answer in every way it claims.")
     parser.add_argument("--peer", action="append", help="only the peer of this name (repeatable)")
     parser.add_argument("--mode", choices=("stdio", "http", "sse", "websocket"), help="only over this transport")
+    parser.add_argument("--much", action="store_true", help="only ask for a thousand tools and 5 MB of text")
     options = parser.parse_args()
-    findings = trio.run(check_all, find_peers(options.peer), options.mode)
-    print(table(findings))
+    findings = trio.run(check_all, find_peers(options.peer), options.mode, options.much)
+    print(table(findings, "ok, refused" if options.much else "ok, no progress"))
     wrong = [finding for finding in findings if not finding.right]
     for finding in wrong:
         print(f"{finding.peer}, {finding.way}: {finding.said}", file=sys.stderr)

@@ -69,6 +69,7 @@ class Peer:
         memory: its client can call its server within one process (`program` with `memory COUNT UNDER_WAY`).
         environment: variables it is started with, beside ours.
         words: the command line's end when it serves over a network.
+        limited: modes in which it cannot be told to take larger messages (BENCH_MAX_MESSAGE).
         weight: how many times slower than the quickest it is, about; rounds may have so many times fewer calls.
         counts: it can be asked what its process holds; `collecting` are the words that let it.
         distribution: what is installed, and `home` where: site-packages or node_modules.
@@ -81,6 +82,7 @@ class Peer:
     memory: bool = True
     environment: dict[str, str] = attrs.field(factory=dict)
     words: tuple[str, ...] = ()
+    limited: frozenset[str] = frozenset()
     weight: int = 1
     collecting: tuple[str, ...] = ()
     distribution: str | None = None
@@ -176,6 +178,7 @@ def _fastmcp() -> Peer:
         FASTMCP,
         (str(python), str(HERE / "peers" / "fastmcp4.py")),
         _ways(*_STDIO, *_LEGACY_HTTP, *_MODERN_HTTP, *_SSE),
+        limited=frozenset({"http", "sse"}),
         weight=20,
         distribution="fastmcp",
         home=_site_packages(python),
