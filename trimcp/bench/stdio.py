@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -15,7 +15,7 @@ from trimcp.bench.mux import Opener, Road
 from trimcp.bench.tally import Tally
 from trimcp.bench.writer import Writer
 from trimcp.transports.child import ChildChannel, StdioServer
-from trimcp.transports.descriptors import READ_SIZE, FdSender
+from trimcp.transports.descriptors import READ_SIZE, FdReceiver, FdSender
 
 __all__ = ["LineRoad", "stdio_opener"]
 
@@ -34,12 +34,15 @@ class LineRoad:
     _pieces: list[bytes] = attrs.field(init=False, factory=list)
     _held: int = attrs.field(init=False, default=0)
     _writer: Writer = attrs.field(init=False)
+    _receive: Callable[[int], Awaitable[bytes | bytearray]] = attrs.field(init=False)
     _why: str | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         sender = self._sender
         now = sender.send_nowait if isinstance(sender, FdSender) else None
         self._writer = Writer(now, sender.send_all, self._tally)
+        receiver = self._receiver
+        self._receive = receiver.receive_later if isinstance(receiver, FdReceiver) else receiver.receive_some
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Write the messages, as many as the pipe takes; see `Road.send`."""
@@ -51,7 +54,7 @@ class LineRoad:
 
     async def receive(self) -> Sequence[bytes]:
         """Return the lines that one read completes; see `Road.receive`."""
-        chunk = bytes(await self._receiver.receive_some(READ_SIZE))
+        chunk = bytes(await self._receive(READ_SIZE))
         if not chunk:
             raise trio.EndOfChannel("the server closed its output")
         self._tally.bytes_in += len(chunk)

@@ -80,12 +80,19 @@ class FdReceiver(trio.abc.ReceiveStream):
         else:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return data
+        return await self.receive_later(max_bytes)
+
+    async def receive_later(self, max_bytes: int | None = None) -> bytes:
+        """Do what `receive_some` does, for less where nothing is there yet: it waits before it looks."""
         while True:
-            try:
-                await trio.lowlevel.wait_readable(self._descriptor.fd)
-            except trio.ClosedResourceError:
-                # Either closed, which receive_nowait reports, or woken by end_after_buffered.
-                pass
+            if self._descriptor.fd < 0 or self._left is not None:
+                await trio.lowlevel.checkpoint()
+            else:
+                try:
+                    await trio.lowlevel.wait_readable(self._descriptor.fd)
+                except trio.ClosedResourceError:
+                    # Either closed, which receive_nowait reports, or woken by end_after_buffered.
+                    pass
             try:
                 return self.receive_nowait(max_bytes)
             except trio.WouldBlock:
