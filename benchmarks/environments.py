@@ -208,7 +208,7 @@ def _typescript() -> Peer:
         TYPESCRIPT,
         (str(_node()), str(HERE / "peers" / "typescript.mjs")),
         _ways(*_STDIO, *_ALL_HTTP, *_SSE),
-        environment={"BENCH_NODE_MODULES": str(modules)},
+        environment={"BENCH_NODE_MODULES": str(modules), "NODE_ENV": "production"},
         collecting=("--expose-gc",),
         distribution="@modelcontextprotocol/server",
         home=modules,
