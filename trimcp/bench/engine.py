@@ -218,10 +218,10 @@ class _Run:
             due += _TICK
             await trio.sleep_until(due)
             now, cpu = trio.current_time(), time.process_time()
-            self._on_tick(self._snapshot(now, now - before_at, cpu - before_cpu))
+            self._on_tick(self._snapshot(now, now - before_at, (cpu - before_cpu) / (now - before_at)))
             before_at, before_cpu = now, cpu
 
-    def _snapshot(self, now: float, seconds: float, cpu: float) -> Snapshot:
+    def _snapshot(self, now: float, seconds: float, busy: float) -> Snapshot:
         load, tally, plan = self._load, self._load.tally, self._load.plan
         glimpse = tally.glimpse(now)
         # The first one after the warm-up has less to show than half a second.
@@ -248,7 +248,7 @@ class _Run:
             progress_rate=glimpse.progress / seconds,
             under_way=load.supply.under_way,
             sessions=load.open,
-            busy=cpu / seconds,
+            busy=busy,
         )
 
     def report(self, target: str, found: Found) -> Report:

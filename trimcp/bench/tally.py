@@ -43,7 +43,7 @@ class Tally:
         calls: right answers.
         failed: failures; `errors` has them by kind.
         progress, cancelled, timed_out, late: as in `Report`.
-        answers: replies of any kind, progress included, in that time.
+        answers: replies to calls in that time, right or wrong.
         bytes_in, bytes_out: since the very beginning; `begin` and `end` note where they stood.
         latency: the times of right answers, those after the end included.
         after: how many of those came after the end.
@@ -139,7 +139,6 @@ class Tally:
         """So many notifications of progress came."""
         if self.counting:
             self.progress += count
-            self.answers += count
             self._glimpse.progress += count
 
     def given_up(self, *, timeout: bool) -> None:
