@@ -164,7 +164,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _bytes(count: int, report: Report) -> str:
-    return f"{three(count / report.seconds / 1e6)} MB/s" if report.seconds else f"{count:,} bytes"
+    if not report.seconds:
+        return f"{count:,} bytes"
+    rate = count / report.seconds
+    return f"{three(rate / 1e6)} MB/s" if rate >= 1e6 else f"{three(rate / 1e3)} kB/s"
 
 
 def milliseconds(seconds: float | None) -> str:

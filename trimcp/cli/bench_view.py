@@ -61,7 +61,7 @@ class View:
         """Show how things stand."""
         if self.screen.quiet:
             return
-        if not snapshot.warming_up:
+        if snapshot.elapsed >= _EARLY:
             self._rates.append(snapshot.rate)
         if self._live is not None:
             self._live.update(self._panel(snapshot), refresh=True)
@@ -86,6 +86,8 @@ class View:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", min_width=11)
         rows.add_column()
+        if now.warming_up:
+            return head
         rows.add_row("  rate", Text(f"{per_second(now.rate)} per second  {_sparks(self._rates)}"))
         rows.add_row("  time", _percentiles(now))
         rows.add_row("  calls", f"{now.calls:,} answered rightly{_given_up(now)}")
