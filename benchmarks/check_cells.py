@@ -1,8 +1,7 @@
 """The fixed work that `check.py` counts, one cell for each road a call can take.
 
-Everything runs in one process, over pipes and Unix sockets, by a clock that stands still and a scheduler without
-dice, so that the same code always does the same. It uses public names almost only, to outlive what it measures. Who is
-not measured speaks MCP here by hand, and checks every reply.
+Everything runs in one process, over pipes and Unix sockets, and uses public names almost only, to outlive what it
+measures. Who is not measured speaks MCP by hand (`check_far_end`), and checks every reply.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import attrs
@@ -42,7 +40,7 @@ import trimcp
 from trimcp.transports.descriptors import FdReceiver, FdSender
 from trimcp.transports.stream import StreamChannel
 
-__all__ = ["CELLS", "Cell", "run"]
+__all__ = ["CELLS", "Cell", "Work"]
 
 _UNDER_WAY = 64
 Work: TypeAlias = Callable[[], Awaitable[None]]
@@ -59,12 +57,6 @@ class Cell:
 
     count: int
     open: Callable[[], AbstractAsyncContextManager[Work]]
-
-
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run in Trio without what differs from run to run: time, and the order in which tasks take their turn."""
-    trio._core._run._r = SimpleNamespace(random=float)  # type: ignore[attr-defined] # 0.0: the oldest task first
-    trio.run(main, clock=trio.testing.MockClock())
 
 
 # The server

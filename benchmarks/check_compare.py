@@ -29,7 +29,7 @@ KEPT: Final = "kept blocks"
 MODULES: Final = "modules"
 
 _RECORDED: Final = {BYTECODES: 0.005, CALLS: 0.02}  # functions below this share of a cell are not recorded
-_SMALL_SHARE: Final = 0.02  # a package's growth counts from this share of the whole cell on
+_SMALL_SHARE: Final = 0.03  # a package's growth counts from this share of the whole cell on
 _SHOWN: Final = 10
 
 
