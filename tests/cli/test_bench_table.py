@@ -45,13 +45,14 @@ def test_errors_come_by_kind_the_most_frequent_first_and_harmless() -> None:
     assert lines[at + 1] == "              9 wrong text: 'a' instead of \\x1b[31m'b'"
     assert lines[at + 2] == "              1 timeout: no answer"
     assert styles_of(report, "  errors") == {"bold red"}
+    assert "  errors      10, 100 % of the calls" in text_of(a_report(calls=0, errors=some_errors()))
 
 
 def test_no_answer_at_all_is_no_success() -> None:
     report = a_report(calls=0, latency=Histogram(), cost=None)
     assert "errors      none, but no answer either" in text_of(report)
     assert styles_of(report, "no answer either") == {"red"}
-    assert "        -        -" in text_of(report)
+    assert "time        none, for there were no right answers" in text_of(report)
     assert "CPU and memory unknown; name its process with --pid" in text_of(report)
 
 

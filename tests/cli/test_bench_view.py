@@ -27,6 +27,7 @@ def test_where_nothing_can_be_redrawn_there_are_lines() -> None:
     view.tick(a_snapshot(elapsed=-0.5))
     for half in range(6):
         view.tick(a_snapshot(elapsed=half / 2))
+    view.tick(a_snapshot(elapsed=3.5, share=1.0, rate=0.0))  # nothing but last answers
     view.end()
     title, *lines = written.getvalue().splitlines()
     assert title == "echo of library"

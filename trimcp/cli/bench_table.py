@@ -103,8 +103,8 @@ def _errors(report: Report) -> Iterator[Line]:
     if not report.errors:
         yield _row("errors", "none" if report.right else "none, but no answer either"), "" if report.right else "red"
         return
-    tried = report.failures + report.calls
-    yield _row("errors", f"{report.failures:,}, {100 * report.failures / tried:.2g} % of the calls"), "bold red"
+    share = 100 * report.failures / (report.failures + report.calls)
+    yield _row("errors", f"{report.failures:,}, {share:.{0 if share >= 10 else 2}f} % of the calls"), "bold red"
     for kind, failures in sorted(report.errors.items(), key=lambda item: -item[1].count):
         example = one_line(failures.example, _EXAMPLE)
         yield _row("", f"{failures.count:,} {one_line(kind, 40)}" + (f": {example}" if example else "")), "red"
@@ -121,11 +121,12 @@ def _punctuality(report: Report) -> Iterator[Line]:
 
 def _latencies(report: Report) -> Iterator[Line]:
     latency = report.latency
+    if not latency.count:
+        yield _row("time", "none, for there were no right answers"), "dim"
+        return
     values: dict[str, float | None] = {"min": latency.least, "mean": latency.mean}
     values |= {f"p{percent:g}": latency.percentile(percent) for percent in PERCENTILES}
     values["max"] = latency.most
-    if not latency.count:
-        values = dict.fromkeys(values)
     yield _row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
     yield _row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
 

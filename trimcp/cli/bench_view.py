@@ -59,7 +59,8 @@ class View:
 
     def tick(self, snapshot: Snapshot) -> None:
         """Show how things stand."""
-        if self.screen.quiet:
+        over = snapshot.share >= 1 and not snapshot.rate  # the last answers are still awaited
+        if self.screen.quiet or over:
             return
         if snapshot.elapsed >= _EARLY:
             self._rates.append(snapshot.rate)
