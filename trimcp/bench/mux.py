@@ -71,7 +71,7 @@ async def run_session(
                 kind, why = await _Conversation(load, caller, road).run(usable)
         except McpError as error:
             kind, why = "no connection", str(error)
-        except trio.Cancelled:
+        except BaseException:  # cancelled, in whatever groups
             if load.overdue:
                 caller.lose("no answer", f"none came within {load.plan.patience:g} seconds", trio.current_time())
             raise

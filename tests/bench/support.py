@@ -1,0 +1,160 @@
+"""A load without a connection, and roads that lead to a server in this test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+from trimcp.bench.caller import Caller
+from trimcp.bench.load import Load
+from trimcp.bench.mux import Opener, Road
+from trimcp.bench.plan import Plan, Request
+from trimcp.bench.shot import prepare
+from trimcp.bench.supply import Supply
+from trimcp.bench.tally import Tally
+from trimcp.wire.revisions import LATEST, Revision
+
+ECHO = Request.tool("echo", {"text": "hello {n}"}, expect="hello {n}")
+
+
+def a_plan(**options: Any) -> Plan:
+    return Plan(options.pop("mix", ECHO), **options)
+
+
+def a_load(revision: Revision = LATEST, http: bool = False, **options: Any) -> Load:
+    """A load whose measurement has begun."""
+    plan = a_plan(**options)
+    shots = [prepare(request, revision, progress=plan.progress, http=http) for request in plan.mix]
+    tally = Tally()
+    tally.begin(0.0)
+    return Load(plan, revision, Supply(plan, shots, tally), tally)
+
+
+def errors(load: Load) -> dict[str, int]:
+    return {kind: each.count for kind, each in load.tally.errors.items()}
+
+
+def reply(request: dict[str, Any], text: str | None = None) -> bytes:
+    """The right answer to a call of `echo`, or one with another text."""
+    said = request["params"]["arguments"]["text"] if text is None else text
+    content = [{"type": "text", "text": said}]
+    return orjson.dumps({"jsonrpc": "2.0", "id": request["id"], "result": {"content": content}})
+
+
+def progress(request: dict[str, Any]) -> bytes:
+    token = request["params"]["_meta"]["progressToken"]
+    params = {"progressToken": token, "progress": 1}
+    return orjson.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+
+
+def handshake(request: dict[str, Any]) -> bytes:
+    result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {}, "serverInfo": {}}
+    return orjson.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result})
+
+
+@attrs.define(eq=False)
+class FakeRoad:
+    """A connection to a server that is a function in this test.
+
+    Args:
+        serve: called with each message that is sent and the road, on which it may `answer` now or later.
+
+    Attributes:
+        sent: every message, with the time it was sent at.
+    """
+
+    serve: Callable[[dict[str, Any], FakeRoad], object]
+    nursery: trio.Nursery
+    sent: list[tuple[float, dict[str, Any]]] = attrs.field(factory=list)
+    closed: bool = False
+    _arrived: list[bytes] = attrs.field(factory=list)
+    _changed: trio.Event = attrs.field(factory=trio.Event)
+    _ended: bool = False
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        for text in messages:
+            message = orjson.loads(text)
+            self.sent.append((trio.current_time(), message))
+            self.serve(message, self)
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    async def receive(self) -> Sequence[bytes]:
+        while not self._arrived:
+            if self._ended:
+                raise trio.EndOfChannel
+            self._changed = trio.Event()
+            await self._changed.wait()
+        await trio.lowlevel.checkpoint()
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    async def epitaph(self) -> str:
+        await trio.lowlevel.checkpoint()
+        return "the server died"
+
+    # What the server in the test does
+
+    def answer(self, *texts: bytes) -> None:
+        self._arrived += texts
+        self._changed.set()
+
+    def answer_after(self, seconds: float, *texts: bytes) -> None:
+        async def later() -> None:
+            await trio.sleep(seconds)
+            self.answer(*texts)
+
+        self.nursery.start_soon(later)
+
+    def die(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    @property
+    def calls(self) -> list[tuple[float, dict[str, Any]]]:
+        return [(at, message) for at, message in self.sent if message["method"] == "tools/call"]
+
+    @property
+    def cancelled(self) -> list[int]:
+        return [each["params"]["requestId"] for _, each in self.sent if each["method"] == "notifications/cancelled"]
+
+
+def fake_opener(serve: Callable[[dict[str, Any], FakeRoad], object], roads: list[FakeRoad]) -> Opener:
+    """Return what opens such connections, and puts them into the list."""
+
+    @asynccontextmanager
+    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
+        async with trio.open_nursery() as nursery:
+            road = FakeRoad(serve, nursery)
+            roads.append(road)
+            try:
+                yield road
+            finally:
+                road.closed = True
+                nursery.cancel_scope.cancel()
+
+    return opened
+
+
+def at_once(message: dict[str, Any], road: FakeRoad) -> None:
+    """A server that answers rightly at once."""
+    if message["method"] == "initialize":
+        road.answer(handshake(message))
+    elif message["method"] == "tools/call":
+        road.answer(reply(message))
+
+
+def after(seconds: float) -> Callable[[dict[str, Any], FakeRoad], object]:
+    """A server that answers rightly after some time."""
+
+    def serve(message: dict[str, Any], road: FakeRoad) -> None:
+        if message["method"] == "tools/call":
+            road.answer_after(seconds, reply(message))
+
+    return serve

@@ -1,0 +1,121 @@
+"""What is counted when, and what is kept of what a server said."""
+
+from __future__ import annotations
+
+import pytest
+
+from trimcp.bench.tally import Tally
+
+
+def a_tally(began: float | None = 0.0) -> Tally:
+    tally = Tally()
+    if began is not None:
+        tally.begin(began)
+    return tally
+
+
+def test_nothing_right_is_counted_before_the_beginning() -> None:
+    tally = a_tally(None)
+    tally.right(0.5, 1.0)
+    tally.reported(3)
+    tally.given_up(timeout=True)
+    tally.begin(2.0)
+    tally.right(0.25, 2.5)
+    tally.end(3.0)
+    assert (tally.calls, tally.progress, tally.timed_out) == (1, 0, 0)
+    assert (tally.latency.count, tally.latency.most) == (1, 0.25)
+
+
+def test_a_failure_in_the_warm_up_is_a_failure() -> None:
+    tally = a_tally(None)
+    tally.wrong("wrong text", "boo", 1.0)
+    tally.begin(2.0)
+    tally.end(3.0)
+    assert (tally.failed, tally.errors["wrong text"].count, tally.over_time[0].errors) == (1, 1, 0)
+
+
+def test_what_comes_after_the_end_is_seen_in_the_times_only() -> None:
+    tally = a_tally()
+    tally.right(0.1, 0.5)
+    tally.end(1.0)
+    tally.right(7.0, 6.0)
+    tally.reported(1)
+    tally.given_up(timeout=False)
+    assert (tally.calls, tally.progress, tally.cancelled) == (1, 0, 0)
+    assert (tally.latency.count, tally.latency.most) == (2, 7.0)
+    assert (tally.after, tally.last) == (1, 6.0)
+
+
+def test_calls_are_counted_in_the_second_they_end_in() -> None:
+    tally = a_tally(10.0)
+    tally.right(0.1, 10.2)
+    tally.right(0.3, 10.999)
+    tally.wrong("x", "", 11.0)
+    tally.right(0.5, 13.5)
+    tally.end(14.0)
+    seconds = [(each.second, each.calls, each.errors) for each in tally.over_time]
+    assert seconds == [(0, 2, 0), (1, 0, 1), (2, 0, 0), (3, 1, 0)]
+    assert tally.over_time[0].p50 == 0.1
+    assert tally.over_time[0].p99 == 0.3
+    assert tally.over_time[1].p50 is None
+
+
+@pytest.mark.parametrize(("end", "seconds"), [(2.2, [1, 2]), (2.7, [1, 1, 1]), (0.3, [1])])
+def test_an_end_that_comes_late_is_no_second_of_its_own(end: float, seconds: list[int]) -> None:
+    tally = a_tally()
+    for now in (0.1, 1.1, 2.1):
+        if now < end:
+            tally.right(0.1, now)
+    tally.end(end)
+    assert [each.calls for each in tally.over_time] == seconds
+
+
+def test_a_glimpse_is_what_came_since_the_last_one() -> None:
+    tally = a_tally()
+    tally.right(0.1, 0.2)
+    tally.reported(4)
+    first = tally.glimpse(0.5)
+    assert (first.times.count, first.progress) == (1, 4)
+    tally.right(0.3, 1.2)  # the second that ends in between takes nothing away from the glimpse
+    second = tally.glimpse(1.5)
+    assert (second.times.count, second.times.most, second.progress) == (1, 0.3, 0)
+    assert tally.latency.count == 2
+
+
+def test_the_many_are_counted_like_the_few() -> None:
+    tally = a_tally()
+    for number in range(10_000):
+        tally.right(1e-4, number / 10_000)
+    tally.end(1.0)
+    assert (tally.calls, tally.latency.count, tally.over_time[0].calls) == (10_000, 10_000, 10_000)
+
+
+def test_the_first_example_is_kept_cut_and_harmless() -> None:
+    tally = a_tally()
+    tally.wrong("wrong text", "red \x1b[31m\nand\u202e " + "x" * 500, 0.1)
+    tally.wrong("wrong text", "another", 0.2)
+    tally.wrong("no JSON-RPC", {"a": "\x07"}, 0.3)
+    found = tally.errors["wrong text"]
+    assert found.count == 2
+    assert found.example.startswith("red \\x1b[31m\\nand\\u202e xxx")
+    assert found.example.endswith("x…")
+    assert len(found.example) < 230
+    assert tally.errors["no JSON-RPC"].example == "{'a': '\\x07'}"
+
+
+def test_a_server_cannot_make_up_kinds_without_end() -> None:
+    tally = a_tally()
+    for number in range(1000):
+        tally.wrong(f"error {number}", "no", 0.1)
+    assert len(tally.errors) == 41
+    assert tally.errors["other"].count == 960
+    assert tally.failed == 1000
+
+
+def test_the_mean_follows_what_answers_take() -> None:
+    tally = a_tally(None)
+    tally.right(1.0, 0.1)
+    assert tally.mean == 1.0
+    for _ in range(200):
+        tally.right(3.0, 0.1)
+    assert tally.mean == pytest.approx(3.0, rel=0.01)
