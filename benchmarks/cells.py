@@ -21,6 +21,8 @@ REPORTS = 1000
 Kind = Literal["load", "memory", "cold start", "sessions", "slow reader", "idle"]
 Road = Literal["stdio", "http", "sse", "websocket"]
 
+# A compiler that works while the program runs needs a few thousand.
+_WARM = 6000
 _ECHO = ("--tool", "echo", "--arg", "text=hello {n}", "--expect", "hello {n}")
 
 
@@ -34,16 +36,18 @@ class Cell:
         section: where it is shown.
         kind: who measures it; `load` is `trimcp bench`.
         road, revision, reply: how a server is reached, and what it has to answer with over Streamable HTTP.
+        serve: how it is told to answer, if not so; "auto" is JSON until there is something to tell before the result.
         words: what `trimcp bench` is told to do.
         under_way: at the same time.
         payload: bytes of the text that is echoed instead, where there is one; `words` are not used then.
         least_bytes: a reply shorter than this cannot be right.
         reports: progress notifications in each call, if they are what is counted.
         environment: the servers' own.
-        peers: who takes part.
-        seconds: measured for each turn, after `warm_up` seconds not measured.
+        peers: who takes part, if it offers this.
+        seconds: measured for each turn, after `warm_up` seconds not measured; or after `warm_calls`, where a server is
+            started for the turn (a slow peer gets fewer), so that its start is over by then.
         rounds: how often each peer has its turn.
-        quick: whether it is part of the quick form, with `quick_rounds`.
+        quick: whether it is part of the quick form, with `quick_rounds` of `quick_peers`.
         overhead: seconds a turn takes beside those: starting, connecting, ending.
     """
 
@@ -54,6 +58,7 @@ class Cell:
     road: Road = "stdio"
     revision: str = LEGACY
     reply: Literal["json", "sse"] | None = None
+    serve: str | None = attrs.field(default=attrs.Factory(lambda cell: cell.reply, takes_self=True), kw_only=True)
     words: tuple[str, ...] = _ECHO
     under_way: int = UNDER_WAY
     payload: int = 0
@@ -63,8 +68,12 @@ class Cell:
     peers: tuple[str, ...] = ORDER
     seconds: float = 1.5
     warm_up: float = 0.4
+    warm_calls: int = attrs.field(
+        default=attrs.Factory(lambda cell: _WARM if cell.road == "stdio" else 0, takes_self=True)
+    )
     rounds: int = 3
     quick: bool = True
+    quick_peers: tuple[str, ...] = attrs.field(default=attrs.Factory(lambda cell: cell.peers, takes_self=True))
     quick_rounds: int = 1
     overhead: float = 0.9
 
@@ -130,18 +139,20 @@ SECTIONS = (
     Section(
         "sessions",
         "Sessions",
-        "Streamable HTTP sessions of 2025-11-25, each with its GET stream open.",
+        "Sessions that do nothing, each with an open stream: over Streamable HTTP (2025-11-25) that of its GET.",
         (
             Figure("memory", "a session with an open stream, KiB"),
             Figure("opening", "opening one, CPU ms"),
+            Figure("calling", "a call in each, CPU ms"),
             Figure("closing", "closing one, CPU ms"),
+            Figure("kept", "kept of each after all were closed, KiB"),
             Figure("growth", "added to the peak by each in the last round, KiB"),
         ),
     ),
     Section(
         "lists",
         "Many tools",
-        "`tools/list` again and again over stdio, 4 under way.",
+        "`tools/list` again and again over Streamable HTTP (2025-11-25, JSON), 4 under way.",
         (Figure("cpu", "CPU µs of the server per `tools/list`"),),
     ),
     Section(
@@ -160,6 +171,8 @@ SECTIONS = (
             Figure("first-answer", "spawn to the answer to `initialize`, CPU ms"),
             Figure("first-answer-wall", "the same, wall-clock ms"),
             Figure("memory", "memory then, MiB"),
+            Figure("installed", "installed with all it requires, MiB"),
+            Figure("distributions", "distributions or packages installed"),
         ),
     ),
     Section(
@@ -192,20 +205,13 @@ def _http(revision: str) -> str:
     return f"Streamable HTTP, {revision}{' session' if revision == LEGACY else ''}"
 
 
-_STDIO_PEERS = tuple(peer for peer in ORDER if peer != HYPERCORN)
-_MODERN_PEERS = tuple(peer for peer in ORDER if peer != MCP_1)
-_NO_FLOOR = tuple(peer for peer in ORDER if peer != FLOOR)
+_PEERS = tuple(peer for peer in ORDER if peer not in (HYPERCORN, FLOOR))
 _COMMON = (OURS, MCP, FASTMCP, MCP_1, TYPESCRIPT)
+_FEW = (OURS, MCP, TYPESCRIPT)
 
 _CALLS = [
-    Cell("stdio-2025", f"stdio, {LEGACY}", "calls", peers=_STDIO_PEERS),
-    Cell(
-        "stdio-2026",
-        f"stdio, {MODERN}",
-        "calls",
-        revision=MODERN,
-        peers=tuple(peer for peer in _STDIO_PEERS if peer != MCP_1),
-    ),
+    Cell("stdio-2025", f"stdio, {LEGACY}", "calls"),
+    Cell("stdio-2026", f"stdio, {MODERN}", "calls", revision=MODERN),
     *(
         Cell(
             f"http-{revision[:4]}-{reply}",
@@ -214,27 +220,17 @@ _CALLS = [
             road="http",
             revision=revision,
             reply=reply,
-            peers=tuple(
-                peer for peer in (ORDER if revision == LEGACY else _MODERN_PEERS) if reply == "json" or peer != FLOOR
-            ),
         )
         for revision in (LEGACY, MODERN)
         for reply in ("json", "sse")
     ),
-    Cell(
-        "sse",
-        "HTTP+SSE, 2024-11-05",
-        "calls",
-        road="sse",
-        revision="2024-11-05",
-        peers=tuple(peer for peer in _NO_FLOOR if peer != HYPERCORN),
-    ),
-    Cell("websocket", "WebSocket", "calls", road="websocket", peers=(OURS, MCP_1)),
+    Cell("sse", "HTTP+SSE, 2024-11-05", "calls", road="sse", revision="2024-11-05"),
+    Cell("websocket", f"WebSocket, {LEGACY}", "calls", road="websocket"),
 ]
 
 _MEMORY = [
-    Cell("memory-1", "1 under way", "in memory", kind="memory", under_way=1, peers=_NO_FLOOR, seconds=1.5),
-    Cell("memory-64", "64 under way", "in memory", kind="memory", peers=_NO_FLOOR, seconds=1.5),
+    Cell("memory-1", "1 under way", "in memory", kind="memory", under_way=1, peers=_PEERS, seconds=1.5),
+    Cell("memory-64", "64 under way", "in memory", kind="memory", peers=_PEERS, seconds=1.5),
 ]
 
 _PROGRESS = [
@@ -244,11 +240,12 @@ _PROGRESS = [
         "progress",
         road=road,
         revision=revision,
-        reply="sse" if road == "http" else None,
+        serve=None if road == "stdio" else "sse" if revision == LEGACY else "auto",
         words=("--tool", "stream", "--arg", f"n:={REPORTS}", "--expect", "done", "--progress"),
         under_way=1,
         reports=REPORTS,
-        peers=tuple(peer for peer in _NO_FLOOR if peer != HYPERCORN and (revision == LEGACY or peer != MCP_1)),
+        warm_calls=10 if road == "stdio" else 0,
+        peers=_PEERS,
     )
     for name, title, road, revision in (
         ("progress-stdio", f"stdio, {LEGACY}", "stdio", LEGACY),
@@ -258,8 +255,8 @@ _PROGRESS = [
 ]
 
 _WINDOWED: tuple[tuple[Road, str, tuple[str, ...]], ...] = (
-    ("stdio", "stdio", (OURS, MCP, TYPESCRIPT)),
-    ("http", f"{_http(LEGACY)}, JSON", (OURS, MCP, TYPESCRIPT, FLOOR)),
+    ("stdio", "stdio", _FEW),
+    ("http", f"{_http(LEGACY)}, JSON", (*_FEW, FLOOR)),
     ("websocket", "WebSocket", (OURS, MCP_1)),
 )
 _WINDOWS = [
@@ -281,8 +278,37 @@ _WINDOWS = [
 ]
 
 _SESSIONS = [
-    Cell("sessions-1000", "1,000 sessions", "sessions", kind="sessions", peers=_COMMON, rounds=4, quick_rounds=4),
-    Cell("sessions-5000", "5,000 sessions", "sessions", kind="sessions", peers=_COMMON, rounds=1, quick=False),
+    Cell(
+        "sessions-1000",
+        "1,000 sessions",
+        "sessions",
+        kind="sessions",
+        peers=_COMMON,
+        quick_peers=_FEW,
+        rounds=4,
+        quick_rounds=2,
+        overhead=10.0,
+    ),
+    Cell(
+        "sessions-5000",
+        "5,000 sessions",
+        "sessions",
+        kind="sessions",
+        peers=_FEW,
+        rounds=1,
+        quick=False,
+        overhead=45.0,
+    ),
+    Cell(
+        "sessions-sse-1000",
+        "1,000 sessions of HTTP+SSE",
+        "sessions",
+        kind="sessions",
+        peers=_FEW,
+        rounds=1,
+        quick=False,
+        overhead=10.0,
+    ),
 ]
 
 _LISTS = [
@@ -291,14 +317,15 @@ _LISTS = [
         f"{count:,} tools",
         "lists",
         words=("--method", "tools/list"),
+        # Over stdio a slow peer would register its thousand tools anew in each turn, for seconds.
+        road="http",
+        reply="json",
         under_way=4,
         least_bytes=count * 60,
         environment={"BENCH_TOOLS": str(count - 3)},  # beside those that are there anyway
-        peers=tuple(peer for peer in _STDIO_PEERS if peer != FLOOR),
+        peers=_PEERS,
         rounds=2 if count < 1000 else 3,
         quick=count == 1000,
-        # A thousand tools take time to register.
-        overhead=1.4,
     )
     for count in (10, 100, 1000)
 ]
@@ -313,7 +340,7 @@ _PAYLOADS = [
         payload=size,
         under_way=under_way,
         environment={"BENCH_MAX_MESSAGE": str(16 << 20)},
-        peers=tuple(peer for peer in ORDER if peer != HYPERCORN),
+        peers=_PEERS,
         rounds=2,
         quick=name != "100kb",
     )
@@ -325,13 +352,13 @@ _PAYLOADS = [
 ]
 
 _OTHERS = [
-    Cell("cold-start", "stdio server", "cold start", kind="cold start", peers=_NO_FLOOR, rounds=5, quick_rounds=2),
+    Cell("cold-start", "stdio server", "cold start", kind="cold start", peers=_PEERS, rounds=5, quick_rounds=2),
     Cell(
         "cancel-stdio",
         "stdio",
         "cancelling",
         words=(*_ECHO, "--cancel", "0.5"),
-        peers=(OURS, MCP, FASTMCP, MCP_1, TYPESCRIPT),
+        peers=_COMMON,
         rounds=2,
     ),
     Cell(
@@ -341,7 +368,7 @@ _OTHERS = [
         road="http",
         revision=MODERN,
         words=(*_ECHO, "--cancel", "0.5"),
-        peers=(OURS, MCP, FASTMCP, TYPESCRIPT),
+        peers=_COMMON,
         rounds=2,
         quick=False,
     ),

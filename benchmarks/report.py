@@ -213,11 +213,13 @@ def tables(results: Results) -> str:
 def page(results: Results) -> str:
     """Return docs/performance.md."""
     made = results.made
-    minutes = made.get("seconds", 0) / 60
+    minutes, whole = made.get("seconds", 0) / 60, made.get("whole", False)
     told = {
         "when": str(made.get("date", "")),
         "command": str(made.get("command", "")),
         "minutes": f"{minutes:.0f}",
+        # It should not be taken for more than it is.
+        "part": " **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
         "bars": bars_table(results),
         "summary": summary(results),
         "sections": "\n\n".join(filter(None, (section_text(section, results) for section in SECTIONS))),

@@ -13,7 +13,6 @@ import argparse
 import fnmatch
 import importlib
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -33,10 +32,11 @@ from environments import ROOT, Peer, find_peers
 from machine import Stolen, load_average, machine, pulse_ms
 from names import FLOOR, ORDER, OURS
 from results import BUSY, Results
-from servers import CORES, Failed, Serving, ask, floor, serving
+from servers import Failed, Serving, ask, floor, serving
 
 __all__ = ["Budget", "Run", "main"]
 
+ELSEWHERE = ("memory", "cold start", "sessions")  # modules of their own
 MINUTES, QUICK_MINUTES = 29.0, 4.8
 QUICK_TIME = 0.4  # of the seconds of a whole run
 IDLE_SECONDS = 5.0
@@ -120,7 +120,7 @@ class Run:
     def run(self) -> Results:
         """Measure everything."""
         made = self.results.made
-        stolen, loads, pulses = Stolen(), [load_average()], []
+        stolen, loads, pulses, taken = Stolen(), [load_average()], [], {}
         made.update(date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), quick=self._quick)
         self.results.machine = machine()
         self.results.versions = versions(self._peers)
@@ -129,14 +129,13 @@ class Run:
             pulses.append(pulse_ms())
             rounds = self._budget.rounds(self._wanted(cell))
             self._say(f"[{number}/{len(self._cells)}] {cell.name}, {self._told(cell, rounds)}")
-            try:
-                KINDS[cell.kind](self, cell, rounds)
-            finally:
-                os.sched_setaffinity(0, CORES)
+            KINDS[cell.kind](self, cell, rounds)
             self._budget.done(cell.name)
             self._say(self._found(cell))
+            taken[cell.name] = round(self._budget.spent - sum(taken.values()), 1)
         loads.append(load_average())
-        made.update(seconds=round(self._budget.spent, 1), pulse_ms=pulses, load_average=loads, stolen=stolen.share())
+        made.update(pulse_ms=pulses, load_average=loads, stolen=stolen.share())
+        made.update(seconds=round(self._budget.spent, 1), seconds_of_each_cell=taken)
         return self.results
 
     # Each kind of cell
@@ -146,20 +145,22 @@ class Run:
         seconds, warm_up = self._times(cell)
         with ExitStack() as stack:
             servers: dict[str, Serving | None] = {}
-            for peer in self._able(cell):
+            for peer in self.able(cell):
                 try:
                     servers[peer.name] = None if cell.road == "stdio" else stack.enter_context(serving(peer, cell))
                 except Failed as error:
-                    self.results.fail(cell.name, peer.name, str(error))
+                    self._fail(cell.name, peer.name, str(error))
 
             def turn(peer: Peer, first: bool) -> None:
                 # A server that listens has done nothing yet; compilers that work meanwhile need their time.
-                warm = warm_up * (3 if first and cell.road != "stdio" else 1)
+                warm = f"{warm_up * (3 if first else 1):g}"
+                if cell.warm_calls:
+                    warm = f"{max(cell.warm_calls // peer.weight, cell.under_way)}x"
                 found = ask(self._python, peer, cell, servers[peer.name], seconds=seconds, warm_up=warm)
                 for figure, (unit, value) in figures(found, cell).items():
                     self.results.add(cell.name, figure, peer.name, unit, [value])
 
-            self._turns(cell, [peer for peer in self._able(cell) if peer.name in servers], rounds, turn)
+            self._turns(cell, [peer for peer in self.able(cell) if peer.name in servers], rounds, turn)
 
     def slow_reader(self, cell: Cell, rounds: int) -> None:
         """Ask each server beside somebody who does not read."""
@@ -170,20 +171,20 @@ class Run:
             for figure, (unit, value) in found.items():
                 self.results.add(cell.name, figure, peer.name, unit, [value])
 
-        self._turns(cell, self._able(cell), rounds, turn)
+        self._turns(cell, self.able(cell), rounds, turn)
 
     def idle(self, cell: Cell, rounds: int) -> None:
         """Leave all servers alone at the same time."""
         seconds = IDLE_SECONDS * (QUICK_TIME if self._quick else 1)
         with ExitStack() as stack:
             servers: dict[str, Serving] = {}
-            for peer in self._able(cell):
+            for peer in self.able(cell):
                 try:
                     server = stack.enter_context(serving(peer, cell))
                     stack.enter_context(slow_reader.session(server.url))
                     servers[peer.name] = server
                 except Failed as error:
-                    self.results.fail(cell.name, peer.name, str(error))
+                    self._fail(cell.name, peer.name, str(error))
             time.sleep(1.0)  # what they do after a session was opened is not idleness
             for _ in range(rounds):
                 before = {name: server.cpu for name, server in servers.items()}
@@ -195,14 +196,14 @@ class Run:
     def elsewhere(self, cell: Cell, rounds: int) -> None:
         """Let a module of its own measure all peers."""
         module = importlib.import_module(cell.kind.replace(" ", "_"))
-        peers = [peer for peer in self._peers if peer.name in cell.peers]
+        peers = self.able(cell)
         try:
-            found = module.measure(peers, rounds=rounds, quick=self._quick)
+            found = module.measure(peers, rounds=rounds, quick=self._quick, cells=[cell.name])
         except Exception as error:
             # Whoever it was: without the others' figures there is nothing to compare.
             traceback.print_exc()
             for peer in peers:
-                self.results.fail(cell.name, peer.name, f"{type(error).__name__}: {error}"[:300])
+                self._fail(cell.name, peer.name, f"{type(error).__name__}: {error}"[:300])
             return
         for one in found:
             self.results.add(cell.name, one["figure"], one["peer"], one["unit"], one["values"])
@@ -216,18 +217,21 @@ class Run:
                 try:
                     turn(peer, number == 0)
                 except Failed as error:
-                    self.results.fail(cell.name, peer.name, str(error))
+                    self._fail(cell.name, peer.name, str(error))
                     if time.monotonic() - began > PATIENCE:
                         peers.remove(peer)
 
-    def _able(self, cell: Cell) -> list[Peer]:
-        """Return who takes part; who should and cannot is a failure."""
-        wanted = [peer for peer in self._peers if peer.name in cell.peers]
-        able = [peer for peer in wanted if peer.can(cell.road, cell.revision, cell.reply)]
-        for peer in wanted:
-            if peer not in able:
-                self.results.fail(cell.name, peer.name, "does not offer this")
-        return able
+    def _fail(self, cell: str, peer: str, reason: str) -> None:
+        # Where it was run is nobody's business, and would be different elsewhere.
+        self.results.fail(cell, peer, reason.replace(str(ROOT), "."))
+
+    def able(self, cell: Cell) -> list[Peer]:
+        """Return who takes part and offers this."""
+        wanted = cell.quick_peers if self._quick else cell.peers
+        there = [peer for peer in self._peers if peer.name in wanted]
+        if cell.kind in ELSEWHERE:
+            return there
+        return [peer for peer in there if peer.can(cell.road, cell.revision, cell.serve)]
 
     def _times(self, cell: Cell) -> tuple[float, float]:
         share = QUICK_TIME if self._quick else 1.0
@@ -237,8 +241,7 @@ class Run:
         return self._rounds or (cell.quick_rounds if self._quick else cell.rounds)
 
     def _expected(self, cell: Cell) -> float:
-        turns = self._wanted(cell) * sum(peer.name in cell.peers for peer in self._peers)
-        return turns * cell.turn(quick=self._quick)
+        return self._wanted(cell) * len(self.able(cell)) * cell.turn(quick=self._quick)
 
     def _told(self, cell: Cell, rounds: int) -> str:
         wanted = self._wanted(cell)
@@ -264,9 +267,7 @@ KINDS: dict[str, Callable[[Run, Cell, int], None]] = {
     "load": Run.load,
     "slow reader": Run.slow_reader,
     "idle": Run.idle,
-    "memory": Run.elsewhere,
-    "cold start": Run.elsewhere,
-    "sessions": Run.elsewhere,
+    **dict.fromkeys(ELSEWHERE, Run.elsewhere),
 }
 
 
@@ -334,10 +335,11 @@ def main() -> None:
     # The generator is ours.
     installed = {peer.name: peer for peer in find_peers([name for name in ORDER if name in {*names, OURS} - {FLOOR}])}
     installed[FLOOR] = floor(installed[OURS])
-    whole = not (options.quick or options.only or options.peers)
+    whole = not (options.quick or options.only or options.peers or options.rounds)
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     peers = [installed[name] for name in ORDER if name in names]
     results = Run(peers, cells, quick=options.quick, rounds=options.rounds, minutes=minutes).run()
+    results.made["whole"] = whole
     results.made["command"] = " ".join(["nox -s bench", *(["--", shlex.join(sys.argv[1:])] if sys.argv[1:] else [])])
     out = options.out or (ROOT / "docs" if whole else ROOT / "build" / "bench")
     print(f"\n{report.tables(results)}\n")

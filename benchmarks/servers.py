@@ -22,25 +22,17 @@ import attrs
 from cells import Cell
 from environments import Peer, Way
 from names import FLOOR
-from processes import cpu_seconds, resident_bytes
+from processes import LOAD_CORE, SERVER_CORE, cpu_seconds, on_core, resident_bytes
 
-__all__ = ["CORES", "Failed", "Serving", "ask", "floor", "serving", "words_for"]
+__all__ = ["Failed", "Serving", "ask", "check", "floor", "serving", "words_for"]
 
 START_LIMIT = 30.0
 # Beside the seconds that a turn takes: starting both, connecting, the last replies.
 SLACK = 45.0
-# Before anybody keeps this process, too, on one of them.
-CORES = sorted(os.sched_getaffinity(0))
-SERVER_CORE, LOAD_CORE = 0, 1
 
 
 class Failed(Exception):
     """A turn that came to nothing; the text says why."""
-
-
-def on_core(core: int) -> list[str]:
-    """Return what keeps a command on one core, where there are two to choose from."""
-    return ["taskset", "-c", str(CORES[core])] if len(CORES) > 1 else []
 
 
 def floor(ours: Peer) -> Peer:
@@ -81,7 +73,7 @@ def serving(peer: Peer, cell: Cell) -> Iterator[Serving]:
     Raises:
         Failed: it ended, or said nothing, before it listened.
     """
-    command = [*on_core(SERVER_CORE), *peer.command(cell.road, reply=cell.reply)]
+    command = [*on_core(SERVER_CORE), *peer.command(cell.road, reply=cell.serve)]
     environment = {**os.environ, **peer.environment, **cell.environment}
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -118,9 +110,7 @@ def _first_line(process: subprocess.Popen[bytes], errors: Any) -> str:
 # Turns
 
 
-def ask(
-    python: str, peer: Peer, cell: Cell, server: Serving | None, *, seconds: float, warm_up: float
-) -> dict[str, Any]:
+def ask(python: str, peer: Peer, cell: Cell, server: Serving | None, *, seconds: float, warm_up: str) -> dict[str, Any]:
     """Let `trimcp bench` ask a server for so long, and return its report.
 
     Args:
@@ -129,7 +119,7 @@ def ask(
         cell: what is asked for.
         server: where it listens; None for a server over stdio, which the generator starts.
         seconds: measured.
-        warm_up: before that, not measured.
+        warm_up: before that, not measured: seconds, or calls as `100x`.
 
     Raises:
         Failed: replies were wrong or did not come.
@@ -144,7 +134,7 @@ def ask(
         command = [*on_core(LOAD_CORE), python, "-m", "trimcp.cli", "bench", *words, "--json", str(report)]
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + warm_up + SLACK
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + SLACK
             )
         except subprocess.TimeoutExpired:
             raise Failed(f"no end {SLACK:.0f} seconds after the time was over") from None
@@ -152,17 +142,17 @@ def ask(
             found = json.loads(report.read_text("utf-8"))
         except (OSError, ValueError):
             raise Failed(f"exit code {done.returncode}: {_last_words(done.stderr)}") from None
-    _check(found, done.returncode, cell)
+    check(found, done.returncode, cell)
     return found
 
 
-def words_for(cell: Cell, target: Sequence[str], script: Path, *, seconds: float, warm_up: float) -> list[str]:
+def words_for(cell: Cell, target: Sequence[str], script: Path, *, seconds: float, warm_up: str) -> list[str]:
     """Return what `trimcp bench` is told."""
     reached = ["--transport", cell.road] if cell.road in ("http", "sse") else []
     return [
         *target,
         *(["--script", str(script)] if cell.payload else cell.words),
-        *("--under-way", str(cell.under_way), "--seconds", f"{seconds:g}", "--warm-up", f"{warm_up:g}"),
+        *("--under-way", str(cell.under_way), "--seconds", f"{seconds:g}", "--warm-up", warm_up),
         *("--revision", cell.revision),
         *reached,
         *(["--reply", cell.reply] if cell.reply else []),
@@ -176,7 +166,7 @@ def _target(peer: Peer, cell: Cell) -> list[str]:
     return [shlex.join(["env", *variables, *on_core(SERVER_CORE), *peer.command("stdio")])]
 
 
-def _check(found: Mapping[str, Any], code: int, cell: Cell) -> None:
+def check(found: Mapping[str, Any], code: int, cell: Cell) -> None:
     errors = "; ".join(f"{one['count']} x {kind}: {one['example']}" for kind, one in found["errors"].items())
     if code != 0 or errors:
         raise Failed(f"exit code {code}: {errors or 'no reason given'}"[:300])
@@ -185,10 +175,11 @@ def _check(found: Mapping[str, Any], code: int, cell: Cell) -> None:
         raise Failed("not one call was answered in time")
     if found["revision"] != cell.revision:
         raise Failed(f"the server speaks {found['revision']}")
-    if cell.least_bytes and found["bytes_in"] / calls < cell.least_bytes:
-        raise Failed(f"{found['bytes_in'] / calls:.0f} bytes are no reply to that")
+    # Calls begin before the time that is measured, and are under way at its end.
+    whole = calls - cell.under_way
+    if whole > 0 and found["bytes_in"] / whole < cell.least_bytes:
+        raise Failed(f"{found['bytes_in'] / whole:.0f} bytes are no reply to that")
     if cell.reports:
-        # Calls begin before the time that is measured, and are under way at its end.
         told, edge = found["progress"]["count"], cell.under_way * cell.reports
         if abs(told - calls * cell.reports) > edge:
             raise Failed(f"{told} notifications for {calls} calls of {cell.reports}")

@@ -29,10 +29,10 @@ def measure(python: str, peer: Peer, cell: Cell, *, seconds: float, warm_up: flo
     """
     with serving(peer, cell) as server:
         # The first request that a server has ever seen is slow everywhere, hence the warm-up.
-        alone = ask(python, peer, cell, server, seconds=seconds, warm_up=3 * warm_up)
+        alone = ask(python, peer, cell, server, seconds=seconds, warm_up=f"{3 * warm_up:g}")
         before = server.resident
         with session(server.url) as (connection, headers), _not_reading(connection, headers):
-            beside = ask(python, peer, cell, server, seconds=seconds, warm_up=warm_up)
+            beside = ask(python, peer, cell, server, seconds=seconds, warm_up=f"{warm_up:g}")
             after = server.resident
     return {
         "p99-alone": ("ms", alone["latency_ms"]["p99"]),
