@@ -15,21 +15,21 @@ import trio
 
 from trimcp.channel import MessageChannel
 from trimcp.server.server import Server
-from trimcp.session.direct import direct_ends
 from trimcp.session.drive import Road, drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.session.tree import Overdue
-from trimcp.transports.memory import memory_channels
 from trimcp.transports.stdio import claim_stdio
-from trimcp.transports.trace import Write, trace_writer, traced
 from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.client.hosts import ServerEntry
     from trimcp.transports.child import StdioServer
     from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.trace import Write
     from trimcp.transports.websocket_client import WebSocketServer
+
+# What only some programs need is imported where they ask for it: the start of a server should not pay for it.
 
 __all__ = [
     "InProcess",
@@ -49,12 +49,20 @@ _TRACE = "TRIMCP_TRACE"
 def trace_from_environment() -> Write | None:
     """Return where messages are to be written, if the environment says so: TRIMCP_TRACE=1, or the path of a file."""
     target = os.environ.get(_TRACE, "")
-    return None if target in ("", "0") else trace_writer(target)
+    if target in ("", "0"):
+        return None
+    from trimcp.transports.trace import trace_writer
+
+    return trace_writer(target)
 
 
 def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
     write = trace_from_environment()
-    return channel if write is None else traced(channel, write)
+    if write is None:
+        return channel
+    from trimcp.transports.trace import traced
+
+    return traced(channel, write)
 
 
 async def serve_stdio(server: Server[Any]) -> None:
@@ -133,7 +141,7 @@ def stdio(
         on_stderr: called with each line the child writes to its standard error; by default they are logged.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
-    from trimcp.transports.child import StdioServer  # a server's start should not pay for it
+    from trimcp.transports.child import StdioServer
 
     return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace or trace_from_environment())
 
@@ -187,9 +195,14 @@ class InProcess:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Road]:
         """Serve one connection for as long as the block runs, and yield the client's end of it."""
+        from trimcp.session.direct import direct_ends
+        from trimcp.transports.memory import memory_channels
+
         ours: Road
         theirs: Road
         if self.trace is not None:
+            from trimcp.transports.trace import traced
+
             ours, channel = memory_channels(framed=self.framed)
             theirs = traced(channel, self.trace)
         elif self.framed:
