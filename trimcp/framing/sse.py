@@ -60,8 +60,6 @@ def encode_event(data: bytes, *, id: str | None = None, event: str | None = None
     """
     if b"\n" in data or b"\r" in data:
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")
-    if id is None and event is None and retry is None:
-        return b"data: %b\n\n" % data
     head = ""
     if id is not None:
         head = f"id: {_printable(id)}\n"

@@ -111,6 +111,18 @@ async def test_a_stream_belongs_to_who_opened_it(autojump_clock: Any) -> None:
         stream.leave()
 
 
+async def test_the_address_may_be_spelled_anew(autojump_clock: Any) -> None:
+    async with visiting(make_server(), OLDEST) as visitor:
+        stream, place = await met(visitor)
+        path, _, id = place.partition("?session_id=")
+        escaped = "".join(f"%{ord(letter):02X}" for letter in id)
+        for query in (f"session_id={escaped}", f"a=b&session_id={id}", f"session_id={id}&a=b", f"a=%20&session_id={id}"):
+            assert (await say(visitor, f"{path}?{query}", visitor.request("ping"))).status == 202
+        for query in (id, f"id={id}", f"session_id={id}+", f"session_id={id[:-1]}", "session_id=", "session_id"):
+            assert (await say(visitor, f"{path}?{query}", visitor.request("ping"))).status == 404
+        stream.leave()
+
+
 async def test_garbage_is_answered_on_the_stream(autojump_clock: Any) -> None:
     async with visiting(make_server(), OLDEST, Settings(max_message=100_000)) as visitor:
         stream, place = await met(visitor)

@@ -76,12 +76,11 @@ class _Held(Generic[K]):
     reply_weight: int = attrs.field(init=False, default=0)
     other_weight: int = attrs.field(init=False, default=0)
 
-    @property
-    def weight(self) -> int:
-        return self.reply_weight + self.other_weight
-
     def put(self, entry: Entry[K]) -> None:
-        self.streams.setdefault(entry.stream, {})[entry.seq] = entry
+        stream = self.streams.get(entry.stream)
+        if stream is None:
+            stream = self.streams[entry.stream] = {}
+        stream[entry.seq] = entry
         if entry.reply:
             self.replies[entry] = None
             self.reply_weight += entry.weight
@@ -124,7 +123,9 @@ class Ledger(Generic[K]):
         if entry.weight > min(bound, self.max_total_bytes) or (not entry.reply and self.max_events < 1):
             self._evicted += 1
             return [entry]
-        held = self._sessions.setdefault(session, _Held())
+        held = self._sessions.get(session)
+        if held is None:
+            held = self._sessions[session] = _Held()
         if entry.seq in held.streams.get(entry.stream, ()):
             raise ValueError(f"event {entry.seq} of stream {entry.stream} is there already")
         self._change(session, held, entry, put=True)
@@ -182,14 +183,19 @@ class Ledger(Generic[K]):
 
     def _change(self, session: str, held: _Held[K], entry: Entry[K], *, put: bool) -> None:
         """Put an entry or take it, and keep the sums. A session that holds nothing costs nothing."""
-        before = held.weight.bit_length()
+        weight = held.reply_weight + held.other_weight
+        before = weight.bit_length()
         if put:
             held.put(entry)
+            self._events += 1
+            change = entry.weight
         else:
             held.take(entry)
-        self._events += 1 if put else -1
-        self._weight += entry.weight if put else -entry.weight
-        if (now := held.weight.bit_length()) == before:
+            self._events -= 1
+            change = -entry.weight
+        self._weight += change
+        now = (weight + change).bit_length()
+        if now == before:
             return
         if before:
             same = self._by_size[before]

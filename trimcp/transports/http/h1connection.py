@@ -73,7 +73,7 @@ class Connection:
 
     __slots__ = (
         *("_deadline", "_face", "_hosting", "_limits", "_parked", "_parser", "_peer", "_reply", "_wire", "writer"),
-        *("_closing", "_dry", "_lost", "_reset"),
+        *("_closing", "_dry", "_lost", "_reset", "_rested"),
     )
 
     def __init__(
@@ -93,6 +93,7 @@ class Connection:
         self._lost = False  # at once: there is nobody to be polite to
         self._dry = False  # the client has sent its last byte, but is owed the rest of a finished response
         self._reset = False
+        self._rested = True  # whether others could run since the last head
 
     async def run(self) -> None:
         """Serve until either side has had enough. A crash ends this connection only, and is logged."""
@@ -180,13 +181,14 @@ class Connection:
     async def _next_request(self, first: bool) -> Request | None:
         """Wait for a head; None if there will be none. The first one has its time from accepting."""
         parser = self._parser
-        if parser.buffered:
+        if parser.buffered and not self._rested:
             await trio.lowlevel.checkpoint()  # who pipelines must not keep the others waiting
         timed = first
         while True:
             request = parser.next_head()
             if request is not None:
                 self._deadline.clear()
+                self._rested = False
                 return request
             if parser.buffered and not timed:
                 timed = True
@@ -302,6 +304,7 @@ class Connection:
                 self._lost = True
                 return False
             data = await self._wire.read(_READ_SIZE)
+            self._rested = True
             if data:
                 self._parser.feed(data)
                 return True
@@ -321,6 +324,7 @@ class Connection:
                 await self._parked.park()
             elif data := await self._wire.read(_READ_SIZE):
                 parser.feed(data)
+                self._rested = True
             elif data is None or self._reply is None:
                 self._lost = self._lost or data is not None
             elif self._reply.ended:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -173,12 +174,16 @@ def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -
     now = int(time.time())
     if now != _date[0]:
         _date = (now, f"Date: {formatdate(now, usegmt=True)}\r\n")
+    return f"{_beginning(status, tuple(headers))}{_date[1]}{framing}\r\n".encode("latin-1")
+
+
+@lru_cache(maxsize=64)  # an application says the same few things about most of its responses
+def _beginning(status: int, headers: tuple[tuple[str, str], ...]) -> str:
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         raise ValueError("a header of a response contains a line break")
-    status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{status_line}{_date[1]}{text}{framing}\r\n".encode("latin-1")
+    return (_STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n") + text
 
 
 def _gathered(before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:

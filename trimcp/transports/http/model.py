@@ -23,7 +23,8 @@ from trimcp.channel import MessageChannel
 __all__ = ["Admitted", "Face", "Handler", "Head", "Reply", "Response", "Upgrade"]
 
 
-@attrs.frozen(eq=False)
+# These two are mutable only because making a frozen value takes attrs three times as long; nobody changes them.
+@attrs.define(eq=False)
 class Head:
     """The head of one request. What it contains is a stranger's: never log it unescaped.
 
@@ -51,7 +52,7 @@ class Head:
     websocket: bool = False
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Response:
     """A status, headers and a body. The host adds Content-Length, Date and what framing needs; HEAD sends no body."""
 

@@ -28,6 +28,7 @@ _MAX_AGE: Final = 7_200
 _PORTS: Final = {"http": 80, "https": 443}
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\\\s]+)", re.IGNORECASE | re.ASCII)
 _AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
+_LONGEST: Final = 262  # of what _AUTHORITY matches
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 
 _METHODS: Final = "GET, POST, DELETE"
@@ -219,6 +220,11 @@ def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
 
 def _parse_authority(text: str) -> _Place | None:
     """Return a host in its one spelling, with its port if it names one, or None for what is no host."""
+    return _read_authority(text) if len(text) <= _LONGEST else None
+
+
+@lru_cache(256)  # clients name the same host with each request
+def _read_authority(text: str) -> _Place | None:
     match = _AUTHORITY.fullmatch(text)
     if match is None:
         return None

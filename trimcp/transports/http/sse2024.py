@@ -6,6 +6,7 @@ still what many clients speak.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["LegacyPost", "LegacyStream", "StreamTable"]
 
 _FLOOD: Final = 16
+_ID: Final = "session_id="
+_ESCAPED: Final = re.compile(r"[%&+]")
 
 
 @attrs.define(eq=False)
@@ -84,7 +87,7 @@ class LegacyStream:
         self._stream = face.new_stream(event="message")
         self.session = face.service.open(self)
         face.streams.add(self.id, self)
-        place = f"{quote(self.head.root)}{face.settings.messages_path}?session_id={self.id}"
+        place = f"{quote(self.head.root)}{face.settings.messages_path}?{_ID}{self.id}"
         self._stream.open(reply, self.headers, encode_event(place.encode(), event="endpoint"))
         face.ticker.watch(self._stream)
 
@@ -166,8 +169,7 @@ class LegacyPost:
             return _refused(415, "the body must be application/json in UTF-8")
         if is_compressed(head.headers.get("content-encoding")):
             return _refused(415, "the body must not be compressed")
-        ids = parse_qs(head.query).get("session_id", [""])
-        stream = face.streams.find(ids[0], principal)
+        stream = face.streams.find(_session_id(head.query), principal)
         return _refused(404, "there is no such session") if stream is None else cls(stream, head)
 
     @property
@@ -200,6 +202,13 @@ class LegacyPost:
 
     def writable(self) -> None:
         """Do nothing: nothing was held back."""
+
+
+def _session_id(query: str) -> str:
+    """Return the id of the session that a POST names, "" if it names none."""
+    if query.startswith(_ID) and _ESCAPED.search(query) is None:
+        return query[len(_ID) :]  # as we gave it
+    return parse_qs(query).get("session_id", [""])[0]
 
 
 def _refused(status: int, text: str) -> Response:

@@ -29,7 +29,7 @@ SSE_HEADERS: Final = (
 """Of every stream. The last asks nginx and its kin not to hold events back (2026-07-28, "Receiving Messages")."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Journal:
     """Where the events of one stream are kept.
 
