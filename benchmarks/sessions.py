@@ -7,6 +7,7 @@ process as the kernel counts them; a tool of its own collects garbage first.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import subprocess
@@ -115,25 +116,26 @@ class Under:
         finally:
             connection.close()
 
-    async def settled(self, base: Counts) -> Counts:
-        """Return the counts once no task and no descriptor is left, or after a while as they are."""
+    async def settled(self, base: Counts, blocks: float) -> Counts:
+        """Return the counts once no task, no descriptor and few blocks are left, or after a while as they are."""
         deadline = trio.current_time() + self.settle_limit
         while True:
             now = await self.counts()
             back = now.descriptors <= base.descriptors and now.tasks <= base.tasks
-            if back or trio.current_time() > deadline:
+            if (back and now.blocks <= base.blocks + blocks) or trio.current_time() > deadline:
                 return now
             await trio.sleep(0.1)
 
-    async def round(self, sessions: int) -> Round:
-        """Open, call and close so many sessions."""
+    async def round(self, sessions: int, base: Counts | None = None) -> Round:
+        """Open, call and close so many sessions; with a base, wait in the end until there is little more than then."""
         before = await self.counts()
         opened = [self.cell.session(self.url) for _ in range(sessions)]
         opening = await self._spend(partial(each, opened, _open, UNDER_WAY))
         while_open = await self.counts()
         calling = await self._spend(partial(each, opened, echo, UNDER_WAY))
         closing = await self._spend(partial(self._close, opened))
-        return Round(before, opening, while_open, calling, closing, await self.settled(before))
+        after = await (self.settled(before, math.inf) if base is None else self.settled(base, few(sessions)))
+        return Round(before, opening, while_open, calling, closing, after)
 
     async def _close(self, opened: list[Session]) -> None:
         there = descriptors(self.process) - len(opened)
@@ -193,10 +195,17 @@ async def rounds_of(peers: Sequence[Peer], cell: Cell, rounds: int, settle_limit
         servers = {peer.name: await stack.enter_async_context(serving(peer, cell, settle_limit)) for peer in peers}
         for server in servers.values():
             await server.round(WARM)
-        for _ in range(rounds):
+        for number in range(1, rounds + 1):
             for name, server in servers.items():
-                found[name].append(await server.round(cell.sessions))
+                # What is left is a question for the end.
+                base = found[name][0].before if 1 < number == rounds else None
+                found[name].append(await server.round(cell.sessions, base))
     return found
+
+
+def few(sessions: int) -> float:
+    """Return how many blocks of memory more or less are no leak after so many sessions."""
+    return 500 + sessions / 10
 
 
 # What it comes to
@@ -242,8 +251,8 @@ def _add(rows: Rows, cell: str, peer: str, rounds: list[Round], sessions: int) -
     if len(rounds) > 1:
         # Resident memory goes up and down by megabytes; the most it ever was grows only where there is a leak.
         rows.add(cell, "growth", peer, "KiB", (last.after.peak - last.before.peak) / kib)
-    for what in ("blocks", "tasks", "descriptors"):
-        rows.add(cell, f"left-{what}", peer, what, getattr(last.after, what) - getattr(first.before, what))
+        for what in ("blocks", "tasks", "descriptors"):
+            rows.add(cell, f"left-{what}", peer, what, getattr(last.after, what) - getattr(first.before, what))
 
 
 @contextmanager
