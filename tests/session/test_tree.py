@@ -95,7 +95,7 @@ async def test_a_thread_is_looked_into() -> None:
     assert "in work: end.wait(30)  # in the thread" in "".join(inside)
 
 
-async def test_what_waits_for_the_client_or_for_a_slot_or_is_being_cancelled_says_so() -> None:
+async def test_what_waits_for_the_client_or_for_a_slot_or_is_being_cancelled_says_so(mock_clock: Any) -> None:
     async def ask(ctx: Context[Any]) -> str:
         await ctx.elicit("name?", FORM)
         return "done"

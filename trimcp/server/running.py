@@ -22,6 +22,7 @@ from trimcp.server.registry import Registry
 from trimcp.server.resources import missing
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context, severity
+from trimcp.session.crew import Crew
 from trimcp.session.drive import Road, drive
 from trimcp.session.job import Job
 from trimcp.session.push import Pushed
@@ -105,8 +106,10 @@ class Running:
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
+    _crew: Crew = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._crew = Crew(self.nursery)
         self._scope = Scope(lambda: self.nursery)
         handlers: dict[str, Handler] = {
             "tools/list": self._list_tools,
@@ -194,7 +197,7 @@ class Running:
 
     def open(self, sink: Sink) -> Pushed:
         """Return a new session into which messages are pushed; `sink` takes what belongs to no request."""
-        pushed = Pushed(self.server.session(self, sink=sink), self.nursery)
+        pushed = Pushed(self.server.session(self, sink=sink), self._crew)
         if self._draining:
             pushed.session.draining.set()
         return pushed

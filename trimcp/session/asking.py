@@ -156,6 +156,7 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
     _refuse_if_shielded(job)
     questions.asked[key] = (method, params)
     questions.memory.asked[key] = base
+    assert job.scope is not None
     job.scope.cancel(reason="unwound to ask the client a question")
     await trio.sleep_forever()
     raise AssertionError("unreachable")
@@ -179,12 +180,13 @@ def _refuse_if_shielded(job: Job) -> None:
         raise CannotAsk("a question cannot be asked inside a shielded scope: the handler has to unwind for it")
 
 
-def _reaches_here(scope: trio.CancelScope) -> bool:
+def _reaches_here(scope: trio.CancelScope | None) -> bool:
     """Return whether cancelling `scope` would cancel the current task.
 
     Trio has no question for it, so a deadline just before the one in force is set and taken back: it shows in the
     effective deadline unless a shield stands between.
     """
+    assert scope is not None
     own = scope.deadline
     probe = min(trio.current_effective_deadline(), 1e300) - 1.0
     scope.deadline = probe

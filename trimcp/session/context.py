@@ -76,7 +76,7 @@ class RequestScope:
         job, runner = self._job, self._session.runner
         assert runner is not None
         if job.work is None:
-            if job.over:
+            if job.scope is None:
                 raise LocalError("the request is over; nothing can be started for it")
             job.work = Work(runner.nursery, job.scope)
         job.work.start_soon(function, *args)
@@ -161,7 +161,8 @@ class Context(Generic[StateT]):
         if reason is None and trio.lowlevel.in_trio_task():
             if trio.current_time() >= self._deadline:
                 return CancelReason.DEADLINE
-            if _cancelled_around(self._job.scope):
+            scope = self._job.scope
+            if scope is not None and _cancelled_around(scope):
                 return CancelReason.DRAIN
         return reason
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 import trio
 
 from trimcp.channel import MessageChannel
+from trimcp.session.crew import Crew
 from trimcp.session.direct import DirectEnd, wind_down
 from trimcp.session.job import CancelReason
 from trimcp.session.outbox import Outbox
@@ -59,7 +60,7 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
         wire.start_soon(_write, session, channel, outbox, writer)
         try:
             async with open_service_nursery() as jobs:
-                session.start(jobs)
+                session.start(Crew(jobs))
                 jobs.start_soon(_read, session, channel)
                 try:
                     yield
@@ -98,7 +99,7 @@ async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[N
     session.sink = end
     try:
         async with open_service_nursery() as jobs:
-            session.start(jobs)
+            session.start(Crew(jobs))
             end.attach(session)
             try:
                 yield

@@ -56,7 +56,9 @@ class Job:
         sink: where its answer goes, and whatever belongs to it.
         size: roughly the bytes it occupies.
         origin, headers: where it came in and with which transport headers; both may be None.
-        scope: cancelling it stops the handler.
+        scope: cancelling it stops the handler; None while there is none to stop.
+        task: what runs it, or None.
+        reply: its answer, once there is one.
         error: the code of the error that answers it, or None.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
         started: whether its handler has begun, and `since` when, on Trio's clock; `over`: whether its answer is queued.
@@ -73,7 +75,9 @@ class Job:
     size: int = 0
     origin: Origin | None = None
     headers: Mapping[str, str] | None = None
-    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    scope: trio.CancelScope | None = attrs.field(init=False, default=None)
+    task: trio.lowlevel.Task | None = attrs.field(init=False, default=None)
+    reply: bytes | None = attrs.field(init=False, default=None)
     error: int | None = attrs.field(init=False, default=None)
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
@@ -91,7 +95,8 @@ class Job:
             self.reason, self.detail = reason, detail
             said = "" if detail is None else f" ({detail!r})"  # a stranger's text: escaped
             log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
-        self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
+        if self.scope is not None:
+            self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
 
     def farewell(self) -> bytes | None:
         """Return the answer to a request whose handler was cancelled here, or None if none is owed."""

@@ -14,6 +14,7 @@ import trio
 
 from trimcp.channel import Incoming
 from trimcp.errors import LocalError
+from trimcp.session.crew import Crew
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import Work
 from trimcp.session.session import Session
@@ -35,18 +36,18 @@ class Pushed:
 
     Args:
         session: what is driven; nothing was delivered to it yet. Its sink takes what belongs to no request.
-        nursery: where its jobs run, beside those of others.
+        crew: who runs its jobs, beside those of others.
     """
 
     session: Session
-    _nursery: trio.Nursery
+    _crew: Crew
     _work: Work | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         session = self.session
         session.pushed = True
         session.when_closed = self._end
-        session.start(self._nursery, self)
+        session.start(self._crew, self)
 
     @property
     def revision(self) -> Revision | None:
@@ -99,7 +100,7 @@ class Pushed:
         """Run `await function(*args)` in a task that is cancelled when the session ends."""
         work = self._work
         if work is None:
-            work = self._work = Work(self._nursery, trio.CancelScope())
+            work = self._work = Work(self._crew.nursery, trio.CancelScope())
         work.start_soon(function, *args)
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs jobs inside a nursery, within the running slots. The seam for how: this one gives each job a task.
+"""Runs the jobs of one session, within its running slots, as tasks of a crew.
 
 Whoever delivered a request starts its job at once while a slot is free; only beyond the slots does it wait in the
 mailbox, and the job that ends starts the next.
@@ -6,7 +6,6 @@ mailbox, and the job that ends starts the next.
 
 from __future__ import annotations
 
-import contextvars
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import trio
 
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.session.asking import after_unwinding
+from trimcp.session.crew import Crew
 from trimcp.session.job import Job
 from trimcp.session.scopes import parted, sole
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST, MISSING_CAPABILITY
@@ -31,20 +31,24 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 
 @attrs.define(eq=False)
 class Runner:
-    """Runs jobs as tasks of one nursery.
+    """Runs the jobs of one session.
 
     Args:
-        nursery: where the jobs live; they end before it does.
+        crew: who runs them; it may work for other sessions as well.
         slots: how many may run at once, those that wait for the peer not counted.
         max_bytes: what those under way may weigh, all counted. One job alone may exceed it.
     """
 
-    nursery: trio.Nursery
+    crew: Crew
     slots: int
     max_bytes: int = 32 * 1024 * 1024
     running: int = attrs.field(init=False, default=0)
     bytes_running: int = attrs.field(init=False, default=0)
-    _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
+
+    @property
+    def nursery(self) -> trio.Nursery:
+        """Where the jobs live."""
+        return self.crew.nursery
 
     def has_room(self, job: Job) -> bool:
         """Return whether this job may start now."""
@@ -52,26 +56,81 @@ class Runner:
         return self.running < self.slots and (not held or held + job.size <= self.max_bytes)
 
     def start(self, session: Session, job: Job) -> None:
-        """Start a job in a task of its own."""
+        """Start a job."""
         self.running += 1
         self.bytes_running += job.size
         job.started = True
         job.since = trio.current_time()
-        # Whoever delivers may be a task of the peer's, in the same process; its context is none of the handler's.
-        self._context.run(self._spawn, session, job)
+        self.crew.take(self, session, job)
 
-    def _spawn(self, session: Session, job: Job) -> None:
-        self.nursery.start_soon(self._run, session, job, name=job.request.verb.name)
+    # For the crew
 
-    async def _run(self, session: Session, job: Job) -> None:
-        reply: bytes | None = None
+    async def attempt(self, session: Session, job: Job) -> None:
+        """Run the handler once, to the job's reply. Its work has ended, too.
+
+        Raises:
+            trio.Cancelled: its scope was cancelled; there may be a reply all the same.
+        """
         try:
-            reply = await _until_settled(session, job)
+            await _perform(session, job)
+            if job.sink.full:
+                await job.sink.room()
+        except trio.Cancelled:
+            raise
+        except BaseException as error:
+            # What a cancelled handler's nursery held besides the cancellation.
+            crash, cancelled = parted(error)
+            try:
+                if crash is not None and not isinstance(crash, Exception):
+                    raise
+                if crash is not None:
+                    self.blame(session, job, crash)
+                if cancelled is not None:
+                    raise cancelled from None
+            finally:
+                del crash, cancelled  # a frame and what was raised from it would keep each other alive
         finally:
-            if not job.parked:
-                self.running -= 1
-            self.bytes_running -= job.size
-            session.finish(job, job.farewell() if reply is None else reply)
+            work = job.work
+            if work is not None:
+                await work.end()
+                if work.failure is not None:
+                    self.blame(session, job, work.failure)
+
+    async def settle(self, session: Session, job: Job) -> None:
+        """End a job whose scope was cancelled; one that unwound to ask a question may run again before."""
+        try:
+            while job.reply is None and job.reason is None and job.questions is not None and job.questions.asked:
+                job.scope, job.work = trio.CancelScope(), None
+                with job.scope:
+                    try:
+                        job.reply = await after_unwinding(session, job)
+                    except Exception as error:
+                        self.blame(session, job, error)
+                    if job.reply is not None and job.sink.full:
+                        await job.sink.room()
+                if job.reply is None and job.reason is None:
+                    job.scope = trio.CancelScope()
+                    with job.scope:
+                        await self.attempt(session, job)
+        finally:
+            self.end(session, job)
+        self.check(job)
+
+    def blame(self, session: Session, job: Job, error: Exception) -> None:
+        """Take for the job's reply what says that it failed."""
+        job.reply = _failed(session, job, error)
+
+    def end(self, session: Session, job: Job) -> None:
+        """End a job: with its reply, or with the one that is owed to who was cancelled."""
+        job.scope = job.task = None
+        if not job.parked:
+            self.running -= 1
+        self.bytes_running -= job.size
+        session.finish(job, job.farewell() if job.reply is None else job.reply)
+
+    @staticmethod
+    def check(job: Job) -> None:
+        """Raise what the handler raised, where that is to end the session."""
         if job.crash is not None:
             raise job.crash
 
@@ -96,68 +155,15 @@ class Runner:
                     self.running += 1
 
 
-async def _until_settled(session: Session, job: Job) -> bytes | None:
-    """Run the handler, again where it was unwound to ask a question, and return its reply; None if it was cancelled."""
-    while True:
-        reply = await _attempt(session, job)
-        questions = job.questions
-        if reply is not None or job.reason is not None or questions is None or not questions.asked:
-            return reply
-        job.scope, job.work = trio.CancelScope(), None
-        with job.scope:
-            try:
-                reply = await after_unwinding(session, job)
-            except Exception as error:
-                reply = _failed(session, job, error)
-            await _room(job)
-        if reply is not None or job.reason is not None:
-            return reply
-        job.scope = trio.CancelScope()
-
-
-async def _attempt(session: Session, job: Job) -> bytes | None:
-    """Run the handler once and return its reply, or None if it was cancelled. Its work has ended, too."""
-    reply: bytes | None = None
-    try:
-        with job.scope:
-            reply = await _perform(session, job)
-            await _room(job)
-    except trio.Cancelled:
-        raise
-    except BaseException as error:
-        # What a cancelled handler's nursery held besides the cancellation.
-        crash, cancelled = parted(error)
-        try:
-            if crash is not None and not isinstance(crash, Exception):
-                raise
-            if crash is not None:
-                reply = _failed(session, job, crash)
-            if cancelled is not None:
-                raise cancelled from None
-        finally:
-            del crash, cancelled  # a frame and what was raised from it would keep each other alive
-    finally:
-        if job.work is not None:
-            await job.work.end()
-    if job.work is not None and job.work.failure is not None:
-        return _failed(session, job, job.work.failure)
-    return reply
-
-
-async def _room(job: Job) -> None:
-    if job.sink.full:
-        await job.sink.room()
-
-
-async def _perform(session: Session, job: Job) -> bytes:
-    """Run the handler to its end, and its work, and return its reply as bytes, whatever it raises."""
+async def _perform(session: Session, job: Job) -> None:
+    """Run the handler to its end, and its work, and take its result for the reply, or what it raises."""
     try:
         result = await session.endpoint.handle(session, job)
         if job.work is not None:
             await job.work.join()
-        return session.engine.encode_result(job.request, result)
+        job.reply = session.engine.encode_result(job.request, result)
     except Exception as error:
-        return _failed(session, job, error)
+        job.reply = _failed(session, job, error)
 
 
 def _failed(session: Session, job: Job, error: Exception) -> bytes:

@@ -31,6 +31,7 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.crew import Crew
 from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
@@ -227,15 +228,14 @@ class Session:
 
     def nudge(self) -> None:
         """Let the reader look again whether it may go on."""
-        if self._reading:
-            self._reading.unpark_all()
+        self._reading.unpark_all()
 
     # Jobs
 
-    def start(self, nursery: trio.Nursery, background: Background | None = None) -> None:
-        """Begin to run jobs, as tasks of `nursery`, where work of the session lives too unless it has its own place."""
-        self.runner = Runner(nursery, self.limits.max_running, self.limits.running_bytes)
-        self.background = nursery if background is None else background
+    def start(self, crew: Crew, background: Background | None = None) -> None:
+        """Begin to have jobs run by `crew`, in whose nursery work of the session lives, too, unless it has its own."""
+        self.runner = Runner(crew, self.limits.max_running, self.limits.running_bytes)
+        self.background = crew.nursery if background is None else background
 
     def next_jobs(self) -> None:
         """Start jobs that wait, as far as slots allow."""

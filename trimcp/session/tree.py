@@ -87,24 +87,23 @@ def _describe_client(job: Job) -> str:
 
 def _describe_session(session: Session, jobs: Iterable[Job], room: int) -> Iterator[list[str]]:
     """Yield the lines of each request until there is no room for more."""
-    tasks = {} if session.runner is None else _tasks_of(session.runner.nursery)
+    tasks = {} if session.runner is None else _tasks_of_work(session.runner.nursery)
     for job in jobs:
         if room <= 0:
             return
-        of_job = [tasks[id(key)] for key in (job, job.work) if id(key) in tasks]
+        of_job = [task for task in (job.task, tasks.get(id(job.work))) if task is not None]
         lines = list(islice(_describe_job(job, of_job), _MOST_LINES_EACH))
         room -= len(lines)
         yield lines
 
 
-def _tasks_of(nursery: trio.Nursery) -> dict[int, trio.lowlevel.Task]:
-    """Return the tasks that run jobs and what was started for requests, by the identity of their `Job` and `Work`."""
+def _tasks_of_work(nursery: trio.Nursery) -> dict[int, trio.lowlevel.Task]:
+    """Return the tasks that run what was started for requests, by the identity of their `Work`."""
     found = {}
     for task in nursery.child_tasks:
         frame = getattr(task.coro, "cr_frame", None)
         if frame is not None:
-            known = frame.f_locals
-            found[id(known.get("job", known.get("self")))] = task
+            found[id(frame.f_locals.get("self"))] = task
     return found
 
 

@@ -256,6 +256,7 @@ async def test_a_request_that_its_client_cancelled_ends_without_an_answer(autoju
         waiting, stepping = ({"name": name, "arguments": {key: 60}} for name, key in _LONG)
         silent = await visitor.post(visitor.request("tools/call", waiting, id="a"))
         loud = await visitor.post(visitor.request("tools/call", stepping, id="b", progressToken=1))
+        await trio.testing.wait_all_tasks_blocked()  # a request that is cancelled before its handler began runs none
         for id in "ab":
             cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}
             assert (await visitor.post(cancel)).status == 202
