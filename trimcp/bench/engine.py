@@ -60,7 +60,7 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.shots, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = _Run(load, session_runner(target, found.transport), stop, on_tick)
+    run = Measurement(load, session_runner(target, found.transport), stop, on_tick)
     await run.run()
     return run.report(name_of(target), found)
 
@@ -93,7 +93,7 @@ class _Mark:
 
 
 @attrs.define(eq=False)
-class _Run:
+class Measurement:
     """One measurement under way."""
 
     _load: Load
