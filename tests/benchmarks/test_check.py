@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import check
@@ -51,7 +52,7 @@ def test_the_driver_and_the_import_system_are_not_counted() -> None:
 def ours() -> types.ModuleType:
     """A module of the package, as far as counting knows."""
     module = types.ModuleType("ours")
-    text = "def work(times):\n for _ in range(times):\n  len(())\ndef other():\n return 1\n"
+    text = "def work(times):\n for _ in range(times):\n  len(())\ndef other(a):\n b = a\n return b\n"
     exec(compile(text, "/x/site-packages/trimcp/ours.py", "exec"), module.__dict__)
     return module
 
@@ -65,25 +66,32 @@ def traced() -> Iterator[None]:
     sys.setprofile(profile)
 
 
-def counted(what: str, module: types.ModuleType, times: int) -> dict[str, dict[str, int]]:
+def counted(what: str, work: Callable[[int], object], *arguments: int) -> dict[str, dict[str, int]]:
     counter = Counter(what)
     counter.start()
-    module.work(times)
+    for argument in arguments:
+        work(argument)
     counter.stop()
-    module.other()
+    work(0)
     return counter.functions()
 
 
 def test_bytecodes_are_counted_exactly(ours: types.ModuleType) -> None:
-    counts = [counted(BYTECODES, ours, times) for times in (10, 10, 20, 30)]
+    once, twice = (counted(BYTECODES, ours.other, *calls)["trimcp"]["trimcp/ours.py:other"] for calls in ([1], [1, 1]))
+    resume, *others = dis.get_instructions(ours.other)
+    assert resume.opname == "RESUME"  # where tracing begins
+    assert twice - once == len(others)
+
+
+def test_bytecodes_are_counted_as_often_as_they_are_executed(ours: types.ModuleType) -> None:
+    counts = [counted(BYTECODES, ours.work, times) for times in (10, 10, 20, 30)]
     numbers = [count["trimcp"]["trimcp/ours.py:work"] for count in counts]
     assert counts[0] == counts[1]
     assert numbers[2] - numbers[1] == numbers[3] - numbers[2] >= 10 * 5
-    assert "trimcp/ours.py:other" not in counts[0]["trimcp"], "it was called when counting had ended"
 
 
 def test_calls_into_c_are_counted_where_they_are_made(ours: types.ModuleType) -> None:
-    assert counted(CALLS, ours, 12)["trimcp"] == {"trimcp/ours.py:work": 12}
+    assert counted(CALLS, ours.work, 12)["trimcp"] == {"trimcp/ours.py:work": 12}
 
 
 # Records
@@ -155,6 +163,11 @@ def changed(now: dict[str, Any], before: dict[str, Any] | None = None) -> list[s
 )
 def test_a_tenth_more_or_less_is_a_change(counts: dict[str, float], figures: list[str]) -> None:
     assert changed(record(**counts)) == figures
+
+
+def test_a_little_of_ours_counts_also_where_others_do_much() -> None:
+    before = record(trimcp=100, trio=50_000)
+    assert changed(record(trimcp=112, trio=50_000), before) == ["bytecodes in trimcp"]
 
 
 def test_more_of_ours_is_seen_where_others_do_less() -> None:
