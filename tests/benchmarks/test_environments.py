@@ -1,0 +1,81 @@
+"""How peers are named, started, and kept installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import environments
+import pytest
+from environments import Peer, Way
+
+PEER = Peer(
+    "somebody",
+    ("/bin/interpreter", "server.x"),
+    (Way("stdio", "2025-11-25"), Way("http", "2025-11-25", "json"), Way("http", "2026-07-28", "auto")),
+    words=("--server", "other"),
+    collecting=("--expose-gc",),
+)
+
+
+def test_a_peer_over_stdio_needs_no_words_about_a_network() -> None:
+    assert PEER.command("stdio") == ["/bin/interpreter", "server.x", "stdio"]
+
+
+def test_a_peer_over_a_network_is_told_how_to_answer() -> None:
+    wanted = ["/bin/interpreter", "server.x", "http", "--reply", "json", "--server", "other"]
+    assert PEER.command("http", reply="json") == wanted
+
+
+def test_a_peer_that_counts_is_started_by_an_interpreter_that_lets_it() -> None:
+    assert PEER.counting("sse") == ["/bin/interpreter", "--expose-gc", "server.x", "sse", "--server", "other"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "can"),
+    [
+        (("stdio",), True),
+        (("http", "2025-11-25"), True),
+        (("http", "2025-11-25", "json"), True),
+        (("http", None, "auto"), True),
+        # Each part is true of one way, but there is no way of which all are.
+        (("http", "2026-07-28", "json"), False),
+        (("stdio", "2026-07-28"), False),
+        (("websocket",), False),
+    ],
+)
+def test_what_a_peer_can(asked: tuple[str, ...], can: bool) -> None:
+    assert PEER.can(*asked) is can
+
+
+def test_every_pin_is_a_version(tmp_path: Path) -> None:
+    assert all("==" in requirement for requirement in environments.PINS["python"].values())
+    assert all(version[0].isdigit() for version in environments.PINS["npm"].values())
+
+
+def made(folder: Path, pins: list[str], digest: str = "") -> tuple[bool, bool]:
+    folder.mkdir(exist_ok=True)
+    with environments._made(folder, pins, digest) as found:
+        return found
+
+
+def test_an_environment_is_made_once(tmp_path: Path) -> None:
+    assert made(tmp_path / "a", ["one==1", "two==2"], "x") == (True, True)
+    assert made(tmp_path / "a", ["one==1", "two==2"], "x") == (False, False)
+
+
+def test_an_environment_of_other_pins_is_made_again(tmp_path: Path) -> None:
+    made(tmp_path / "a", ["one==1", "two==2"], "x")
+    assert made(tmp_path / "a", ["one==1", "two==3"], "x")[0]
+
+
+def test_an_environment_with_an_older_package_of_ours_is_brought_up_to_date(tmp_path: Path) -> None:
+    made(tmp_path / "a", ["ours"], "x")
+    assert made(tmp_path / "a", ["ours"], "y") == (False, True)
+
+
+def test_an_environment_that_could_not_be_made_counts_as_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    with pytest.raises(OSError, match="no network"), environments._made(folder, ["one==1"]):
+        raise OSError("no network")
+    assert made(folder, ["one==1"]) == (True, False)
