@@ -22,7 +22,7 @@ import cattrs
 from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
 from trimcp.server.records import alias_value, split
-from trimcp.validation import Validator
+from trimcp.validation import Judge, validator_for
 
 __all__ = ["ConversionError", "Convert", "converter_for", "is_plain", "to_json"]
 
@@ -136,13 +136,13 @@ def _union(
     """The first alternative whose schema the value satisfies and whose conversion works."""
     if is_plain(hint):
         return lambda value, _: value
-    branches: list[tuple[Any, Validator, Callable[[Any, Any], Any] | None]] = []
+    branches: list[tuple[Any, Judge, Callable[[Any, Any], Any] | None]] = []
 
     def convert(value: Any, _: Any) -> Any:
         if not branches:  # now, and not before: a recursive type would never be done
             for member in get_args(hint):
                 hook = None if is_plain(member) else converter.get_structure_hook(member)
-                branches.append((member, Validator(schema_of(member)), hook))
+                branches.append((member, validator_for(schema_of(member)), hook))
         failure: Exception | None = None
         for member, validator, hook in branches:
             if validator.is_valid(value):

@@ -10,7 +10,7 @@ import attrs
 from trimcp.server.convert import ConversionError, Convert, converter_for
 from trimcp.server.json_schema import SchemaBuilder, schema_of
 from trimcp.server.records import Field, fields_of, is_record, split
-from trimcp.validation import Validator
+from trimcp.validation import Judge, validator_for
 
 __all__ = ["Form", "form_for"]
 
@@ -32,7 +32,7 @@ class Form:
     """
 
     schema: dict[str, Any]
-    _validator: Validator
+    _validator: Judge
     _convert: Convert | None
     _field: str | None
 
@@ -69,7 +69,7 @@ def form_for(hint: Any, *, name: str = "value") -> Form:
     shown = {key: _form_field(key, schema) for key, schema in exact.items()}
     root = {"type": "object", "properties": shown} | ({"required": required} if required else {})
     checked = builder.finish({"type": "object", "properties": exact, "required": required})
-    return Form(root, Validator(checked), converter_for(hint, schema_of), None if whole else name)
+    return Form(root, validator_for(checked), converter_for(hint, schema_of), None if whole else name)
 
 
 def _takes_none(bare: Any) -> bool:

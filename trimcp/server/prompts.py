@@ -13,7 +13,7 @@ from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content
 from trimcp.server.options import check_options
 from trimcp.session.context import Context
-from trimcp.validation import Validator
+from trimcp.validation import Judge, validator_for
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.completion import CompleteParams, CompleteResult, Completion
@@ -53,7 +53,7 @@ class PromptEntry:
 
     prompt: Prompt
     calling: Calling
-    validator: Validator
+    validator: Judge
     choices: Mapping[str, Sequence[str]]
 
     async def get(self, running: Running, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
@@ -128,7 +128,7 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         icons=options.get("icons") or ABSENT,
         meta=dict(meta) if meta else ABSENT,
     )
-    return PromptEntry(listed, calling, Validator(signature.input_schema), choices)
+    return PromptEntry(listed, calling, validator_for(signature.input_schema), choices)
 
 
 @attrs.define(eq=False, repr=False)

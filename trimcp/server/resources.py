@@ -17,7 +17,7 @@ from trimcp.server.media import json_text
 from trimcp.server.options import check_options
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
-from trimcp.validation import Validator
+from trimcp.validation import Judge, validator_for
 from trimcp.wire.common import Annotations, CacheScope, Icon
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
 from trimcp.wire.fields import ABSENT, Absent
@@ -77,7 +77,7 @@ class TemplateEntry:
     listed: ResourceTemplate
     template: UriTemplate
     calling: Calling
-    validator: Validator
+    validator: Judge
     guard: bool = True
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"
@@ -158,7 +158,7 @@ def from_function(
         raise TypeError(f"{uri} has {variables}, but {signature.name} takes {', '.join(parameters) or 'none'}")
     if template.variables:
         described = ResourceTemplate(uri_template=uri, **listed)
-        return TemplateEntry(described, template, calling, Validator(signature.input_schema), guard, *caching)
+        return TemplateEntry(described, template, calling, validator_for(signature.input_schema), guard, *caching)
     size = options.get("size")
     resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
     return ResourceEntry(resource, calling, *caching)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 import attrs
 import trio
 
+from trimcp import validation
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.server.calling import Calling, prepare
@@ -20,7 +21,7 @@ from trimcp.server.schema import ResultShape
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import sole
-from trimcp.validation import Validator, check_author_schema
+from trimcp.validation import Judge, validator_for
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
@@ -79,9 +80,9 @@ class ToolEntry:
 
     tool: Tool
     calling: Calling
-    validator: Validator
+    validator: Judge
     shape: ResultShape | None
-    output_validator: Validator | None
+    output_validator: Judge | None
     timeout: float | None
     slots: trio.CapacityLimiter | None
     mirrors: tuple[Mirror, ...] = ()
@@ -185,7 +186,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     schema = calling.signature.input_schema
     if given is not None:
         schema = dict(given)
-        check_author_schema(schema)
+        validation.check_author_schema(schema)
     name = options.get("name") or calling.signature.name
     try:
         mirrors = find_mirrors(schema)
@@ -193,7 +194,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         raise TypeError(f"the tool {name}: {error}") from None
     shape = None
     if promised is not None:
-        check_author_schema(dict(promised))
+        validation.check_author_schema(dict(promised))
         shape = ResultShape.given(dict(promised))
     elif options.get("structured", True):
         shape = calling.result_shape()
@@ -211,9 +212,9 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     return ToolEntry(
         tool=listed,
         calling=calling,
-        validator=Validator(schema),
+        validator=validator_for(schema),
         shape=shape,
-        output_validator=Validator(shape.schema) if shape is not None else None,
+        output_validator=validator_for(shape.schema) if shape is not None else None,
         timeout=timeout,
         slots=trio.CapacityLimiter(max_concurrent) if max_concurrent is not None else None,
         mirrors=mirrors,

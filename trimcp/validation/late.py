@@ -1,0 +1,80 @@
+"""Validators that are built with their first value, so that a server's start does not pay for the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from trimcp.validation.validator import Validator
+
+__all__ = ["Judge", "LateValidator", "validator_for"]
+
+_WORDS: Final = frozenset({"type", "title", "description", "default", "enum", "const", "required", "format"})
+_ONE: Final = frozenset({"items", "additionalProperties"})
+
+
+class Judge(Protocol):
+    """What a `Validator` and a `LateValidator` can both do."""
+
+    def is_valid(self, value: Any, /) -> bool:
+        """As `Validator.is_valid`."""
+        ...
+
+    def problems(self, value: Any, /) -> list[str]:
+        """As `Validator.problems`."""
+        ...
+
+
+def validator_for(schema: dict[str, Any]) -> Judge:
+    """Return what judges values by a schema that was derived from types, or checked already.
+
+    Raises:
+        SchemaError: bounds or patterns that an author gave make no sense. A schema without such is built late.
+    """
+    if _is_plain(schema):
+        return LateValidator(schema)
+    from trimcp.validation.validator import Validator
+
+    return Validator(schema)
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether there is nothing in it but types and words, so that no engine can refuse it."""
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    for keyword, said in schema.items():
+        if keyword in _ONE:
+            plain = _is_plain(said)
+        elif keyword == "properties":
+            plain = all(map(_is_plain, said.values()))
+        elif keyword == "anyOf":
+            plain = all(map(_is_plain, said))
+        else:
+            plain = keyword in _WORDS
+        if not plain:
+            return False
+    return True
+
+
+class LateValidator:
+    """A `Validator` that is built with the first value it judges.
+
+    Attributes:
+        schema: the JSON Schema. It must not change.
+        is_valid, problems: as those of `Validator`; after the first value they are the validator's own.
+    """
+
+    __slots__ = ("is_valid", "problems", "schema")
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema: dict[str, Any] = schema
+        self.is_valid: Callable[[Any], bool] = lambda value: self._build().is_valid(value)
+        self.problems: Callable[[Any], list[str]] = lambda value: self._build().problems(value)
+
+    def _build(self) -> Validator:
+        from trimcp.validation.validator import Validator
+
+        made = Validator(self.schema)
+        self.is_valid, self.problems = made.is_valid, made.problems
+        return made
