@@ -75,10 +75,11 @@ def test_an_open_loop_says_what_it_could_not_do() -> None:
     shown = text_of(a_report(plan=plan, late=12))
     assert "1 session, 1,000 calls begun per second (constant), 2.00 s" in shown
     assert "late        12 calls began more than 10 ms after their time, or not at all" in shown
-    assert "only 500 of 1,000 calls per second were answered" in shown
+    assert "only 500 of 1,000 calls per second were over in time" in shown
     kept = text_of(a_report(plan=attrs.evolve(plan, rate=510.0)))
     assert "late" not in kept
     assert "only" not in kept
+    assert "only" not in text_of(a_report(plan=plan, cancelled=900, timed_out=50)), "given up is over, too"
 
 
 @pytest.mark.parametrize(

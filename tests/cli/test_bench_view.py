@@ -60,7 +60,7 @@ def test_on_a_terminal_a_panel_redraws_itself_and_is_gone_in_the_end() -> None:
     view.tick(a_snapshot(progress=4, progress_rate=8.0, cancelled=3, errors={"timeout": 1}, busy=0.93))
     shown = written.getvalue()
     for part in [
-        "1 s, 16 under way",
+        "1 s, 1 session, 16 calls under way",
         "700 per second  █",
         "1,234 per second  ▅█",
         "p50 1.00 ms  p90 2.00 ms  p99 3.00 ms",

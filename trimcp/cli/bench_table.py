@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -12,6 +13,7 @@ from trimcp.cli.text import one_line
 __all__ = [
     "PERCENTILES",
     "Line",
+    "count_of",
     "describe_report",
     "headline",
     "milliseconds",
@@ -82,17 +84,17 @@ def _wire(report: Report) -> str:
 def setting(report: Report) -> str:
     """Return under which conditions it was measured."""
     plan = report.plan
-    parts = [_count(plan.sessions, "session")]
+    parts = [count_of(plan.sessions, "session")]
     if plan.rate is None:
         each = " each" if plan.sessions > 1 else ""
-        parts.append(f"{_count(plan.places, 'call')} under way{each}")
+        parts.append(f"{count_of(plan.places, 'call')} under way{each}")
     else:
         parts.append(f"{per_second(plan.rate)} calls begun per second ({plan.spacing})")
     if plan.think:
         parts.append(f"{milliseconds(plan.think)} to think")
     warm_up = f" after {plan.warm_up:g} s of warm-up" if plan.warm_up else ""
     if plan.warm_up_count:
-        warm_up = f" after {_count(plan.warm_up_count, 'call')} of warm-up"
+        warm_up = f" after {count_of(plan.warm_up_count, 'call')} of warm-up"
     parts.append(f"{three(report.seconds)} s{warm_up}")
     if report.interrupted:
         parts.append("interrupted")
@@ -114,8 +116,10 @@ def _punctuality(report: Report) -> Iterator[Line]:
     assert report.plan.rate is not None
     if report.late:
         yield _row("late", f"{report.late:,} calls began more than 10 ms after their time, or not at all"), "yellow"
-    if report.per_second < 0.95 * report.plan.rate and not report.interrupted:
-        text = f"only {per_second(report.per_second)} of {per_second(report.plan.rate)} calls per second were answered"
+    over = report.calls + report.failures + report.cancelled + report.timed_out
+    rate = over / report.seconds if report.seconds else math.inf
+    if rate < 0.95 * report.plan.rate and not report.interrupted:
+        text = f"only {per_second(rate)} of {per_second(report.plan.rate)} calls per second were over in time"
         yield _row("", text), "yellow"
 
 
@@ -160,7 +164,8 @@ def _row(name: str, text: str) -> str:
     return f"  {name:<{_NAMES}}{text}".rstrip()
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
+    """Return a number with its noun."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.report import Snapshot
-from trimcp.cli.bench_table import milliseconds, per_second
+from trimcp.cli.bench_table import count_of, milliseconds, per_second
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import one_line
 
@@ -21,6 +21,7 @@ __all__ = ["View"]
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _HISTORY: Final = 40
+_BAR: Final = 30
 _LINES: Final = 20
 _EARLY: Final = 0.1
 _BUSY: Final = 0.8
@@ -78,17 +79,19 @@ class View:
 
     def _panel(self, now: Snapshot) -> RenderableType:
         state = "warming up" if now.warming_up else f"{now.elapsed:.0f} s"
-        head = Table.grid(padding=(0, 1))
-        head.add_row(
-            Text(self._title, style="bold"),
-            ProgressBar(total=1.0, completed=min(now.share, 1.0), width=24),
-            Text(f"{state}, {now.under_way:,} under way", style="dim"),
+        at_work = f"{count_of(now.sessions, 'session')}, {count_of(now.under_way, 'call')} under way"
+        title = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            "",
+            ProgressBar(total=1.0, completed=min(now.share, 1.0), width=_BAR),
+            Text(f"{state}, {at_work}", style="dim"),
         )
+        if now.warming_up:
+            return Group(title, bar)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", min_width=11)
         rows.add_column()
-        if now.warming_up:
-            return head
         rows.add_row("  rate", Text(f"{per_second(now.rate)} per second  {_sparks(self._rates)}"))
         rows.add_row("  time", _percentiles(now))
         rows.add_row("  calls", f"{now.calls:,} answered rightly{_given_up(now)}")
@@ -98,7 +101,7 @@ class View:
         busy = now.busy > _BUSY
         share = f"{100 * now.busy:.0f} % of a core" + (", SATURATED" if busy else "")
         rows.add_row("  generator", Text(share, style="bold yellow" if busy else ""))
-        return Group(head, rows)
+        return Group(title, bar, rows)
 
 
 def _line(now: Snapshot) -> str:
