@@ -68,7 +68,7 @@ _MOST_SUBSCRIPTIONS = 1_000
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class _LegacyListener:
     """Tells one legacy session of changes, through notifications of which only the latest counts."""
 
@@ -85,7 +85,7 @@ class _LegacyListener:
             self.session.notify_latest("notifications/resources/updated", ResourceUpdatedParams(uri=uri), key=uri)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Running:
     """One run of a server, from entering its lifespan to leaving it.
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Questions", "after_unwinding", "ask", "open_questions"]
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Questions:
     """What one request asked and learned, over all its rounds.
 

@@ -63,7 +63,7 @@ class Form(Protocol):
     def schema(self) -> Mapping[str, JSON]: ...
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class RequestScope:
     """Work that ends before the request's answer leaves."""
 
@@ -82,7 +82,7 @@ class RequestScope:
         job.work.start_soon(function, *args)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Context(Generic[StateT]):
     """One request, as its handler sees it. Good until the handler returns.
 

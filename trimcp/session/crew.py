@@ -28,7 +28,7 @@ _TURN: Final = 64
 _Order: TypeAlias = "tuple[Runner, Session, Job]"
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Crew:
     """Runs jobs as tasks of one nursery, for one session or for many.
 

@@ -45,7 +45,7 @@ _FAREWELLS = {
 }
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Job:
     """A request of the peer from the moment it was admitted until its answer is queued.
 

@@ -30,7 +30,7 @@ class _Ended:
         raise LocalError("the session has ended; nothing can be started for it")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Pushed:
     """One pushed session.
 

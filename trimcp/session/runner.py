@@ -29,7 +29,7 @@ __all__ = ["Runner"]
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Runner:
     """Runs the jobs of one session.
 

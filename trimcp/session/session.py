@@ -53,7 +53,7 @@ __all__ = ["Session"]
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class Session:
     """One side of one connection.
 
