@@ -6,6 +6,7 @@ A *record* is what is kept of one cell: figures per operation, and by function w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -13,7 +14,7 @@ import attrs
 __all__ = ["BOUND", "Change", "Record", "compare", "record_of", "table", "tell", "versions_changed"]
 
 Record: TypeAlias = Mapping[str, Any]
-"""`figures`: name to number per operation. `functions`: name to what counts towards it, by "package file:function"."""
+"""`figures`: name to number per operation. `functions`: name to what counts towards it, by "package/file:function"."""
 
 BOUND: Final = 0.1
 """The share by which a figure may grow."""
@@ -28,7 +29,7 @@ GARBAGE: Final = "garbage objects"
 KEPT: Final = "kept blocks"
 MODULES: Final = "modules"
 
-_RECORDED: Final = {BYTECODES: 0.005, CALLS: 0.02}  # functions below this share of a cell are not recorded
+_RECORDED: Final = {BYTECODES: 0.004, CALLS: 0.006}  # functions below this share of a cell are not recorded
 _SMALL_SHARE: Final = 0.03  # a package's growth counts from this share of the whole cell on
 _SHOWN: Final = 10
 
@@ -82,7 +83,7 @@ def record_of(count: int, measured: Mapping[str, Any]) -> dict[str, Any]:
             if what == BYTECODES or package == OURS:
                 figures[f"{what} in {package}"] = round(number, 2)
         functions[what] = {
-            f"{package} {name}": round(number / count, 2)
+            _named(package, name): round(number / count, 2)
             for package, found in sorted(packages.items())
             for name, number in sorted(found.items())
             if number / count >= _RECORDED[what] * total
@@ -96,6 +97,10 @@ def record_of(count: int, measured: Mapping[str, Any]) -> dict[str, Any]:
         figures[MODULES] = len(measured["modules"])
         functions[MODULES] = dict.fromkeys(measured["modules"], 1)
     return {"count": count, "figures": figures, "functions": functions}
+
+
+def _named(package: str, name: str) -> str:
+    return name if name.startswith(f"{package}/") else f"{package}/{name}"
 
 
 def compare(cell: str, before: Record, after: Record) -> Iterator[Change]:
@@ -119,7 +124,7 @@ def _slack(figure: str, before: Record) -> float:
     if what == BYTECODES and package and package != OURS:
         return _SMALL_SHARE * float(before["figures"][BYTECODES])
     few: float = 8 / before["count"]  # what caches and free lists take now and then
-    few_more: dict[str, float] = {PEAK: 4096, GARBAGE: max(0.5, few), KEPT: max(0.25, few), MODULES: 2}
+    few_more: dict[str, float] = {CALLS: 1.5, PEAK: 4096, GARBAGE: max(0.5, few), KEPT: max(0.25, few), MODULES: 2}
     return few_more.get(what, 0.25)
 
 
@@ -128,7 +133,7 @@ def _grown(before: Record, after: Record, what: str, package: str) -> tuple[tupl
     old, new = before["functions"].get(what, {}), after["functions"].get(what, {})
     least = _RECORDED[what] * before["figures"][what] if what in _RECORDED else 0
     growth = {name: number - old.get(name, least) for name, number in new.items()}
-    of_package = [item for item in growth.items() if item[0].startswith(f"{package} ") or not package]
+    of_package = [item for item in growth.items() if item[0].startswith(f"{package}/") or not package]
     most = sorted(of_package, key=lambda item: -item[1])[:_SHOWN]
     return tuple((name, round(number, 2)) for name, number in most if number > 0.05)
 
@@ -169,7 +174,9 @@ def tell(changes: Iterable[Change], versions: Mapping[str, str], *, accept: str)
             yield f"      {theirs} is not the version of the baseline: this may be its doing and not ours."
     if shrunk:
         yield ""
-        yield from (f"less  {change}" for change in shrunk)
+        for cell, figures in groupby(shrunk, key=lambda change: change.cell):
+            shares = (f"{change.figure} {change.after / change.before * 100 - 100:.0f} %" for change in figures)
+            yield f"less  {cell}: {', '.join(shares)}"
     if grown:
         yield ""
         yield f"{_figures(len(grown))} grew by more than {_BOUND_TEXT}. Is it worth that? Then accept it: {accept}"
@@ -181,7 +188,7 @@ def tell(changes: Iterable[Change], versions: Mapping[str, str], *, accept: str)
 
 def _theirs(change: Change, versions: Mapping[str, str]) -> str:
     """Return the changed dependencies in which something grew."""
-    where = {name.partition(" ")[0] for name, _ in change.functions} | {change.package}
+    where = {name.partition("/")[0] for name, _ in change.functions} | {change.package}
     modules = {"attrs": "attr", "trio-websocket": "trio_websocket", "python": "stdlib"}
     found = [name for name in versions if modules.get(name, name.replace("-", "_")) in where]
     return " and ".join(found)
