@@ -52,8 +52,9 @@ def progress(request: dict[str, Any]) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
 
-def handshake(request: dict[str, Any]) -> bytes:
-    result = {"protocolVersion": request["params"]["protocolVersion"], "capabilities": {}, "serverInfo": {}}
+def greeting(request: dict[str, Any]) -> bytes:
+    """The answer to the first request on a connection."""
+    result = {"protocolVersion": request["params"].get("protocolVersion"), "capabilities": {}, "serverInfo": {}}
     return orjson.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result})
 
 
@@ -63,6 +64,7 @@ class FakeRoad:
 
     Args:
         serve: called with each message that is sent and the road, on which it may `answer` now or later.
+        greets: the first request is answered properly, and not by the function.
 
     Attributes:
         sent: every message, with the time it was sent at.
@@ -70,6 +72,7 @@ class FakeRoad:
 
     serve: Callable[[dict[str, Any], FakeRoad], object]
     nursery: trio.Nursery
+    greets: bool = True
     sent: list[tuple[float, dict[str, Any]]] = attrs.field(factory=list)
     closed: bool = False
     _arrived: list[bytes] = attrs.field(factory=list)
@@ -80,7 +83,10 @@ class FakeRoad:
         for text in messages:
             message = orjson.loads(text)
             self.sent.append((trio.current_time(), message))
-            self.serve(message, self)
+            if self.greets and message.get("id") == 0:
+                self.answer(greeting(message))
+            else:
+                self.serve(message, self)
 
     async def run(self) -> None:
         await trio.sleep_forever()
@@ -125,13 +131,15 @@ class FakeRoad:
         return [each["params"]["requestId"] for _, each in self.sent if each["method"] == "notifications/cancelled"]
 
 
-def fake_opener(serve: Callable[[dict[str, Any], FakeRoad], object], roads: list[FakeRoad]) -> Opener:
+def fake_opener(
+    serve: Callable[[dict[str, Any], FakeRoad], object], roads: list[FakeRoad], *, greets: bool = True
+) -> Opener:
     """Return what opens such connections, and puts them into the list."""
 
     @asynccontextmanager
     async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
         async with trio.open_nursery() as nursery:
-            road = FakeRoad(serve, nursery)
+            road = FakeRoad(serve, nursery, greets)
             roads.append(road)
             try:
                 yield road
@@ -144,9 +152,7 @@ def fake_opener(serve: Callable[[dict[str, Any], FakeRoad], object], roads: list
 
 def at_once(message: dict[str, Any], road: FakeRoad) -> None:
     """A server that answers rightly at once."""
-    if message["method"] == "initialize":
-        road.answer(handshake(message))
-    elif message["method"] == "tools/call":
+    if message["method"] == "tools/call":
         road.answer(reply(message))
 
 

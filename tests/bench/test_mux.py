@@ -11,15 +11,17 @@ import orjson
 import pytest
 import trio
 
-from tests.bench.support import FakeRoad, a_load, after, at_once, errors, fake_opener, handshake, reply
+from tests.bench.support import FakeRoad, a_load, after, at_once, errors, fake_opener, greeting, reply
 from trimcp.bench.caller import Caller
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Road, run_session
 from trimcp.errors import ConnectionLost
-from trimcp.wire.revisions import LATEST_LEGACY
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 
-async def run_for(load: Load, seconds: float, serve: Callable[[dict[str, Any], FakeRoad], object]) -> list[FakeRoad]:
+async def run_for(
+    load: Load, seconds: float, serve: Callable[[dict[str, Any], FakeRoad], object], *, greets: bool = True
+) -> list[FakeRoad]:
     """Run the load's sessions and let calls begin for so many seconds, or as many calls as the plan counts."""
     roads: list[FakeRoad] = []
     async with trio.open_nursery() as nursery:
@@ -27,7 +29,7 @@ async def run_for(load: Load, seconds: float, serve: Callable[[dict[str, Any], F
             nursery.start_soon(load.supply.pace)
         async with trio.open_nursery() as sessions:
             for _ in range(load.plan.sessions):
-                await sessions.start(run_session, load, fake_opener(serve, roads))
+                await sessions.start(run_session, load, fake_opener(serve, roads, greets=greets))
             load.supply.allow(math.inf if load.plan.count is None else load.plan.count)
             await trio.sleep(seconds)
             load.supply.close(trio.current_time())
@@ -45,9 +47,23 @@ async def test_a_session_calls_as_often_as_its_places_allow(autojump_clock: obje
     assert all(road.closed for road in roads)
 
 
-async def test_the_modern_era_has_no_handshake_and_the_legacy_one_has(autojump_clock: object) -> None:
-    (road,) = await run_for(a_load(count=1), 1.0, at_once)
-    assert [message["method"] for _, message in road.sent] == ["tools/call"]
+async def test_the_modern_era_has_no_handshake_but_the_first_call_finds_the_server_awake(
+    autojump_clock: object,
+) -> None:
+    def serve(message: dict[str, Any], road: FakeRoad) -> None:
+        if message["method"] == "server/discover":
+            road.answer_after(5.0, b'{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no"}}')
+        else:
+            road.answer_after(0.1, reply(message))
+
+    load = a_load(count=1)
+    (road,) = await run_for(load, 1.0, serve, greets=False)
+    assert [message["method"] for _, message in road.sent] == ["server/discover", "tools/call"]
+    load.tally.end(10.0)
+    assert load.tally.latency.most == pytest.approx(0.1)
+
+
+async def test_the_legacy_era_shakes_hands(autojump_clock: object) -> None:
     (road,) = await run_for(a_load(LATEST_LEGACY, count=1), 1.0, at_once)
     assert [message["method"] for _, message in road.sent] == ["initialize", "notifications/initialized", "tools/call"]
     assert road.sent[0][1]["params"]["protocolVersion"] == LATEST_LEGACY.name
@@ -140,20 +156,39 @@ async def test_a_death_between_two_calls_is_an_error_too(autojump_clock: object)
     assert (load.tally.calls, errors(load)) == (1, {"connection lost": 1})
 
 
-@pytest.mark.parametrize("says", [None, b'{"jsonrpc":"2.0","id":0,"error":{"code":-1,"message":"go away"}}'])
-async def test_a_handshake_that_fails_is_told_and_tried_again(says: bytes | None, autojump_clock: object) -> None:
-    load = a_load(LATEST_LEGACY, reopen=2, patience=4.0)
+REFUSED = b'{"jsonrpc":"2.0","id":0,"error":{"code":-1,"message":"go away"}}'
+
+
+@pytest.mark.parametrize(
+    ("revision", "says", "expected"),
+    [
+        (LATEST_LEGACY, None, "the server was not ready within 4 seconds"),
+        (LATEST_LEGACY, REFUSED, "{'code': -1, 'message': 'go away'}"),
+        (LATEST, None, "the server was not ready within 4 seconds"),
+        (LATEST, b"what a nice day", "the server was not ready within 4 seconds"),
+    ],
+)
+async def test_a_greeting_that_fails_is_told_and_tried_again(
+    revision: Revision, says: bytes | None, expected: str, autojump_clock: object
+) -> None:
+    load = a_load(revision, reopen=2, opening=4.0)
 
     def serve(message: dict[str, Any], road: FakeRoad) -> None:
         if says is not None:
             road.answer(says)
 
-    roads = await run_for(load, 60.0, serve)
+    roads = await run_for(load, 60.0, serve, greets=False)
     assert len(roads) == 3
     assert errors(load) == {"no connection": 3}
-    expected = "initialize was not answered within 4 seconds" if says is None else "{'code': -1, 'message': 'go away'}"
     assert load.tally.errors["no connection"].example == expected
-    assert [message["method"] for _, message in roads[0].sent] == ["initialize"]
+    assert [message["id"] for _, message in roads[0].sent] == [0]
+
+
+async def test_a_server_that_dies_before_it_is_ready_is_no_connection(autojump_clock: object) -> None:
+    load = a_load(reopen=1)
+    await run_for(load, 60.0, lambda message, road: road.die(), greets=False)
+    assert errors(load) == {"no connection": 2}
+    assert load.tally.errors["no connection"].example == "the server died"
 
 
 async def test_a_session_that_failed_to_open_does_not_keep_others_from_calls(autojump_clock: object) -> None:
@@ -221,14 +256,14 @@ async def test_the_load_answers_what_a_legacy_server_asks(autojump_clock: object
 
     def serve(message: dict[str, Any], road: FakeRoad) -> None:
         if message.get("method") == "initialize":
-            road.answer(handshake(message), b'{"jsonrpc":"2.0","id":"p","method":"ping"}')
+            road.answer(greeting(message), b'{"jsonrpc":"2.0","id":"p","method":"ping"}')
         elif message.get("method") == "tools/call":
             road.answer(reply(message))
 
     @asynccontextmanager
     async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
         async with trio.open_nursery() as nursery:
-            road = FakeRoad(lambda message, road: sent.append(message) or serve(message, road), nursery)
+            road = FakeRoad(lambda message, road: sent.append(message) or serve(message, road), nursery, greets=False)
             yield road
             nursery.cancel_scope.cancel()
 

@@ -132,7 +132,8 @@ class Caller:
         try:
             message = orjson.loads(text)
         except orjson.JSONDecodeError:
-            self.supply.tally.wrong("not JSON", bytes(text), now)
+            if self.greeting is not None:  # what it says on starting up has nothing to do with a call
+                self.supply.tally.wrong("not JSON", text.decode(errors="replace"), now)
             return
         for each in message if type(message) is list else (message,):
             if type(each) is not dict:

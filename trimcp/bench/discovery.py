@@ -63,8 +63,8 @@ async def discover(target: Target, plan: Plan) -> Found:
     """
     if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
         target = attrs.evolve(cast(Any, target), mode="sse" if plan.transport == "sse" else "streamable")
-    client = Client(CLIENT["name"], CLIENT["version"], probe_timeout=plan.patience)
-    with trio.move_on_after(3 * plan.patience):
+    client = Client(CLIENT["name"], CLIENT["version"], probe_timeout=plan.opening)
+    with trio.move_on_after(3 * plan.opening):
         if isinstance(target, StdioServer):
             async with client.connect(target, revision=plan.revision) as session:
                 return await _look(session, plan, "stdio")
@@ -73,7 +73,7 @@ async def discover(target: Target, plan: Plan) -> Found:
             if getattr(channel, "speaks_sse", False):
                 transport = "sse"
             return await _look(session, plan, transport)
-    raise ConnectionLost(f"{name_of(target)} was not ready within {3 * plan.patience:g} seconds")
+    raise ConnectionLost(f"{name_of(target)} was not ready within {3 * plan.opening:g} seconds")
 
 
 async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Found:

@@ -69,7 +69,7 @@ class _EventRoad:
 
     def _connection(self) -> Connection:
         load = self._load
-        return Connection(self._site, load.plan.patience, load.tally, self._max_message, load.ssl_context)
+        return Connection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
 
     # The stream
 
@@ -79,7 +79,7 @@ class _EventRoad:
         Raises:
             ConnectionLost: there is none; the text says why.
         """
-        patience = self._load.plan.patience
+        patience = self._load.plan.opening
         stream = self._stream
         try:
             with trio.fail_after(patience):

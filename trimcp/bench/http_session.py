@@ -54,7 +54,7 @@ class Session:
     def connection(self) -> Connection:
         """Return a connection of its own."""
         load = self.load
-        return Connection(self._site, load.plan.patience, load.tally, self._max_message, load.ssl_context)
+        return Connection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
 
     @property
     def has_id(self) -> bool:
@@ -72,10 +72,10 @@ class Session:
         self._head_from({})
         if self.load.revision.modern:
             return
-        patience = self.load.plan.patience
+        patience = self.load.plan.opening
         try:
             with trio.fail_after(patience):
-                status, body = await self._post(self.load.handshake())
+                status, body = await self._post(self.load.greeting())
                 message = _message_in(body, self._side.reply.content_type)
                 if status != 200 or not isinstance(message.get("result"), dict):
                     raise ConnectionLost(f"initialize was answered with HTTP {status} {body[:200]!r}")

@@ -12,6 +12,7 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.shot import CLIENT
 from trimcp.bench.supply import Supply
 from trimcp.bench.tally import Tally
+from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import encode_request
 from trimcp.wire.revisions import Revision
 
@@ -53,8 +54,14 @@ class Load:
             return "mixed"
         return next(iter(self.replies), None)
 
-    def handshake(self) -> bytes:
-        """Return the request that begins a legacy session. Its id is 0, the calls' ids begin with 1."""
+    def greeting(self) -> bytes:
+        """Return the first request on a connection. Its id is 0, the calls' ids begin with 1.
+
+        The modern era has no handshake, but a process that is just starting would let the first calls wait.
+        """
+        if self.revision.modern:
+            meta = {META_PROTOCOL_VERSION: self.revision.name, META_CLIENT_INFO: CLIENT, META_CLIENT_CAPABILITIES: {}}
+            return encode_request(0, "server/discover", {"_meta": meta})
         params = {"protocolVersion": self.revision.name, "capabilities": {}, "clientInfo": CLIENT}
         return encode_request(0, "initialize", params)
 

@@ -46,7 +46,7 @@ class Road(Protocol):
 
 
 Opener: TypeAlias = Callable[[Load, Caller], AbstractAsyncContextManager[Road]]
-"""Opens a connection, within `Plan.patience`. An McpError says that there is none; leaving the block closes it."""
+"""Opens a connection, within `Plan.opening`. An McpError says that there is none; leaving the block closes it."""
 
 
 async def run_session(
@@ -111,7 +111,7 @@ class _Conversation:
                 self._scope = nursery.cancel_scope
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._read)
-                if load.revision.modern or await self._greet():
+                if await self._greet():
                     self._is_open = True
                     load.open += 1
                     usable()
@@ -127,17 +127,22 @@ class _Conversation:
             self._kind, self._why = kind, why
         self._scope.cancel()
 
+    async def _lost(self) -> None:
+        self._end("connection lost" if self._is_open else "no connection", await self._road.epitaph())
+
     async def _greet(self) -> bool:
-        """Shake hands; False if the server does not."""
-        self._road.send([self._load.handshake()])
-        patience = self._load.plan.patience
-        with trio.move_on_after(patience):
+        """Shake hands, or where there is no handshake see that the server is awake; False if it does not answer."""
+        load = self._load
+        self._road.send([load.greeting()])
+        with trio.move_on_after(load.plan.opening):
             await self._greeted.wait()
         greeting = self._caller.greeting
+        if greeting is not None and load.revision.modern:
+            return True
         if isinstance(greeting, dict):
             self._road.send([INITIALIZED])
             return True
-        self._end("no connection", greeting or f"initialize was not answered within {patience:g} seconds")
+        self._end("no connection", greeting or f"the server was not ready within {load.plan.opening:g} seconds")
         return False
 
     # The three tasks
@@ -146,7 +151,7 @@ class _Conversation:
         try:
             await self._road.run()
         except trio.BrokenResourceError:
-            self._end("connection lost", await self._road.epitaph())
+            await self._lost()
 
     async def _read(self) -> None:
         caller, receive = self._caller, self._road.receive
@@ -158,7 +163,7 @@ class _Conversation:
                     caller.take(text, now)
                 self._pump(now)
         except (trio.EndOfChannel, trio.BrokenResourceError):
-            self._end("connection lost", await self._road.epitaph())
+            await self._lost()
 
     async def _keep_time(self) -> None:
         """Wake up for what is due although nothing arrives: timeouts, cancellations, the end of thinking."""

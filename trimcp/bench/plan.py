@@ -170,7 +170,9 @@ class Plan:
         pids: processes whose CPU time and memory are measured, with their descendants, as the server's. A child
             process that is the server needs no naming.
         reopen: how often a session that breaks is opened again.
-        patience: seconds to wait in the end for calls still under way, and for a session to open.
+        opening: seconds a session may take to open.
+        patience: seconds to wait in the end for calls still under way, and of silence after which a run that counts
+            calls is given up.
     """
 
     mix: tuple[Request, ...] = attrs.field(converter=_as_mix)
@@ -197,6 +199,7 @@ class Plan:
     reply: Reply = attrs.field(default="any", validator=_one_of("any", "json", "sse"), kw_only=True)
     pids: tuple[int, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
     reopen: int = attrs.field(default=3, validator=_number(whole=True), kw_only=True)
+    opening: float = attrs.field(default=30.0, validator=_number(above=True), kw_only=True)
     patience: float = attrs.field(default=10.0, validator=_number(above=True), kw_only=True)
 
     def __attrs_post_init__(self) -> None:

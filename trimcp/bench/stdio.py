@@ -7,20 +7,15 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
-import orjson
 import trio
 
 from trimcp.bench.caller import Caller
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Opener, Road
-from trimcp.bench.shot import CLIENT
 from trimcp.bench.tally import Tally
 from trimcp.bench.writer import Writer
-from trimcp.errors import ConnectionLost
 from trimcp.transports.child import ChildChannel, StdioServer
 from trimcp.transports.descriptors import READ_SIZE, FdReceiver, FdSender
-from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
-from trimcp.wire.jsonrpc import encode_request
 
 __all__ = ["LineRoad", "stdio_opener"]
 
@@ -101,31 +96,6 @@ def stdio_opener(server: StdioServer) -> Opener:
         async with server.connect() as channel:
             load.pids.add(channel.process.pid)
             receiver, sender = channel.streams
-            road = LineRoad(receiver, sender, load.tally, server.max_message, channel)
-            if load.revision.modern:
-                await _until_awake(load, road)
-            yield road
+            yield LineRoad(receiver, sender, load.tally, server.max_message, channel)
 
     return opened
-
-
-async def _until_awake(load: Load, road: LineRoad) -> None:
-    """Wait until the server answers. Without a handshake, the first calls would wait for the process to start."""
-    meta = {META_PROTOCOL_VERSION: load.revision.name, META_CLIENT_INFO: CLIENT, META_CLIENT_CAPABILITIES: {}}
-    road.send([encode_request(0, "server/discover", {"_meta": meta})])
-    try:
-        with trio.fail_after(load.plan.patience):
-            while not any(map(_is_answer, await road.receive())):
-                pass  # what else it says before its first answer has nothing to do with a call
-    except trio.TooSlowError:
-        raise ConnectionLost(f"the server was not ready within {load.plan.patience:g} seconds") from None
-    except (trio.EndOfChannel, trio.BrokenResourceError):
-        raise ConnectionLost(await road.epitaph()) from None
-
-
-def _is_answer(text: bytes) -> bool:
-    try:
-        message = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(message, dict) and message.get("id") == 0 and "method" not in message

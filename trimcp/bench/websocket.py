@@ -163,10 +163,10 @@ def websocket_opener(server: WebSocketServer) -> Opener:
 
     @asynccontextmanager
     async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
-        link = await address.dial(load.plan.patience, load.ssl_context or server.ssl_context)
+        link = await address.dial(load.plan.opening, load.ssl_context or server.ssl_context)
         try:
             lines = "".join(f"{name}: {value}\r\n" for name, value in server.headers.items())
-            rest = await _shake(link, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{lines}", load.plan.patience)
+            rest = await _shake(link, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{lines}", load.plan.opening)
             yield _FrameRoad(link, load.tally, FrameReader(server.max_message), rest)
             _part(link)
         finally:
