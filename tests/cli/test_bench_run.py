@@ -15,6 +15,7 @@ import trio
 
 from tests.cli.reports import a_report, a_snapshot, some_errors
 from tests.cli.test_app import SERVER, read_until, started, trimcp, wait_for
+from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import Plan, Request
 from trimcp.cli import bench_run
 from trimcp.errors import ConnectionLost, LocalError, RemoteError
@@ -75,6 +76,7 @@ def test_what_is_wrong_is_said_before_anything_is_started(monkeypatch: pytest.Mo
         (["x", "--method", "ping", "--compare", "ftp://x"], "'ftp' is no way to reach a server"),
         (["x", "--method", "ping", "--rate", "0"], "--rate"),
         (["x", "--tool", "t", "--seconds", "1", "--count", "2"], "measure either for"),
+        (["x", "--method", "ping", "-a", "x=1"], "--arg goes with --tool"),
     ]:
         result = trimcp("bench", *words)
         assert result.exit_code == 2
@@ -116,6 +118,8 @@ def test_who_begins_changes_from_round_to_round(monkeypatch: pytest.MonkeyPatch)
         ([a_report(), a_report()], 0),
         ([a_report(), a_report(errors=some_errors())], 1),
         ([a_report(errors=some_errors(), calls=0), a_report()], 1),
+        ([a_report(calls=0, cancelled=5, latency=Histogram()), a_report()], 0),
+        ([a_report(calls=0, latency=Histogram()), a_report()], 1),
         ([LocalError("the server has no tool 't'")], 2),
         ([ConnectionLost("nobody there")], 3),
         ([RemoteError(-32603, "broken")], 4),
@@ -132,6 +136,12 @@ def test_what_was_measured_before_a_server_was_lost_is_shown(monkeypatch: pytest
     assert result.exit_code == 3
     assert "2.00 to 2.00" in result.stdout
     assert result.stderr.endswith("Error: gone for good\n")
+
+
+def test_when_all_calls_were_given_up_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring(monkeypatch, a_report(calls=0, cancelled=5, latency=Histogram()))
+    result = trimcp("bench", "x", "--method", "ping")
+    assert (result.exit_code, "5 cancelled, 0 timed out" in result.stdout) == (0, True)
 
 
 def test_quiet_leaves_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

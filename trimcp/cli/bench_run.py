@@ -18,7 +18,7 @@ from trimcp.cli.bench_plot import check_plot
 from trimcp.cli.bench_results import show_results
 from trimcp.cli.bench_table import what
 from trimcp.cli.bench_view import View
-from trimcp.cli.bench_words import needs_tools, plan_of
+from trimcp.cli.bench_words import check_options, needs_tools, plan_of
 from trimcp.cli.conversation import Stop, own_version, signals
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, USAGE, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
@@ -44,6 +44,7 @@ def run_bench(target: str, options: BenchOptions) -> int:
     Raises:
         Failure: it cannot be done; the text says why.
     """
+    check_options(options)
     if options.plot is not None:
         check_plot(options.plot)
     if options.json not in (None, "-") and not Path(options.json or "").absolute().parent.is_dir():
@@ -90,8 +91,8 @@ class _Bench:
             finally:
                 self.view.end()
         reports = [report for rounds in self.done for report in rounds]
-        measured = any(report.calls or report.errors for report in reports)
-        if measured:
+        measured = any(report.calls or report.failures or report.cancelled or report.timed_out for report in reports)
+        if measured or (reports and stop.signal is None):
             show_results(self.screen, self.options, self.done)
         if stop.signal is not None:
             if measured:

@@ -15,7 +15,7 @@ from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.values import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
 
-__all__ = ["needs_tools", "plan_of", "read_script"]
+__all__ = ["check_options", "needs_tools", "plan_of", "read_script"]
 
 _WARM_UP: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>s|x)?")
 _SECONDS: Final = 10.0
@@ -47,7 +47,7 @@ def plan_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> P
     Raises:
         Failure: it makes no sense; the text says what would.
     """
-    _check(options)
+    check_options(options)
     seconds = options.seconds
     if seconds is None and options.count is None:
         seconds = _SECONDS if options.compare is None else _SECONDS_EACH_ROUND
@@ -68,8 +68,12 @@ def plan_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> P
         raise Failure(text, USAGE) from None
 
 
-def _check(options: BenchOptions) -> None:
-    """Refuse what would be ignored, or means two things."""
+def check_options(options: BenchOptions) -> None:
+    """Refuse what would be ignored, or means two things.
+
+    Raises:
+        Failure: there is such an option; the text says what to do.
+    """
     ways = {"--tool": options.tool, "--method": options.method, "--script": options.script}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) > 1:
