@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
@@ -65,7 +66,7 @@ def test_the_questions_of_an_input_required_result() -> None:
 
 def test_cacheable_results_are_those_with_cache_hints() -> None:
     cacheable = {name for name, row in METHODS.items() if row.cacheable}
-    hinted = {name for name, row in METHODS.items() if hasattr(row.result, "ttl_ms")}
+    hinted = {name for name, row in METHODS.items() if row.result and "ttl_ms" in attrs.fields_dict(row.result)}
     assert (
         cacheable
         == hinted

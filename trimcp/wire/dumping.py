@@ -78,8 +78,23 @@ class Dumping:
             get = _narrowed(get, said.narrow, attribute, self._revision)
         found = members(attribute.type)
         has_null = Any in found or type(None) in found
-        hook = self.hook(attribute.type) if attribute.type is not Any else None
+        if len(found) == 1 and is_payload(found[0]):
+            hook: Dump | None = self._later(found[0])
+        else:
+            hook = self.hook(attribute.type) if attribute.type is not Any else None
         return get, wire_name(attribute), hook, ABSENT if has_null else None
+
+    def _later(self, cls: Any) -> Dump:
+        """The hook of a payload that may never come, made when it does."""
+        hook: Dump | None = None
+
+        def dump(value: Any) -> Any:
+            nonlocal hook
+            if hook is None:
+                hook = self._payload(cls)
+            return hook(value)
+
+        return dump
 
     def _list(self, hook: Dump | None) -> Dump | None:
         if hook is None:

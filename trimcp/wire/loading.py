@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, get_args, get_origin
 
+import attrs
 from cattrs import Converter, IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, override
 
@@ -129,12 +130,26 @@ class Loading:
             else:
                 if said.required_at(self._revision):
                     needed.append(wire_name(attribute))
-                hook = self.converter.get_structure_hook(present(attribute.type))
+                tp = present(attribute.type)
+                optional = attribute.default is not attrs.NOTHING
+                hook = self._later(tp) if optional and is_payload(tp) else self.converter.get_structure_hook(tp)
                 if said.narrow is not None and said.narrowed_at(self._revision):
                     hook = _narrowed(hook, said.narrow, self._revision)
                 overrides[attribute.name] = override(rename=wire_name(attribute), struct_hook=hook)
         build = make_dict_structure_fn(cls, self.converter, _cattrs_detailed_validation=self._explain, **overrides)
         return _checked(build, tuple(needed), known_names(cls) if EXTRA in overrides else None)
+
+    def _later(self, cls: Any) -> Hook:
+        """The hook of a payload that may never come, made when it does."""
+        hook: Hook | None = None
+
+        def load(value: Any, tp: Any) -> Any:
+            nonlocal hook
+            if hook is None:
+                hook = self.converter.get_structure_hook(cls)
+            return hook(value, tp)
+
+        return load
 
     def _list(self, member: Any) -> Hook:
         if member is Any:
