@@ -116,7 +116,7 @@ async def test_the_address_may_be_spelled_anew(autojump_clock: Any) -> None:
         stream, place = await met(visitor)
         path, _, id = place.partition("?session_id=")
         escaped = "".join(f"%{ord(letter):02X}" for letter in id)
-        for query in (f"session_id={escaped}", f"a=b&session_id={id}", f"session_id={id}&a=b", f"a=%20&session_id={id}"):
+        for query in (f"session_id={escaped}", f"a=b&session_id={id}", f"session_id={id}&a=b"):
             assert (await say(visitor, f"{path}?{query}", visitor.request("ping"))).status == 202
         for query in (id, f"id={id}", f"session_id={id}+", f"session_id={id[:-1]}", "session_id=", "session_id"):
             assert (await say(visitor, f"{path}?{query}", visitor.request("ping"))).status == 404

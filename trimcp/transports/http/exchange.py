@@ -14,6 +14,7 @@ import attrs
 
 from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.errors import LocalError
+from trimcp.framing.sse import encode_event
 from trimcp.transports.http.model import Head, Reply, Response
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream
 from trimcp.wire.codes import ERRORS, INVALID_REQUEST
@@ -273,11 +274,11 @@ class Exchange:
         if not as_event or status != 200:
             self.face.show("-->", outgoing.data)
             return Response(status, (*JSON_HEADERS, *headers), outgoing.data)
-        stream = self.face.new_stream() if self.session is None else self.session.new_stream()
-        body = self._prime(stream) + stream.take(outgoing.data, reply=True)
-        stream.ended = True
         if self.session is not None:
-            self.session.stream_ended(stream, delivered=True)
+            body = self.session.as_events(outgoing.data)
+        else:
+            self.face.show("-->", outgoing.data)
+            body = encode_event(outgoing.data)
         return Response(200, (*SSE_HEADERS, *headers), body)
 
     def _end(self, error: int | None = None) -> None:

@@ -15,7 +15,8 @@ import trio
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
-from trimcp.transports.http.events import EventStore, parse_event_id
+from trimcp.framing.sse import encode_event
+from trimcp.transports.http.events import EventStore, event_id, parse_event_id
 from trimcp.transports.http.model import Reply
 from trimcp.transports.http.settings import Settings
 from trimcp.transports.http.streams import EventStream, Journal
@@ -43,6 +44,7 @@ class HttpSession:
         used: when it was last used, on Trio's clock.
         dropped: notices that nobody could be told.
         under_way: exchanges that are not answered.
+        streams: those that have not ended, by number, if a client can come back for them.
     """
 
     id: str
@@ -88,28 +90,53 @@ class HttpSession:
     def new_stream(self) -> EventStream:
         """Return a new stream, kept for clients that come back if they can."""
         self._number += 1
-        bound = self.settings.stream_buffer
         if not self.resumable:
-            return EventStream(bound, tracer=self.tracer)
-        assert self.events is not None
-        stream = EventStream(bound, Journal(self.events, self.id, self._number), tracer=self.tracer)
-        self.streams[self._number] = stream
+            return EventStream(self.settings.stream_buffer, tracer=self.tracer)
+        stream = self.streams[self._number] = self._stream(self._number)
         return stream
 
     def find_stream(self, event: str) -> tuple[EventStream, int] | None:
         """Return the stream of this session an event's id belongs to, and the event's number in it."""
         found = parse_event_id(event)
-        stream = None if found is None else self.streams.get(found[0])
-        return None if found is None or stream is None else (stream, found[1])
+        if found is None:
+            return None
+        number, seq = found
+        stream = self.streams.get(number)
+        if stream is None and (number in self._ended or number in self._unread):
+            stream = self._stream(number)
+            stream.ended = True
+        return None if stream is None else (stream, seq)
+
+    def _stream(self, number: int) -> EventStream:
+        assert self.events is not None
+        journal = Journal(self.events, self.id, number)
+        return EventStream(self.settings.stream_buffer, journal, tracer=self.tracer)
+
+    def as_events(self, data: bytes) -> bytes:
+        """Return an answer with nothing before it as a whole stream, kept like others: most streams are no more."""
+        if self.tracer is not None:
+            self.tracer.note("-->", data)
+        if not self.resumable:
+            return encode_event(data)
+        assert self.events is not None
+        self._number = number = self._number + 1
+        prime, seq = b"", 1
+        if self.can_poll:
+            prime, seq = encode_event(b"", id=event_id(number, 1), retry=self.settings.retry), 2
+        self.events.append(self.id, number, seq, data, reply=True)
+        self._keep(number, delivered=True)
+        return prime + encode_event(data, id=event_id(number, seq))
 
     def stream_ended(self, stream: EventStream, *, delivered: bool) -> None:
         """Keep what ended for a while, in case its last bytes were lost; to the session's end if nobody read it.
 
         But not too many, of which the oldest go, those that were read first.
         """
-        if stream.journal is None:
-            return
-        number = stream.journal.stream
+        if stream.journal is not None:
+            self.streams.pop(stream.journal.stream, None)
+            self._keep(stream.journal.stream, delivered=delivered)
+
+    def _keep(self, number: int, *, delivered: bool) -> None:
         if delivered:
             self._unread.pop(number, None)
             self._ended[number] = trio.current_time()
@@ -127,7 +154,6 @@ class HttpSession:
     def _forget(self, number: int) -> None:
         self._ended.pop(number, None)
         self._unread.pop(number, None)
-        self.streams.pop(number, None)
         if self.events is not None:
             self.events.drop_stream(self.id, number)
 
