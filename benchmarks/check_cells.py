@@ -53,10 +53,12 @@ class Cell:
     Attributes:
         count: how many operations one run of the work is.
         open: prepares it, yields it, and takes everything down.
+        rests: whether time may pass between two runs of the work; a connection with keep-alives would notice.
     """
 
     count: int
     open: Callable[[], AbstractAsyncContextManager[Work]]
+    rests: bool = True
 
 
 # The server
@@ -422,8 +424,8 @@ CELLS: dict[str, Cell] = {
     "HTTP 2026-07-28, 100 KB": Cell(8, partial(calls_over_http, MODERN, 8, _LARGE)),
     "HTTP 2026-07-28, list of 1,000 tools": Cell(8, partial(list_over_http, MODERN, 8, 1_000)),
     "HTTP 2025-11-25, a session": Cell(32, partial(sessions_over_http, LEGACY, 32)),
-    "HTTP+SSE": Cell(128, partial(calls_over_sse, 128)),
-    "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256)),
+    "HTTP+SSE": Cell(128, partial(calls_over_sse, 128), rests=False),
+    "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256), rests=False),
     "in memory, one under way": Cell(128, partial(calls_in_memory, 128, 1)),
     "in memory, 64 under way": Cell(256, partial(calls_in_memory, 256, _UNDER_WAY)),
     "client over pipes, 2025-11-25": Cell(256, partial(calls_by_client, LEGACY, 256)),
