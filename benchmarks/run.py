@@ -40,6 +40,7 @@ ELSEWHERE = ("memory", "cold start", "sessions")  # modules of their own
 MINUTES, QUICK_MINUTES = 29.0, 4.8
 QUICK_TIME = 0.4  # of the seconds of a whole run
 IDLE_SECONDS = 5.0
+FIRST_CALLS = 4_000
 # Longer than that a failing turn may take only once.
 PATIENCE = 15.0
 
@@ -152,10 +153,13 @@ class Run:
                     self._fail(cell.name, peer.name, str(error))
 
             def turn(peer: Peer, first: bool) -> None:
-                # A server that listens has done nothing yet; compilers that work meanwhile need their time.
-                warm = f"{warm_up * (3 if first else 1):g}"
-                if cell.warm_calls:
-                    warm = f"{max(cell.warm_calls // peer.weight, cell.under_way)}x"
+                warm = f"{warm_up:g}"
+                # A server that listens has done nothing yet, and compilers that work meanwhile need their calls: Node's
+                # first thousand over HTTP cost twice what the fifth thousand does.
+                fresh = first and cell.road != "stdio" and not cell.payload
+                calls = FIRST_CALLS // (cell.reports or 1) if fresh else cell.warm_calls
+                if calls:
+                    warm = f"{max(calls // peer.weight, cell.under_way)}x"
                 found = ask(self._python, peer, cell, servers[peer.name], seconds=seconds, warm_up=warm)
                 for figure, (unit, value) in figures(found, cell).items():
                     self.results.add(cell.name, figure, peer.name, unit, [value])
