@@ -17,9 +17,7 @@ from trimcp.protocol.requests import Encoded
 from trimcp.protocol.states import Inbound
 from trimcp.server.changes import Change, Watch
 from trimcp.server.notices import Notice
-from trimcp.server.prompts import suggestions
 from trimcp.server.registry import Registry
-from trimcp.server.resources import missing
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context, severity
 from trimcp.session.crew import Crew
@@ -286,7 +284,7 @@ class Running:
             lambda entries, **rest: ListPromptsResult(prompts=[entry.prompt for entry in entries], **rest),
         )
 
-    # What is asked of one of them
+    # What is asked of one of them. A server that has only tools does not load what makes resources and prompts.
 
     async def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Any:
         entry = self.server.tools.get(params.name)
@@ -306,6 +304,8 @@ class Running:
                     return await template.read(self, ctx, uri, variables)
         except ResourceNotFound:
             pass
+        from trimcp.server.resources import missing
+
         raise missing(ctx, uri)
 
     def _known(self, uri: str) -> bool:
@@ -314,6 +314,8 @@ class Running:
 
     async def _subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
         if not self._known(params.uri):
+            from trimcp.server.resources import missing
+
             raise missing(ctx, params.uri)
         listener = self._listener(ctx)
         if len(listener.uris) >= _MOST_SUBSCRIPTIONS:
@@ -339,6 +341,8 @@ class Running:
         return await entry.get(self, ctx, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
+        from trimcp.server.prompts import suggestions
+
         ref = params.ref
         target = ref.name if isinstance(ref, PromptReference) else ref.uri
         completer = self.server.completer(target, params.argument.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
 
 import trio
 
@@ -16,9 +16,7 @@ from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
 from trimcp.server.calling import prepare
 from trimcp.server.changes import Bus, Change
-from trimcp.server.prompts import Completer, PromptEntry, PromptOptions, prompt_entry
 from trimcp.server.registry import Registry
-from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry, from_content, from_function
 from trimcp.server.running import Handler, Running
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import StateT
@@ -32,6 +30,11 @@ from trimcp.wire.common import CacheScope, Icon, Implementation
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import REVISIONS, Revision
+
+# A server that has only tools does not load what makes resources and prompts.
+if TYPE_CHECKING:
+    from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
+    from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry
 
 __all__ = ["Middleware", "Server"]
 
@@ -196,6 +199,8 @@ class Server(Generic[StateT]):
             raise TypeError('a resource needs its address: @server.resource("notes://today")')
 
         def decorate(function: FunctionT) -> FunctionT:
+            from trimcp.server.resources import from_function
+
             self._add_resource(from_function(uri, function, options, run=run, guard=guard))
             return function
 
@@ -203,9 +208,13 @@ class Server(Generic[StateT]):
 
     def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
         """Offer fixed text or bytes, or a file that is read anew each time; also while the server runs."""
+        from trimcp.server.resources import from_content
+
         self._add_resource(from_content(uri, content, options))
 
     def _add_resource(self, entry: ResourceEntry | TemplateEntry) -> None:
+        from trimcp.server.resources import TemplateEntry
+
         if isinstance(entry, TemplateEntry):
             self.templates.add(entry.listed.uri_template, entry, live=self._live)
         else:
@@ -239,6 +248,8 @@ class Server(Generic[StateT]):
 
     def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
         """Offer a function as a prompt, also while the server runs. As `prompt`."""
+        from trimcp.server.prompts import prompt_entry
+
         entry = prompt_entry(function, options)
         self.prompts.add(entry.prompt.name, entry, live=self._live)
         self._declare()
@@ -261,6 +272,8 @@ class Server(Generic[StateT]):
         name = target if isinstance(target, str) else target.__name__
 
         def decorate(function: FunctionT) -> FunctionT:
+            from trimcp.server.prompts import Completer
+
             self._completers[(name, argument)] = Completer(prepare(function))
             self._declare()
             return function
