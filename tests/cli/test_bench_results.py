@@ -70,6 +70,9 @@ def test_a_round_that_was_interrupted_is_shown_and_not_compared(tmp_path: Path) 
     streams = shown([[a_report(), half], [a_report(calls=500)]], "--json", str(file))
     assert "1 round of: " in streams.out
     assert [each["calls"] for each in json.loads(file.read_text())["unpaired"]] == [7]
+    shown([[a_report(), half], [a_report(calls=500), a_report(calls=600)]], "--json", str(file))
+    assert len(json.loads(file.read_text())["rounds"]) == 1
+    assert [each["calls"] for each in json.loads(file.read_text())["unpaired"]] == [7, 600]
     streams = shown([[half], []], "--json", str(file), "--plot", str(tmp_path / "plot.svg"))
     assert "7 answered rightly" in streams.out
     assert "interrupted" in streams.out
