@@ -42,6 +42,65 @@ def test_software_for_the_web_is_loaded_when_it_is_used(program: str) -> None:
     assert json.loads(done.stdout) == []
 
 
+STDIO_SERVER = """
+import json, sys, trimcp, trio
+server = trimcp.Server("x")
+@server.tool
+async def echo(text: str) -> str:
+    return text
+trimcp.run_stdio(server)
+used = [
+    cls.__name__
+    for name, module in list(sys.modules.items())
+    if name.startswith("trimcp.wire.")
+    for cls in vars(module).values()
+    if hasattr(cls, "__wire__") and cls.__module__ == name and isinstance(vars(cls)["__attrs_attrs__"], tuple)
+]
+print(json.dumps([sorted(sys.modules), sorted(used)]), file=sys.stderr)
+"""
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": trimcp.LATEST_LEGACY.name,
+        "capabilities": {},
+        "clientInfo": {"name": "x", "version": "1"},
+    },
+}
+
+
+def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None:
+    """The start is what a user of a local server waits for. Something new here has to be worth that wait."""
+    root = Path(trimcp.__file__).parent.parent
+    asked = json.dumps(INITIALIZE).encode() + b"\n"
+    done = subprocess.run([sys.executable, "-c", STDIO_SERVER], input=asked, cwd=root, capture_output=True, check=True)
+    assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "x"
+    loaded, payloads = json.loads(done.stderr)
+    trios = subprocess.run(
+        [sys.executable, "-c", "import json, sys, trio; print(json.dumps(list(sys.modules)))"],
+        capture_output=True,
+        check=True,
+    )
+    ours = [name for name in loaded if name.partition(".")[0] == "trimcp"]
+    foreign = {name.partition(".")[0] for name in {*loaded} - {*json.loads(trios.stdout)}} - sys.stdlib_module_names
+    assert foreign == {"trimcp", "cattrs", "orjson", "typing_extensions"}
+    assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest"} & {*loaded}
+    parts = ("client", "cli", "bench", "testing", "net", "transports.http", "transports.memory", "transports.trace")
+    unused = (*parts, "server.prompts", "server.resources", "server.uri_template", "validation.validator")
+    assert [name for name in ours if name.removeprefix("trimcp.").startswith(unused)] == []
+    assert len(ours) < 100, f"{len(ours)} modules of trimcp"
+    declared = [
+        "ClientCapabilities",
+        "ServerCapabilities",
+        "PromptsCapability",
+        "ResourcesCapability",
+        "ToolsCapability",
+    ]
+    said = ["InitializeParams", "InitializeResult", "Implementation", "Icon", "Params", "Result", "Tool"]
+    assert payloads == sorted([*declared, *said]), "payload classes that attrs had to finish"
+
+
 def test_serving_http_loads_no_other_host_and_no_client() -> None:
     program = f"""
 import json, sys, trimcp, trio
