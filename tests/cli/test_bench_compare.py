@@ -45,6 +45,13 @@ def test_the_table_has_both_and_says_what_is_not_clear() -> None:
     assert len({line.index("to") for line in lines if " to " in line and "lowest" not in line}) == 1, "columns align"
 
 
+def test_a_small_ratio_keeps_two_digits() -> None:
+    (rate,) = [text for text, _ in describe_comparison(rounds((3, 1000))) if "calls/s" in text]
+    assert "0.003 " in rate + " "
+    (rate,) = [text for text, _ in describe_comparison(rounds((99, 1000), (45678, 1))) if "calls/s" in text]
+    assert "0.099 to 45,678" in rate
+
+
 def test_one_round_cannot_be_unclear() -> None:
     assert "no clear difference" not in "".join(text for text, _ in describe_comparison(rounds((100, 100))))
 

@@ -105,7 +105,7 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
     rows = [("", "1", "2", "1 / 2", "lowest to highest")]
     found = ratios(pairs)
     rows += [
-        (each.label, each.first, each.second, three(each.median), f"{three(each.low)} to {three(each.high)}")
+        (each.label, each.first, each.second, _shown(each.median), f"{_shown(each.low)} to {_shown(each.high)}")
         for each in found
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -116,6 +116,10 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
         yield line, "dim" if number == 0 or unclear else ""
     for number, each_round in enumerate(zip(*pairs, strict=True), 1):
         yield from _doubts(number, each_round)
+
+
+def _shown(ratio: float) -> str:
+    return three(ratio) if ratio >= 0.0995 else f"{ratio:.2g}"
 
 
 def _doubts(number: int, rounds: Sequence[Report]) -> Iterator[Line]:
