@@ -104,12 +104,17 @@ class Figure:
 
 @attrs.frozen
 class Section:
-    """Some cells, and the figures that are shown of them: each figure a table."""
+    """Some cells, and the figures that are shown of them: each figure a table, some with a plot above it.
+
+    Attributes:
+        plots: by the name of the figure, the plot's and what it shows.
+    """
 
     name: str
     title: str
     text: str
     figures: tuple[Figure, ...]
+    plots: dict[str, tuple[str, str]] = attrs.field(factory=dict)
 
 
 CPU = Figure("cpu", "CPU µs of the server per call")
@@ -125,6 +130,10 @@ SECTIONS = (
         "One call",
         "`tools/call` of an async function with one checked text argument, 64 under way at any time on one session.",
         (CPU, RATE, P50, P99, P999, PEAK),
+        {
+            "cpu": ("cpu-per-call", "CPU time per call, for each transport"),
+            "p50": ("latency", "Latency percentiles, for each transport"),
+        },
     ),
     Section(
         "in memory",
@@ -140,12 +149,14 @@ SECTIONS = (
             Figure("cpu", "CPU µs of the server per progress notification"),
             Figure("rate", "progress notifications per second", more=True),
         ),
+        {"cpu": ("progress", "CPU time per progress notification")},
     ),
     Section(
         "windows",
         "More at a time",
         "The same call with 1 to 1,024 under way. A server that is in order answers no fewer when more is asked of it.",
         (RATE, CPU, P99),
+        {"rate": ("windows", "Calls per second against calls under way")},
     ),
     Section(
         "sessions",
@@ -159,6 +170,7 @@ SECTIONS = (
             Figure("kept", "kept of each after all were closed, KiB"),
             Figure("growth", "added to the peak by each in the last round, KiB"),
         ),
+        {"memory": ("sessions", "Memory of a session with an open stream")},
     ),
     Section(
         "lists",

@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 from cells import CELLS, WINDOWS, Cell
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from names import FASTMCP, FLOOR, HYPERCORN, LOW_LEVEL, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
+from PIL import Image
 from results import Results, Spread
 
 __all__ = ["COLOURS", "draw_all"]
@@ -68,6 +69,10 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
                 metadata = {"Date": None} if suffix == "svg" else {"Software": None}
                 figure.savefig(file, dpi=110, metadata=metadata)
                 written.append(file)
+            with Image.open(file) as image:
+                # There are few colours in it, and the files are kept in the repository.
+                small = image.convert("RGB").quantize(64)
+            small.save(file, optimize=True)
             plt.close(figure)
     return written
 
@@ -218,5 +223,5 @@ DRAWINGS: dict[str, Callable[[Results], Any]] = {
     "windows": _windows,
     "latency": _latency,
     "progress": _bar_panels("progress", "cpu", "CPU µs per notification", columns=3),
-    "sessions": _bar_panels("sessions", "memory", "KiB per session", columns=2),
+    "sessions": _bar_panels("sessions", "memory", "KiB per session", columns=3),
 }

@@ -91,13 +91,17 @@ def summary(results: Results) -> str:
 # What was found
 
 
-def section_text(section: Section, results: Results) -> str:
+def section_text(section: Section, results: Results, *, plots: bool) -> str:
     """Return a section's tables, one for each figure; nothing if nothing was measured."""
     cells = [cell for cell in CELLS if cell.section == section.name]
-    found = [text for figure in section.figures if (text := figure_table(figure, cells, results))]
-    if not found:
-        return ""
-    return "\n\n".join([f"## {section.title}", section.text, *found])
+    parts = []
+    for figure in section.figures:
+        text = figure_table(figure, cells, results)
+        if text and plots and figure.name in section.plots:
+            name, shown = section.plots[figure.name]
+            parts.append(f"![{shown}](performance/{name}.svg)\n[as PNG](performance/{name}.png)")
+        parts += [text] * bool(text)
+    return "\n\n".join([f"## {section.title}", section.text, *parts]) if parts else ""
 
 
 def figure_table(figure: Figure, cells: Sequence[Cell], results: Results) -> str:
@@ -204,7 +208,7 @@ def facts(results: Results) -> str:
 
 def tables(results: Results) -> str:
     """Return all tables, as they are printed at the end of a run."""
-    parts = [section_text(section, results) for section in SECTIONS]
+    parts = [section_text(section, results, plots=False) for section in SECTIONS]
     ends = ["## What failed", failures(results)] if results.failures else []
     last = ["## Noise", noise(results), "## Bars", bars_table(results), summary(results)]
     return "\n\n".join(part for part in (*parts, *ends, *last) if part)
@@ -222,7 +226,7 @@ def page(results: Results) -> str:
         "part": " **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
         "bars": bars_table(results),
         "summary": summary(results),
-        "sections": "\n\n".join(filter(None, (section_text(section, results) for section in SECTIONS))),
+        "sections": "\n\n".join(filter(None, (section_text(one, results, plots=True) for one in SECTIONS))),
         "failures": failures(results),
         "noise": noise(results),
         "generator": generator(results),

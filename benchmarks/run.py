@@ -344,7 +344,8 @@ def main() -> None:
     peers = [installed[name] for name in ORDER if name in names]
     results = Run(peers, cells, quick=options.quick, rounds=options.rounds, minutes=minutes).run()
     results.made["whole"] = whole
-    results.made["command"] = " ".join(["nox -s bench", *(["--", shlex.join(sys.argv[1:])] if sys.argv[1:] else [])])
+    words = [word for word in sys.argv[1:] if options.out is None or word not in ("--out", str(options.out))]
+    results.made["command"] = " ".join(["nox -s bench", *(["--", shlex.join(words)] if words else [])])
     out = options.out or (ROOT / "docs" if whole else ROOT / "build" / "bench")
     print(f"\n{report.tables(results)}\n")
     for file in report.write(results, out):

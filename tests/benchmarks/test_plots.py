@@ -1,0 +1,45 @@
+"""The plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cells import CELLS
+from names import MCP, ORDER, OURS
+from plots import COLOURS, draw_all
+from results import Results
+
+
+def found() -> Results:
+    results = Results()
+    for cell in CELLS:
+        for place, peer in enumerate((OURS, MCP), 1):
+            for figure in ("cpu", "rate", "p50", "p99", "p99.9", "memory"):
+                results.add(cell.name, figure, peer, "", [place * 10.0, place * 11.0, place * 12.0])
+    return results
+
+
+@pytest.mark.slow
+def test_every_plot_is_drawn_and_the_same_each_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        draw_all(found(), folder)
+    names = {"cpu-per-call", "windows", "latency", "progress", "sessions"}
+    assert {file.name for file in first.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+        if file.suffix == ".svg":
+            drawn = file.read_text("utf-8")
+            assert OURS in drawn
+            assert COLOURS[MCP] in drawn
+
+
+def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
+    assert draw_all(Results(), tmp_path) == []
+
+
+def test_everybody_has_a_colour_of_their_own() -> None:
+    assert set(COLOURS) == set(ORDER)
+    assert len(set(COLOURS.values())) == len(ORDER)
