@@ -79,6 +79,12 @@ def test_times_far_apart_and_all_the_same_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_letters_the_font_lacks_are_no_trouble(tmp_path: Path) -> None:
+    draw(str(tmp_path / "plot.png"), "図書館", [Curve("\x1b[31m <b>&", [a_report()])])
+    draw(str(tmp_path / "plot.svg"), "図書館", [Curve("\x1b[31m <b>&", [a_report()])])
+    assert {"図書館", "\\x1b[31m <b>&"} <= set(texts_of(tmp_path / "plot.svg"))
+
+
 def test_every_call_is_in_a_bar() -> None:
     from trimcp.cli.bench_plot import _edges, _shares
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -117,10 +118,12 @@ def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None
             _draw_rounds(left, right, curves)
         else:
             _draw_course(left, right, curves[0])
-        try:
-            figure.savefig(file, dpi=160, facecolor="white", metadata=_UNDATED[Path(file).suffix.lower()])
-        except OSError as error:
-            raise Failure(f"cannot write {file}: {error.strerror}", USAGE) from None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # what the font lacks is drawn as a box
+            try:
+                figure.savefig(file, dpi=160, facecolor="white", metadata=_UNDATED[Path(file).suffix.lower()])
+            except OSError as error:
+                raise Failure(f"cannot write {file}: {error.strerror}", USAGE) from None
 
 
 def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:
