@@ -54,7 +54,8 @@ def progress(request: dict[str, Any]) -> bytes:
 
 def greeting(request: dict[str, Any]) -> bytes:
     """The answer to the first request on a connection."""
-    result = {"protocolVersion": request["params"].get("protocolVersion"), "capabilities": {}, "serverInfo": {}}
+    result = {"protocolVersion": request["params"].get("protocolVersion"), "capabilities": {"tools": {}}}
+    result["serverInfo"] = {"name": "of the tests", "version": "0"}
     return orjson.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result})
 
 

@@ -194,9 +194,9 @@ async def _shake(link: Link, head: str, patience: float) -> bytes:
             await link.send_all(head.encode() + b"Sec-WebSocket-Key: %b\r\n\r\n" % key)
             while b"\r\n\r\n" not in answer:
                 piece = await link.receive()
+                answer += piece
                 if not piece or len(answer) > _LONGEST_HEAD:
                     raise ConnectionLost(f"no answer to the handshake of WebSocket but {answer[:200]!r}")
-                answer += piece
     except trio.TooSlowError:
         raise ConnectionLost(f"the handshake of WebSocket was not answered within {patience:g} seconds") from None
     except trio.BrokenResourceError as error:

@@ -1,0 +1,400 @@
+"""Load over Streamable HTTP: on this package's listener in both eras, and on servers that go wrong as they are told."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import httptools
+import orjson
+import pytest
+import trio
+import trustme
+
+import trimcp
+from tests.bench.server_for_bench import server as right
+from tests.bench.support import ECHO
+from trimcp.bench.engine import measure
+from trimcp.bench.plan import Plan, Request
+from trimcp.bench.report import Report
+from trimcp.errors import ConnectionLost, McpError
+from trimcp.net import serve_http
+from trimcp.transports.http.client import HttpServer
+from trimcp.transports.http.identity import bearer_tokens
+from trimcp.transports.http.settings import Settings
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY
+
+ERAS = [LATEST.name, LATEST_LEGACY.name]
+
+
+@asynccontextmanager
+async def serving(server: Any = right, **options: Any) -> AsyncIterator[str]:
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(lambda task_status: serve_http(server, port=0, task_status=task_status, **options))
+        yield urls[0]
+        nursery.cancel_scope.cancel()
+
+
+def counts(report: Report) -> dict[str, int]:
+    return {kind: each.count for kind, each in report.errors.items()}
+
+
+# The right one
+
+
+@pytest.mark.parametrize("revision", ERAS)
+@pytest.mark.parametrize("reply", ["json", "sse"])
+async def test_a_right_server_answers_rightly(revision: str, reply: Any) -> None:
+    async with serving(settings=Settings(reply=reply)) as url:
+        report = await measure(HttpServer(url), Plan(ECHO, count=200, under_way=8, sessions=2, revision=revision))
+    assert (report.calls, report.errors) == (200, {})
+    assert (report.transport, report.revision, report.reply) == ("http", revision, reply)
+    assert (report.server_name, report.server_version) == ("right", "1.5")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "kind"),
+    [("json", "sse", "events in place of JSON"), ("sse", "json", "JSON in place of events")],
+)
+async def test_another_kind_of_reply_than_wanted_is_an_error(wanted: Any, given: Any, kind: str) -> None:
+    async with serving(settings=Settings(reply=given)) as url:
+        report = await measure(HttpServer(url), Plan(ECHO, count=10, under_way=2, reply=wanted))
+    assert (report.calls, counts(report), report.reply) == (0, {kind: 10}, given)
+
+
+@pytest.mark.parametrize("revision", ERAS)
+async def test_progress_is_counted(revision: str) -> None:
+    stream = Request.tool("stream", {"n": 20}, expect="done")
+    async with serving(settings=Settings(reply="sse")) as url:
+        plan = Plan(stream, count=6, under_way=3, progress=True, revision=revision)
+        report = await measure(HttpServer(url), plan)
+    assert (report.calls, report.progress, report.errors) == (6, 120, {})
+
+
+@pytest.mark.parametrize("revision", ERAS)
+async def test_what_is_given_up_ends_at_the_server(revision: str) -> None:
+    server = trimcp.Server("slow")
+    ended = trio.Event()
+    left = 12
+
+    @server.tool
+    async def wait() -> str:
+        """Wait."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            nonlocal left
+            left -= 1
+            if not left:
+                ended.set()
+        return ""
+
+    async with serving(server) as url:
+        plan = Plan(Request.tool("wait"), count=12, under_way=4, timeout=0.05, revision=revision)
+        with trio.fail_after(30):
+            report = await measure(HttpServer(url), plan)
+            await ended.wait()
+    assert (report.calls, report.timed_out, report.errors) == (0, 12, {})
+
+
+@pytest.mark.parametrize("revision", ERAS)
+async def test_headers_of_the_user_and_of_the_tool_are_sent(revision: str) -> None:
+    server = trimcp.Server("picky")
+
+    @server.tool
+    async def route(region: Annotated[str, trimcp.Arg(header="Region")]) -> str:
+        """Return the region; a modern server refuses the call where the header is missing or says something else."""
+        return region
+
+    async with serving(server, settings=Settings(authenticate=bearer_tokens({"secret": "somebody"}))) as url:
+        plan = Plan(Request.tool("route", {"region": "r{n}"}, expect="r{n}"), count=5, revision=revision)
+        report = await measure(HttpServer(url, {"Authorization": "Bearer secret"}), plan)
+        assert (report.calls, report.errors) == (5, {})
+        assert "secret" not in str(report.to_json())
+        with pytest.raises(McpError):
+            await measure(HttpServer(url), plan)
+
+
+async def test_tls_is_spoken_with_whom_is_trusted() -> None:
+    authority = trustme.CA()
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(theirs)
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+    async with serving(ssl_context=theirs) as url:
+        assert url.startswith("https:")
+        import httpx2
+
+        client = httpx2.AsyncClient(verify=ours)
+        report = await measure(HttpServer(url, client=client), Plan(ECHO, count=20, under_way=4), ssl_context=ours)
+        assert (report.calls, report.errors) == (20, {})
+        report = await measure(HttpServer(url, client=client), Plan(ECHO, count=2, reopen=0))
+        assert report.calls == 0
+        assert "its certificate is not trusted" in report.errors["no connection"].example
+        await client.aclose()
+
+
+async def test_a_unix_socket_is_an_address(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with serving(uds=path) as url:
+        report = await measure(HttpServer(url), Plan(ECHO, count=20, under_way=4))
+    assert (report.calls, report.errors) == (20, {})
+
+
+async def test_nobody_there_is_told_before_anything_is_measured() -> None:
+    with pytest.raises(ConnectionLost, match="Connection refused"):
+        await measure(HttpServer("http://127.0.0.1:9/mcp"), Plan(ECHO))
+
+
+# Wrong ones
+
+
+@attrs.define(eq=False)
+class Wrong:
+    """A server of HTTP/1.1 whose answers to calls are bytes from a function.
+
+    Attributes:
+        connections: how many there were.
+        deleted: how many sessions were ended.
+        notified, answered: the notifications, and the answers to what it asked, that came.
+    """
+
+    answer: Callable[[int, dict[str, Any]], bytes]
+    connections: int = 0
+    initialized: int = 0
+    deleted: int = 0
+    calls: int = 0
+    notified: list[str] = attrs.field(factory=list)
+    answered: list[dict[str, Any]] = attrs.field(factory=list)
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        request = _Request()
+        parser = httptools.HttpRequestParser(request)
+        try:
+            while data := await stream.receive_some():
+                parser.feed_data(data)
+                if request.complete:
+                    said = self._say(parser.get_method(), bytes(request.body))
+                    request.__init__()  # type: ignore[misc]
+                    await stream.send_all(said)
+                    if said.startswith(b"HTTP/1.0") or b"connection: close" in said or not said:
+                        return
+        except trio.BrokenResourceError:
+            return
+
+    def _say(self, method: bytes, body: bytes) -> bytes:
+        if method == b"DELETE":
+            self.deleted += 1
+            return http(b"")
+        if method != b"POST":
+            return http(b"", status=405)
+        message = orjson.loads(body)
+        if message.get("method") == "initialize":
+            self.initialized += 1
+            version = message["params"]["protocolVersion"]
+            info = {"name": "wrong", "version": "0"}
+            result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+            return http(result_of(message, result), headers=f"mcp-session-id: s{self.initialized}\r\n")
+        if message.get("method") == "tools/list":
+            return http(result_of(message, {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}))
+        if message.get("method") == "tools/call":
+            self.calls += 1
+            return self.answer(self.calls, message)
+        if "method" not in message:
+            self.answered.append(message)
+            return http(b"", status=202)
+        if "id" in message:
+            return http(orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": ""}}))
+        self.notified.append(message["method"])
+        return http(b"", status=202)
+
+
+class _Request:
+    def __init__(self) -> None:
+        self.body = bytearray()
+        self.complete = False
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+
+def http(body: bytes, *, status: int = 200, kind: str = "application/json", headers: str = "") -> bytes:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+def result_of(message: dict[str, Any], result: object) -> bytes:
+    return orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+
+def echoed(message: dict[str, Any]) -> bytes:
+    return result_of(message, {"content": [{"type": "text", "text": message["params"]["arguments"]["text"]}]})
+
+
+def events(*texts: bytes) -> bytes:
+    return http(b"".join(b"event: message\ndata: %b\n\n" % text for text in texts), kind="text/event-stream; charset=x")
+
+
+async def of_wrong(answer: Callable[[int, dict[str, Any]], bytes], **options: Any) -> tuple[Report, Wrong]:
+    wrong = Wrong(answer)
+    options.setdefault("count", 6)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, wrong.serve, listeners)
+        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/mcp"
+        with trio.fail_after(30):
+            report = await measure(HttpServer(url), Plan(ECHO, revision=LATEST_LEGACY.name, **options))
+        nursery.cancel_scope.cancel()
+    return report, wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda n, m: http(b"busy", status=503), "HTTP 503"),
+        (lambda n, m: http(b"", status=202), "HTTP 202"),
+        (lambda n, m: http(b"<html>", kind="text/html"), "neither JSON nor events"),
+        (lambda n, m: http(result_of(m, {"content": []})), "no text"),
+        (lambda n, m: http(echoed({**m, "params": {"arguments": {"text": "x"}}})), "wrong text"),
+        (lambda n, m: events(echoed({**m, "params": {"arguments": {"text": "x"}}})), "wrong text"),
+        (lambda n, m: events(), "no answer in the stream"),
+        (lambda n, m: events(b'{"jsonrpc":"2.0","method":"notifications/message"}'), "no answer in the stream"),
+    ],
+)
+async def test_wrong_answers_are_counted_by_kind(answer: Any, kind: str) -> None:
+    report, _ = await of_wrong(answer)
+    assert (report.calls, counts(report)) == (0, {kind: 6})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kinds"),
+    [
+        (lambda n, m: http(b"nonsense"), {"not JSON": 6, "no answer in the reply": 6}),
+        (lambda n, m: http(b"[3]"), {"no JSON-RPC": 6, "no answer in the reply": 6}),
+        (lambda n, m: http(echoed({**m, "id": m["id"] + 1})), {"answer to no call": 6, "no answer in the reply": 6}),
+        (lambda n, m: http(echoed({**m, "id": str(m["id"])})), {"answer to no call": 6, "no answer in the reply": 6}),
+        (lambda n, m: events(b"nonsense"), {"not JSON": 6, "no answer in the stream": 6}),
+    ],
+)
+async def test_a_reply_without_the_answer_fails_its_call_as_well(answer: Any, kinds: dict[str, int]) -> None:
+    report, _ = await of_wrong(answer)
+    assert (report.calls, counts(report)) == (0, kinds)
+
+
+@pytest.mark.parametrize("form", [events, lambda *texts: http(b"[" + b",".join(texts) + b"]")])
+async def test_a_second_answer_is_an_error(form: Any) -> None:
+    report, _ = await of_wrong(lambda n, m: form(echoed(m), echoed(m)))
+    assert (report.calls, counts(report)) == (6, {"answered twice": 6})
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: Application/JSON\r\n"
+PING = b'{"jsonrpc":"2.0","id":"x","method":"ping"}'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda right: HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(right), right),
+        lambda right: b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + http(right),
+        lambda right: http(right, kind="application/json; charset=utf-8"),
+        lambda right: b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n" + right,  # ends with its connection
+        lambda right: events(b"", PING, right, PING),
+        lambda right: http(b": comment\r\n\r\nid: 1\r\ndata: " + right + b"\r\n\r\n", kind="text/event-stream"),
+    ],
+)
+async def test_right_replies_in_unusual_forms_are_right(form: Any) -> None:
+    report, _ = await of_wrong(lambda n, m: form(echoed(m)), under_way=2)
+    assert (report.calls, report.errors) == (6, {})
+
+
+async def test_what_a_server_asks_on_a_stream_is_answered() -> None:
+    report, wrong = await of_wrong(lambda n, m: events(PING, echoed(m)), count=3)
+    assert (report.calls, report.errors) == (3, {})
+    assert wrong.answered == [{"jsonrpc": "2.0", "id": "x", "result": {}}] * 3
+
+
+async def test_connections_are_kept() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m)), count=50, under_way=3)
+    assert (report.calls, report.errors) == (50, {})
+    assert wrong.connections <= 3 + 3  # the places', the session's own, the two of the client that looked first
+
+
+async def test_a_server_that_closes_after_each_answer_is_connected_to_again() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m), headers="connection: close\r\n"), count=10)
+    assert (report.calls, report.errors) == (10, {})
+    assert wrong.connections >= 10
+
+
+async def test_a_connection_that_breaks_fails_its_call_and_no_other() -> None:
+    report, _ = await of_wrong(lambda n, m: b"" if n % 5 == 0 else http(echoed(m)), count=20)
+    assert (report.calls, counts(report)) == (16, {"connection lost": 4})
+
+
+async def test_what_is_no_http_is_told() -> None:
+    report, _ = await of_wrong(lambda n, m: b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+    assert (report.calls, counts(report)) == (0, {"not HTTP": 6})
+
+
+async def test_a_forgotten_session_is_begun_again_a_bounded_number_of_times() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(b"gone", status=404) if n == 3 else http(echoed(m)), count=10)
+    assert (report.calls, counts(report)) == (9, {"HTTP 404": 1})
+    assert wrong.initialized == 1 + 2  # the client that looked first, and ours, twice
+    report, wrong = await of_wrong(lambda n, m: http(b"gone", status=404), count=100, reopen=2)
+    assert wrong.initialized == 1 + 1 + 2
+    assert report.calls == 0
+
+
+async def test_sessions_are_ended_at_the_server() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m)), sessions=3)
+    assert wrong.deleted == 1 + 3
+    assert report.errors == {}
+
+
+async def test_a_silent_server_has_not_answered() -> None:
+    def answer(n: int, message: dict[str, Any]) -> bytes:
+        return b"HTTP/1.1 200 OK\r\n"  # and never the rest
+
+    report, _ = await of_wrong(answer, count=3, under_way=3, patience=0.5)
+    assert (report.calls, counts(report)) == (0, {"no answer": 3})
+
+
+async def test_a_server_that_goes_away_ends_the_measurement() -> None:
+    """All places find nobody, and give up after some attempts each."""
+    enough = trio.Event()
+    reports = []
+
+    def answer(n: int, message: dict[str, Any]) -> bytes:
+        if n == 100:
+            enough.set()
+        return http(echoed(message))
+
+    async def load(url: str) -> None:
+        plan = Plan(ECHO, seconds=600.0, under_way=4, reopen=1, revision=LATEST_LEGACY.name)
+        reports.append(await measure(HttpServer(url), plan))
+
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(load, f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/mcp")
+            async with trio.open_nursery() as serving:
+                serving.start_soon(trio.serve_listeners, Wrong(answer).serve, listeners)
+                await enough.wait()
+                serving.cancel_scope.cancel()
+    (report,) = reports
+    assert report.calls >= 90
+    assert counts(report).keys() <= {"connection lost", "no connection"}
+    assert counts(report)["no connection"] >= 4
+
+
+async def test_a_place_waits_for_its_turn_in_an_open_loop() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m)), count=30, rate=300.0, sessions=3, under_way=20)
+    assert (report.calls, report.errors) == (30, {})
+    assert wrong.connections <= 20  # warm ones are used again, not one after the other of sixty
