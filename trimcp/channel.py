@@ -10,14 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import attrs
 
+from trimcp.errors import LocalError
 from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
-__all__ = ["Incoming", "Kind", "MessageChannel", "Origin", "Outgoing", "Sink"]
+__all__ = ["NOWHERE", "Incoming", "Kind", "MessageChannel", "Origin", "Outgoing", "Sink"]
 
 
 class Kind(Enum):
@@ -125,6 +126,43 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """No more is posted; what is queued still leaves."""
+
+
+class _Nowhere:
+    """A sink that leads to nobody."""
+
+    full = False
+
+    async def room(self) -> None:
+        """Return at once."""
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Drop a notice; refuse a request."""
+        if outgoing.kind is Kind.REQUEST:
+            raise LocalError("the client cannot be asked outside a request: it has no session here")
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        """Drop it."""
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Do nothing."""
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Return False."""
+        return False
+
+    def unanswered(self, request_id: RequestId) -> None:
+        """Do nothing."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+NOWHERE: Final[Sink] = _Nowhere()
+"""The sink of what belongs to no request where there is no road for it, or none any more."""
 
 
 class MessageChannel(ABC):

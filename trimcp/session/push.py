@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.channel import Incoming
+from trimcp.channel import NOWHERE, Incoming
 from trimcp.errors import LocalError
 from trimcp.session.crew import Crew
 from trimcp.session.job import CancelReason
@@ -108,7 +108,8 @@ class Pushed:
         session.background = _ENDED
         if self._work is not None:
             self._work.scope.cancel(reason="the session has ended")
-        session.sink.close()
+        sink, session.sink = session.sink, NOWHERE  # it may hold this session, and they would keep each other alive
+        sink.close()
         session.endpoint.closed(session)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import attrs
@@ -295,3 +297,22 @@ async def test_sessions_that_came_and_went_leave_nothing(autojump_clock: Any) ->
         assert not visitor.face.service.sessions  # type: ignore[attr-defined]
         assert visitor.face.sessions.events is not None
         assert attrs.asdict(visitor.face.sessions.events.statistics())["events"] == 0
+
+
+async def test_a_session_that_ended_waits_for_no_collector(autojump_clock: Any) -> None:
+    async with visiting(make_server([]), LEGACY) as visitor:
+        await visitor.initialize()
+        answer = await visitor.call("echo", text="hi")
+        await answer.done()
+        session = visitor.face.sessions.find(visitor.session or "", None)
+        assert session is not None
+        gone = [weakref.ref(session), weakref.ref(session.pushed)]
+        del session, answer
+        gc.collect()
+        gc.disable()
+        try:
+            await visitor.send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})
+            await trio.testing.wait_all_tasks_blocked()
+            assert [reference() for reference in gone] == [None, None]
+        finally:
+            gc.enable()

@@ -7,20 +7,18 @@ specification's: message, envelope, headers against body; what comes after is th
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from trimcp.channel import Kind, Outgoing
-from trimcp.errors import LocalError
+from trimcp.channel import NOWHERE
 from trimcp.framing.headers import check_request
 from trimcp.transports.http.exchange import JSON_HEADERS, Exchange
 from trimcp.transports.http.model import Response
 from trimcp.transports.http.settings import Settings
 from trimcp.wire.codes import ERRORS, HEADER_MISMATCH, INVALID_REQUEST, OVERLOADED, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
-from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, RequestId, encode_error
+from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, encode_error
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import UNNAMED, Revision, find
 
@@ -121,7 +119,7 @@ class Routing:
             raise _malformed(message, version, modern=exchange.statuses)
         elif type(message) is not Notification:
             raise _Refused(400, encode_error(None, INVALID_REQUEST, "a POST carries one request or one notification"))
-        exchange.own = session = self.service.open(_NOWHERE)
+        exchange.own = session = self.service.open(NOWHERE)
         session.require_envelope()
         return session
 
@@ -131,7 +129,7 @@ class Routing:
             raise _malformed(message, version, modern=exchange.statuses)
         exchange.malformed = type(message) is Batch
         exchange.awaited = _requests(message)
-        exchange.own = session = self.service.open(_NOWHERE)
+        exchange.own = session = self.service.open(NOWHERE)
         if type(message) is not Request or message.method != "initialize":
             revision = UNNAMED if version is None else find(version)
             session.assume(revision if revision in self._legacy else min(self._legacy))
@@ -205,39 +203,3 @@ def _requests(message: Message) -> int:
     if type(message) is Batch:
         return sum(type(member) is Request for member in message.members)
     return int(type(message) is Request)
-
-
-class _Nowhere:
-    """The sink of what belongs to no request where there is no road for it."""
-
-    full = False
-
-    async def room(self) -> None:
-        """Return at once."""
-
-    def post(self, outgoing: Outgoing) -> None:
-        """Drop a notice; refuse a request."""
-        if outgoing.kind is Kind.REQUEST:
-            raise LocalError("the client cannot be asked outside a request: it has no session here")
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Drop it."""
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Do nothing."""
-
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Return False."""
-        return False
-
-    def unanswered(self, request_id: RequestId) -> None:
-        """Do nothing."""
-
-    def release(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-_NOWHERE: Final = _Nowhere()
