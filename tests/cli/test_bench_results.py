@@ -86,3 +86,11 @@ def test_what_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(Failure, match=r"cannot write .*taken: Is a directory"):
         shown([[a_report()]], "--json", str(tmp_path / "taken"), "--plot", str(plot))
     assert plot.exists()
+
+
+def test_the_reference_names_all_figures() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "command.md").read_text("utf-8")
+    figures = a_report().to_json()
+    inner = [name for part in ("latency_ms", "cost", "generator", "progress") for name in figures[part]]
+    inner += figures["over_time"][0]
+    assert [name for name in (*figures, *inner) if f"`{name}`" not in page and f"`{name}." not in page] == []
