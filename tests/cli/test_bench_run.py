@@ -239,10 +239,11 @@ def test_ctrl_c_ends_it_and_shows_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_anything_was_measured_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["--method", "ping"], ["--tool", "t", "-a", "x=1"]])
+def test_ctrl_c_before_anything_was_measured_says_so(tmp_path: Path, words: list[str]) -> None:
     file = tmp_path / "log"
     silent = f"open({str(file)!r}, 'w').write('begun'); input(); input(); input()"
-    with started("bench", "--method", "ping", "--", sys.executable, "-c", silent) as process:
+    with started("bench", *words, "--", sys.executable, "-c", silent) as process:
         wait_for(file, "begun")
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
