@@ -128,11 +128,11 @@ class HttpFace:
         preflight = settings.origins.preflight(head)
         if preflight is not None:
             return preflight
-        identity = await identify(settings.authenticate, head)
+        identity = None if settings.authenticate is None else await identify(settings.authenticate, head)
         if isinstance(identity, Refused):
             return refusal(identity.status, identity.message, *identity.headers)
         principal = None if identity is None else identity.id
-        if head in self._began:
+        if settings.access_log is not None and head in self._began:
             self._began[head] = (self._began[head][0], principal)
         if extra is not None:
             return await extra(head)

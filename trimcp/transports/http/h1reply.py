@@ -22,8 +22,6 @@ _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\
 _BODILESS: Final = frozenset({204, 304})
 _GATHERED: Final = 64 * 1024  # what is larger is not copied to be sent in one write with what belongs to it
 
-_date: tuple[int, str] = (0, "")
-
 
 class ReplyOwner(Protocol):
     """The connection a response goes out on."""
@@ -91,9 +89,15 @@ class H1Reply:
 
     def write(self, data: bytes) -> None:
         """Send more of the body: at once, or with what else comes in this turn of Trio's loop."""
-        if self._owner is not None and self.status and data and not self.ended:
-            for piece in self._framed(b"", data, b""):
-                self._owner.writer.gather(piece)
+        owner = self._owner
+        if owner is None or not self.status or self.ended or self._bodiless or not data:
+            return
+        if self._chunked and len(data) <= _GATHERED:  # nearly always: an event
+            self.sent += len(data)
+            owner.writer.gather(b"%x\r\n%b\r\n" % (len(data), data))
+            return
+        for piece in self._framed(b"", data, b""):
+            owner.writer.gather(piece)
 
     def finish(self, data: bytes = b"") -> None:
         """Send the rest of the body and end the response."""
@@ -170,20 +174,22 @@ def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -
     Raises:
         ValueError: a name or a value contains what cannot stand in a line.
     """
-    global _date
-    now = int(time.time())
-    if now != _date[0]:
-        _date = (now, f"Date: {formatdate(now, usegmt=True)}\r\n")
-    return f"{_beginning(status, tuple(headers))}{_date[1]}{framing}\r\n".encode("latin-1")
+    return _head(int(time.time()), status, tuple(headers), framing)
 
 
-@lru_cache(maxsize=64)  # an application says the same few things about most of its responses
-def _beginning(status: int, headers: tuple[tuple[str, str], ...]) -> str:
+@lru_cache(maxsize=64)  # within one second most responses begin alike, up to the length of their bodies
+def _head(now: int, status: int, headers: tuple[tuple[str, str], ...], framing: str) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         raise ValueError("a header of a response contains a line break")
-    return (_STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n") + text
+    status_line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+    return f"{status_line}{_date(now)}{text}{framing}\r\n".encode("latin-1")
+
+
+@lru_cache(maxsize=1)
+def _date(now: int) -> str:
+    return f"Date: {formatdate(now, usegmt=True)}\r\n"
 
 
 def _gathered(before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
