@@ -76,6 +76,14 @@ def test_a_reply_is_the_same_however_it_comes(text: bytes, sizes: list[int]) -> 
         assert (reply.content_type, b"".join(reply.pieces)) == (b"text/event-stream", b"abcde")
 
 
+def test_a_word_before_the_reply_is_no_part_of_it() -> None:
+    reply = Reply()
+    reply.feed(b"HTTP/1.1 103 Early Hints\r\nMcp-Session-Id: not this\r\n\r\n")
+    assert (reply.complete, reply.status) == (False, 0)
+    reply.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert (reply.complete, reply.status, reply.session_id) == (True, 204, None)
+
+
 async def test_a_connection_is_used_for_one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     link = FakeLink([JSON, EVENTS[:70], EVENTS[70:], JSON])
     connection = a_connection(monkeypatch, link)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import trio
+import trio.testing
 
 from tests.bench.support import ECHO, a_load, errors
 from trimcp.bench.load import Load
@@ -149,6 +150,39 @@ async def test_a_call_that_waits_for_a_place_counts_from_when_it_should_have_beg
         nursery.cancel_scope.cancel()
     assert [None if call is None else call.due - began for call in calls] == pytest.approx([0.0, 1.0, 2.0, 3.0, None])
     assert load.tally.late == 4
+
+
+async def test_calls_that_we_ourselves_begin_late_count_from_when_they_should_have_begun(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    load = a_load(rate=10.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load.supply.pace)
+        load.supply.allow(math.inf)
+        began = trio.current_time()
+        await trio.sleep(0.05)
+        autojump_clock.jump(1.0)  # we had other things to do, and 0.1 to 1.0 have passed
+        await trio.testing.wait_all_tasks_blocked()
+        calls = [load.supply.take(trio.current_time()) for _ in range(11)]
+        nursery.cancel_scope.cancel()
+    due = [call.due - began for call in calls if call is not None]
+    assert due == pytest.approx([0.1 * each for each in range(11)])
+    assert load.tally.late == 11
+
+
+async def test_what_the_timer_is_off_by_is_nobodys_delay(mock_clock: trio.testing.MockClock) -> None:
+    load = a_load(rate=10.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load.supply.pace)
+        load.supply.allow(math.inf)
+        await trio.testing.wait_all_tasks_blocked()
+        load.supply.take(trio.current_time())
+        mock_clock.jump(0.101)
+        await trio.testing.wait_all_tasks_blocked()
+        call = load.supply.take(trio.current_time())
+        nursery.cancel_scope.cancel()
+    assert call is not None
+    assert call.due == trio.current_time()
 
 
 async def test_the_backlog_is_bounded_and_what_does_not_fit_fails(autojump_clock: object) -> None:

@@ -47,7 +47,6 @@ async def run_http_session(
         if attempt == 0:
             task_status.started()
         if not await load.again(attempt):
-            load.supply.pass_on()
             return
         attempt += 1
     if attempt == 0:
@@ -93,7 +92,6 @@ class _Place:
                 elif await load.again(failures):
                     failures += 1
                 else:
-                    supply.pass_on()
                     return
         except trio.Cancelled:
             if self._call is not None and load.overdue:

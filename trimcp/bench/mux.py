@@ -83,7 +83,6 @@ async def run_session(
         caller.lose(kind, why, now)
         usable()
         if not await load.again(attempt):
-            load.supply.pass_on()  # whoever woke this session wanted a call to begin
             return
         attempt += 1
 
