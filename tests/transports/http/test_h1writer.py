@@ -236,6 +236,11 @@ async def test_a_burst_to_a_slow_reader_waits_in_order(autojump_clock: MockClock
         await wait_all_tasks_blocked()
         assert wire.waited == [b"bcdefgh"]
         assert (writer.waiting, told.heard) == (0, ["drained"])
+        wire.takes = math.inf
+        writer.gather(b"ij")
+        writer.gather(b"kl")
+        await wait_all_tasks_blocked()
+        assert wire.writes[1:] == [b"ijkl"]
 
 
 async def test_a_burst_that_is_refused_when_the_turn_ends(autojump_clock: MockClock) -> None:
