@@ -158,12 +158,15 @@ class Wrong:
     """A server of HTTP/1.1 whose answers to calls are bytes from a function.
 
     Attributes:
+        forgets_at: with this call the session it belongs to is forgotten.
         connections: how many there were.
         deleted: how many sessions were ended.
         notified, answered: the notifications, and the answers to what it asked, that came.
     """
 
     answer: Callable[[int, dict[str, Any]], bytes]
+    forgets_at: int = 0
+    forgotten: str | None = None
     connections: int = 0
     initialized: int = 0
     deleted: int = 0
@@ -179,7 +182,7 @@ class Wrong:
             while data := await stream.receive_some():
                 parser.feed_data(data)
                 if request.complete:
-                    said = self._say(parser.get_method(), bytes(request.body))
+                    said = self._say(parser.get_method(), bytes(request.body), request.session)
                     request.__init__()  # type: ignore[misc]
                     await stream.send_all(said)
                     if said.startswith(b"HTTP/1.0") or b"connection: close" in said or not said:
@@ -187,7 +190,7 @@ class Wrong:
         except trio.BrokenResourceError:
             return
 
-    def _say(self, method: bytes, body: bytes) -> bytes:
+    def _say(self, method: bytes, body: bytes, session: str) -> bytes:
         if method == b"DELETE":
             self.deleted += 1
             return http(b"")
@@ -204,6 +207,10 @@ class Wrong:
             return http(result_of(message, {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}))
         if message.get("method") == "tools/call":
             self.calls += 1
+            if self.calls == self.forgets_at:
+                self.forgotten = session
+            if session == self.forgotten:
+                return http(b"gone", status=404)
             return self.answer(self.calls, message)
         if "method" not in message:
             self.answered.append(message)
@@ -218,6 +225,11 @@ class _Request:
     def __init__(self) -> None:
         self.body = bytearray()
         self.complete = False
+        self.session = ""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"mcp-session-id":
+            self.session = value.decode()
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -243,8 +255,10 @@ def events(*texts: bytes) -> bytes:
     return http(b"".join(b"event: message\ndata: %b\n\n" % text for text in texts), kind="text/event-stream; charset=x")
 
 
-async def of_wrong(answer: Callable[[int, dict[str, Any]], bytes], **options: Any) -> tuple[Report, Wrong]:
-    wrong = Wrong(answer)
+async def of_wrong(
+    answer: Callable[[int, dict[str, Any]], bytes], *, forgets_at: int = 0, **options: Any
+) -> tuple[Report, Wrong]:
+    wrong = Wrong(answer, forgets_at)
     options.setdefault("count", 6)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -350,6 +364,22 @@ async def test_a_forgotten_session_is_begun_again_a_bounded_number_of_times() ->
     report, wrong = await of_wrong(lambda n, m: http(b"gone", status=404), count=100, reopen=2)
     assert wrong.initialized == 1 + 1 + 2
     assert report.calls == 0
+
+
+async def test_places_that_find_a_session_forgotten_begin_one_together() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m)), forgets_at=20, count=60, under_way=6)
+    assert wrong.initialized == 1 + 2
+    assert 1 <= counts(report)["HTTP 404"] <= 6
+    assert report.calls + counts(report)["HTTP 404"] == 60
+
+
+async def test_in_the_legacy_era_a_call_that_is_given_up_is_cancelled_with_a_notification() -> None:
+    def answer(n: int, message: dict[str, Any]) -> bytes:
+        return b"HTTP/1.1 200 OK\r\n"  # and never the rest
+
+    report, wrong = await of_wrong(answer, count=6, under_way=2, timeout=0.05)
+    assert (report.timed_out, report.errors) == (6, {})
+    assert wrong.notified.count("notifications/cancelled") == 6
 
 
 async def test_sessions_are_ended_at_the_server() -> None:
