@@ -95,11 +95,19 @@ class Cell:
 
 @attrs.frozen
 class Figure:
-    """One thing that is counted: its name in results, what a table of it is called, and whether more is better."""
+    """One thing that is counted.
+
+    Attributes:
+        name: in results.
+        title: of its table.
+        more: more is better.
+        compared: a ratio to others means something.
+    """
 
     name: str
     title: str
     more: bool = False
+    compared: bool = True
 
 
 @attrs.frozen
@@ -122,6 +130,7 @@ RATE = Figure("rate", "calls per second", more=True)
 P50 = Figure("p50", "latency, p50, ms")
 P99 = Figure("p99", "latency, p99, ms")
 P999 = Figure("p99.9", "latency, p99.9, ms")
+GENERATOR = Figure("generator", "how busy the load generator was, share of its core", compared=False)
 PEAK = Figure("memory", "memory of the server at its most, MiB")
 
 SECTIONS = (
@@ -129,7 +138,7 @@ SECTIONS = (
         "calls",
         "One call",
         "`tools/call` of an async function with one checked text argument, 64 under way at any time on one session.",
-        (CPU, RATE, P50, P99, P999, PEAK),
+        (CPU, RATE, P50, P99, P999, PEAK, GENERATOR),
         {
             "cpu": ("cpu-per-call", "CPU time per call, for each transport"),
             "p50": ("latency", "Latency percentiles, for each transport"),

@@ -111,7 +111,7 @@ def figure_table(figure: Figure, cells: Sequence[Cell], results: Results) -> str
     peers = [peer for peer in ORDER if peer in there | tried]
     if not there:
         return ""
-    compared = OURS in peers and any(peer not in NOT_PEERS for peer in peers)
+    compared = figure.compared and OURS in peers and any(peer not in NOT_PEERS for peer in peers)
     rows = []
     for cell in cells:
         values = [_value(cell, figure, peer, results) for peer in peers]

@@ -100,6 +100,14 @@ def test_a_cell_without_anybody_else_has_no_ratio() -> None:
     assert figure_table(CPU, CELLS, Results()) == ""
 
 
+def test_how_busy_the_generator_was_is_shown_and_not_compared() -> None:
+    results = found()
+    for peer, busy in ((OURS, 0.25), (MCP, 0.1)):
+        results.add("stdio-2025", BUSY, peer, "share of a core", [busy])
+    (figure,) = (figure for figure in SECTIONS[0].figures if figure.name == BUSY)
+    assert rows(figure_table(figure, CELLS, results))[1] == [cell("stdio-2025").title, "0.25", "0.1"]
+
+
 def test_what_a_busy_generator_measured_is_marked() -> None:
     results = found()
     assert "nowhere" in generator(results)

@@ -171,14 +171,14 @@ def test_what_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     wrong, dead = tmp_path / "wrong.py", tmp_path / "dead.py"
     source = (HERE / "floor" / "minimal.py").read_text("utf-8")
     wrong.write_text(source.replace('["arguments"]["text"]', '["arguments"]["text"] + "!"'))
-    dead.write_text("import sys\nsys.exit('not today')\n")
+    dead.write_text(f"import sys\nsys.exit('{HERE}: not today')\n")
     one = tiny("http-2025-json", OURS, MCP, FASTMCP)
     whole, lines = run(one, peer(), peer(MCP, str(wrong)), peer(FASTMCP, str(dead)))
     found = whole.run()
     reasons = {failure.peer: failure.reason for failure in found.failures}
     assert set(reasons) == {MCP, FASTMCP}
     assert reasons[MCP].startswith("exit code 1: ")
-    assert reasons[FASTMCP] == "ended before it listened: not today"
+    assert reasons[FASTMCP] == "ended before it listened: ./benchmarks: not today"  # paths say where it was run
     assert found.values(one.name, "cpu", OURS)
     assert not found.values(one.name, "cpu", MCP)
     assert any("FAILED: ended before it listened" in line for line in lines)
