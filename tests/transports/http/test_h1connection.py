@@ -387,6 +387,17 @@ async def test_lingering_is_bounded_in_time(autojump_clock: MockClock) -> None:
 # A client that leaves
 
 
+async def test_the_end_comes_as_soon_as_a_refusal_was_taken(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect(lockstep_stream_pair)
+        start = trio.current_time()
+        await client.send(b"nonsense\r\n\r\n")
+        await trio.sleep(LIMITS.linger_timeout / 2)
+        assert (await client.answer()).status == 400
+        await client.closed()
+        assert trio.current_time() - start == LIMITS.linger_timeout / 2
+
+
 async def test_an_end_of_file_while_a_request_runs_is_a_disconnect(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
