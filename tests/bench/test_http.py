@@ -335,6 +335,14 @@ async def test_what_a_server_asks_on_a_stream_is_answered() -> None:
     assert wrong.answered == [{"jsonrpc": "2.0", "id": "x", "result": {}}] * 3
 
 
+async def test_a_stream_that_does_not_end_with_the_answer_is_left() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    report, wrong = await of_wrong(lambda n, m: head + b"data: %b\n\n" % echoed(m), count=4, under_way=2)
+    assert (report.calls, report.errors) == (4, {})
+    assert report.latency.most < 0.5  # the answer counts, not the end
+    assert wrong.connections >= 4
+
+
 async def test_connections_are_kept() -> None:
     report, wrong = await of_wrong(lambda n, m: http(echoed(m)), count=50, under_way=3)
     assert (report.calls, report.errors) == (50, {})
