@@ -14,8 +14,9 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
+from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import Lost, Notification, Request
-from trimcp.wire.revisions import LATEST_LEGACY
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 
 @attrs.define(eq=False)
@@ -76,6 +77,10 @@ def make_server(limits: Limits | None = None) -> Server[Any]:
         return "waited"
 
     @server.tool
+    async def quick() -> str:
+        return "quick"
+
+    @server.tool
     async def release(*, ctx: Context) -> str:
         ctx.close_stream()
         return "released"
@@ -87,6 +92,11 @@ def make_server(limits: Limits | None = None) -> Server[Any]:
         return "begun"
 
     return server
+
+
+def modern_call(id: Any, tool: str, road: Road) -> Incoming:
+    meta = {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_CAPABILITIES: {}}
+    return Incoming(Request(id, "tools/call", {"name": tool, "arguments": {}, "_meta": meta}), 100, road)
 
 
 def call(id: Any, tool: str, road: Road | None) -> Incoming:
@@ -214,3 +224,66 @@ async def test_a_transport_can_say_that_one_answer_will_not_come(autojump_clock:
         assert two.reply is None
         assert session.lost is None
         pushed.deliver((Incoming(Lost(99, "nobody asked")),))
+
+
+async def ask_once(running: Any, name: str, road: Road) -> Any:
+    """Let a session of its own answer one call of the modern era, and close it as a host does."""
+    pushed = running.open_brief()
+    pushed.deliver([modern_call(1, name, road)])
+    await trio.testing.wait_all_tasks_blocked()
+    pushed.close()
+    return pushed
+
+
+async def test_a_brief_session_that_kept_nothing_serves_another_request(autojump_clock: Any) -> None:
+    server, road = make_server(), Road()
+    async with server.running() as running:
+        first = await ask_once(running, "quick", road)
+        assert not running.sessions, "it is nobody's meanwhile"
+        second = running.open_brief()
+        assert second is first
+        assert running.sessions == {second.session}
+        assert running.open_brief() is not first, "one that is in use is not given to another"
+        assert [outgoing.error for outgoing in road.posted] == [None]
+
+
+@pytest.mark.parametrize("left", ["work", "job", "thread"])
+async def test_a_brief_session_that_kept_something_ends(left: str, autojump_clock: Any) -> None:
+    server, road = make_server(), Road()
+    async with server.running() as running:
+        pushed = await ask_once(running, {"work": "begin", "job": "wait", "thread": "quick"}[left], road)
+        if left == "thread":
+            pushed = running.open_brief()
+            pushed.session.abandoned_threads = 1
+            pushed.close()
+        assert pushed.session.closed.is_set()
+        assert running.open_brief() is not pushed
+
+
+async def test_a_brief_session_ends_with_its_request_for_whoever_remembers_it(autojump_clock: Any) -> None:
+    server, road = make_server(), Road()
+    kept: list[Any] = []
+
+    @server.tool
+    async def remember(ctx: Context[Any]) -> str:
+        kept.append(ctx.session)
+        return "done"
+
+    async with server.running() as running:
+        first = await ask_once(running, "remember", road)
+        assert running.open_brief() is first
+        with pytest.raises(LocalError, match="the session has ended"):
+            kept[0].start_soon(trio.sleep, 1)
+
+
+async def test_no_session_is_kept_for_a_server_that_drains(autojump_clock: Any) -> None:
+    server, road = make_server(), Road()
+    async with server.running() as running:
+        pushed = running.open_brief()
+        await ask_once(running, "quick", road)
+        await running.drain(1)
+        pushed.close()
+        assert pushed.session.closed.is_set()
+        late = running.open_brief()
+        late.deliver([modern_call(2, "quick", road)])
+        assert [outgoing.error for outgoing in road.posted] == [None, CANCELLED_BY_DRAIN]

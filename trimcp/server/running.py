@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.channel import Kind, Outgoing, Sink
+from trimcp.channel import NOWHERE, Kind, Outgoing, Sink
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.protocol.events import Notified
 from trimcp.protocol.requests import Encoded
@@ -63,6 +63,9 @@ CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=
 # Resources one legacy session may watch, or one subscription name: each costs a set entry for as long as it lasts.
 _MOST_SUBSCRIPTIONS = 1_000
 
+# Sessions kept for the next requests that need one for themselves, some 4 KiB each.
+_MOST_SPARE = 128
+
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -100,6 +103,7 @@ class Running:
     threads: trio.CapacityLimiter
     sessions: set[Session] = attrs.field(init=False, factory=set)
     _draining: bool = attrs.field(init=False, default=False)
+    _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
@@ -193,6 +197,25 @@ class Running:
         if listener is not None:
             self.server.changes.detach(listener)
 
+    def open_brief(self) -> Pushed:
+        """Return a session for one request of the modern era. What belongs to no request has no road there."""
+        if self._spare:
+            pushed = self._spare.pop()
+            self.opened(pushed.session)
+            return pushed
+        pushed = Pushed(self.server.session(self, sink=NOWHERE), self._crew, self._take_back)
+        pushed.require_envelope()
+        if self._draining:
+            pushed.session.draining.set()
+        return pushed
+
+    def _take_back(self, pushed: Pushed) -> bool:
+        if len(self._spare) >= _MOST_SPARE:
+            return False
+        self.closed(pushed.session)
+        self._spare.append(pushed)
+        return True
+
     def open(self, sink: Sink) -> Pushed:
         """Return a new session into which messages are pushed; `sink` takes what belongs to no request."""
         pushed = Pushed(self.server.session(self, sink=sink), self._crew)
@@ -213,6 +236,7 @@ class Running:
         What has to be cancelled is logged as one warning: each request with its age and where it waits.
         """
         self._draining = True
+        self._spare.clear()
         overdue = Overdue(self.sessions, grace)
         async with trio.open_nursery() as nursery:
             for session in list(self.sessions):

@@ -16,7 +16,7 @@ from trimcp.protocol.events import Admission
 from trimcp.protocol.states import Inbound
 from trimcp.session.asking import ask, open_questions
 from trimcp.session.job import CancelReason, Job
-from trimcp.session.scopes import Scope, Work
+from trimcp.session.scopes import Background, Scope, Work
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import META_TRACE, Implementation
 from trimcp.wire.converter import WireError, converter_for
@@ -204,7 +204,13 @@ class Context(Generic[StateT]):
     @property
     def session(self) -> Scope:
         """Where to start work that ends with this connection."""
-        return Scope(lambda: self._session.background)
+        return Scope(self._background)
+
+    def _background(self) -> Background:
+        session = self._session
+        if session.brief and self._job.over:  # it may serve another request by now
+            raise LocalError("the session has ended; nothing can be started for it")
+        return session.background
 
     @property
     def server(self) -> Scope:

@@ -37,16 +37,20 @@ class Pushed:
     Args:
         session: what is driven; nothing was delivered to it yet. Its sink takes what belongs to no request.
         crew: who runs its jobs, beside those of others.
+        take_back: is offered it when it is closed as if it had never been used, and returns whether it keeps it: then
+            it serves another request, which is cheaper than to make a new one. None where it serves more than one.
     """
 
     session: Session
     _crew: Crew
+    _take_back: Callable[[Pushed], bool] | None = None
     _work: Work | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         session = self.session
         session.pushed = True
         session.when_closed = self._end
+        session.brief = self._take_back is not None
         session.start(self._crew, self)
 
     @property
@@ -60,6 +64,26 @@ class Pushed:
         session = self.session
         assert session.runner is not None
         return bool(session.runner.running or session.mailbox or self._work is not None)
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing tells that it was ever used, as after one request that was answered and left nothing."""
+        session = self.session
+        engine = session.engine
+        return not (
+            self._work is not None
+            or session.closed.is_set()
+            or session.draining.is_set()
+            or session.lost is not None
+            or session.jobs
+            or session.pending
+            or session.watchers
+            or engine.inbound
+            or engine.outbound
+            or session.parked
+            or session.abandoned_threads
+            or session.notices
+        )
 
     def assume(self, revision: Revision) -> None:
         """Skip the handshake, for clients of a server that keeps no sessions: they did it somewhere else."""
@@ -81,8 +105,10 @@ class Pushed:
         session.close()
 
     def close(self) -> None:
-        """End the session in which nothing is under way any more; what is, is stopped. Safe to call twice."""
+        """End the session in which nothing is under way any more; what is, is stopped. Whoever calls it forgets it."""
         session = self.session
+        if self._take_back is not None and self.unused and self._take_back(self):
+            return
         if session.jobs or session.pending or session.watchers:
             session.lose("the session has ended")
             session.cancel_jobs(CancelReason.DISCONNECTED)

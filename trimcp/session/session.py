@@ -74,6 +74,7 @@ class Session:
         background: where work that belongs to the session is started, once it is driven.
         mirrors_headers: whether its channel carries headers beside our requests.
         pushed: whether messages are pushed into it: then nobody can stop reading, and what is too much is refused.
+        brief: whether it ends with the one request it is for.
         when_closed: called by `close`, once, where no driver waits for it.
     """
 
@@ -102,6 +103,7 @@ class Session:
     notices: int = attrs.field(init=False, default=0)
     background: Background = attrs.field(init=False)
     pushed: bool = attrs.field(init=False, default=False)
+    brief: bool = attrs.field(init=False, default=False)
     mirrors_headers: bool = attrs.field(init=False, default=False)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
     _replies: Replies = attrs.field(init=False)
@@ -185,8 +187,7 @@ class Session:
             self._replies.none(job.sink, id, job.origin)
 
     def _take_reply(self, event: Replied) -> None:
-        pending = self.pending.pop(event.id, None)
-        if pending is not None:
+        if (pending := self.pending.pop(event.id, None)) is not None:
             pending.replied(event)
 
     def _take_cancel(self, event: Cancelled) -> None:
@@ -258,7 +259,7 @@ class Session:
             self._replies.none(job.sink, id, job.origin)
         if self.mailbox or self._reading:
             self.next_jobs()
-        if not self.jobs and self._idle:
+        if not self.jobs:
             self._idle.unpark_all()
 
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
@@ -275,8 +276,7 @@ class Session:
 
     async def wait_idle(self) -> None:
         """Wait until no request of the peer is under way."""
-        if not self.jobs:
-            await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
         while self.jobs:
             await self._idle.park()
 

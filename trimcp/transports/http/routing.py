@@ -119,8 +119,7 @@ class Routing:
             raise _malformed(message, version, modern=exchange.statuses)
         elif type(message) is not Notification:
             raise _Refused(400, encode_error(None, INVALID_REQUEST, "a POST carries one request or one notification"))
-        exchange.own = session = self.service.open(NOWHERE)
-        session.require_envelope()
+        exchange.own = session = self.service.open_brief()
         return session
 
     def _without_session(self, exchange: Exchange, message: Message, version: str | None) -> PushedSession:

@@ -32,9 +32,6 @@ class PushedSession(Protocol):
     def assume(self, revision: Revision) -> None:
         """Skip the handshake: the client did it where it is not remembered."""
 
-    def require_envelope(self) -> None:
-        """Take every request for one of 2026-07-28 or later, also where its envelope is missing."""
-
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take what arrived. Never waits, and never raises because of what a peer sent."""
 
@@ -42,7 +39,7 @@ class PushedSession(Protocol):
         """End it because its peer is gone: handlers are stopped."""
 
     def close(self) -> None:
-        """End it, now that nothing is under way any more."""
+        """End it, now that nothing is under way any more. Whoever calls it forgets it."""
 
     def leave(self) -> None:
         """End it once what notifications began is done."""
@@ -59,6 +56,10 @@ class Service(Protocol):
     @property
     def nursery(self) -> trio.Nursery:
         """Where its work runs; whoever shares it ends with it."""
+        ...
+
+    def open_brief(self) -> PushedSession:
+        """Return a session for one request of 2026-07-28 or later, for which it is taken also without its envelope."""
         ...
 
     def open(self, sink: Sink) -> PushedSession:
