@@ -158,7 +158,8 @@ class Run:
                 warm = f"{warm_up:g}"
                 # A server that listens has done nothing yet, and compilers that work meanwhile need their calls: Node's
                 # first thousand over HTTP cost twice what the fifth thousand does.
-                fresh = first and cell.road != "stdio" and not cell.payload
+                # Not where each takes long in itself: a thousand tools listed four thousand times would take minutes.
+                fresh = first and cell.road != "stdio" and not cell.payload and not cell.least_bytes
                 calls = FIRST_CALLS // (cell.reports or 1) if fresh else cell.warm_calls
                 if calls:
                     warm = f"{max(calls // peer.weight, cell.under_way)}x"
