@@ -159,7 +159,7 @@ class Wrong:
 
     Attributes:
         forgets_at: with this call the session it belongs to is forgotten.
-        connections: how many there were.
+        connections: how many there were; `at_first` before the first call.
         deleted: how many sessions were ended.
         notified, answered: the notifications, and the answers to what it asked, that came.
     """
@@ -168,6 +168,7 @@ class Wrong:
     forgets_at: int = 0
     forgotten: str | None = None
     connections: int = 0
+    at_first: int = 0
     initialized: int = 0
     deleted: int = 0
     calls: int = 0
@@ -207,6 +208,8 @@ class Wrong:
             return http(result_of(message, {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}))
         if message.get("method") == "tools/call":
             self.calls += 1
+            if self.calls == 1:
+                self.at_first = self.connections
             if self.calls == self.forgets_at:
                 self.forgotten = session
             if session == self.forgotten:
@@ -347,6 +350,12 @@ async def test_connections_are_kept() -> None:
     report, wrong = await of_wrong(lambda n, m: http(echoed(m)), count=50, under_way=3)
     assert (report.calls, report.errors) == (50, {})
     assert wrong.connections <= 3 + 3  # the places', the session's own, the two of the client that looked first
+
+
+async def test_connecting_is_over_before_the_first_call() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m)), count=20, under_way=10)
+    assert (report.calls, report.errors) == (20, {})
+    assert wrong.at_first >= 10 + 1  # the places', and the session's own
 
 
 async def test_a_server_that_closes_after_each_answer_is_connected_to_again() -> None:

@@ -155,12 +155,11 @@ class Connection:
     _link: Link | None = attrs.field(init=False, default=None)
     _used: float = attrs.field(init=False, default=0.0)
 
-    async def request(self, data: bytes) -> None:
-        """Send a request; its reply is then read with `more`.
+    async def open(self) -> Link:
+        """Connect, unless it is connected and the server has not closed it.
 
         Raises:
             ConnectionLost: there is no connection.
-            trio.BrokenResourceError: it broke before all was sent.
         """
         link = self._link
         if link is not None and trio.current_time() - self._used > _IDLE and link.ended():
@@ -169,9 +168,19 @@ class Connection:
             link = None
         if link is None:
             link = self._link = await self.site.address.dial(self.patience, self.context)
+            self._used = trio.current_time()
             self.reply = Reply()
-        else:
-            self.reply.reset()
+        return link
+
+    async def request(self, data: bytes) -> None:
+        """Send a request; its reply is then read with `more`.
+
+        Raises:
+            ConnectionLost: there is no connection.
+            trio.BrokenResourceError: it broke before all was sent.
+        """
+        link = await self.open()
+        self.reply.reset()
         self.tally.bytes_out += len(data)
         sent = link.send_nowait(data)
         if sent < len(data):

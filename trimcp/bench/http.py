@@ -7,6 +7,7 @@ server may speak unasked is not opened, and a stream that ends before the answer
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -49,15 +50,22 @@ async def run_http_session(
         if not await load.again(attempt):
             return
         attempt += 1
-    if attempt == 0:
-        task_status.started()
+    connections = [session.connection() for _ in range(load.plan.places)]
     load.open += 1
     try:
+        if load.plan.rate is None:  # connecting is not what is measured; an open loop uses as few as it can
+            with suppress(McpError):  # then the calls will find out
+                for connection in connections:
+                    await connection.open()
+        if attempt == 0:
+            task_status.started()
         async with trio.open_nursery() as nursery:
             session.nursery = nursery
-            for _ in range(load.plan.places):
-                nursery.start_soon(_Place(session, session.connection()).run)
+            for connection in connections:
+                nursery.start_soon(_Place(session, connection).run)
     finally:
+        for connection in connections:
+            connection.close()
         load.open -= 1
         await session.close()
 
