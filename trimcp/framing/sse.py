@@ -67,7 +67,8 @@ def encode_event(data: bytes, *, id: str | None = None, event: str | None = None
         head += f"event: {_printable(event)}\n"
     if retry is not None:
         head += f"retry: {retry}\n"
-    return b"%bdata: %b\n\n" % (head.encode(), data)
+    # Joined, not formatted: that makes room for a large message bit by bit, and copies it each time.
+    return b"".join((head.encode(), b"data: ", data, b"\n\n"))
 
 
 def _printable(text: str) -> str:

@@ -89,7 +89,8 @@ class Connection:
             LocalError: the result cannot be said in JSON, or not in the request's revision.
         """
         if type(result) is Encoded:
-            return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (jsonrpc.encode(request.id), result.data)
+            # Joined, not formatted: that copies a long list several times, as it makes room for it bit by bit.
+            return b"".join((b'{"jsonrpc":"2.0","id":', jsonrpc.encode(request.id), b',"result":', result.data, b"}"))
         return jsonrpc.encode_result(request.id, self.dump_result(request, result))
 
     def dump_result(self, request: InboundRequest, result: Any) -> dict[str, JSON]:
