@@ -296,7 +296,8 @@ def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
 def _finish_panels(rates: Axes, times: Axes, drawn: Sequence[float]) -> None:
     rates.set_title("calls answered per second", loc="left", fontsize=9, fontweight="bold")
     rates.set_ylabel("calls/s")
-    rates.set_ylim(bottom=0)
+    highest = rates.dataLim.ymax
+    rates.set_ylim(0, 1.1 * highest if math.isfinite(highest) and highest > 0 else None)  # room for the highest mark
     rates.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     times.set_title("time of a call", loc="left", fontsize=9, fontweight="bold")
     times.set_ylabel("ms (logarithmic)")
