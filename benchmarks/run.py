@@ -53,11 +53,19 @@ class Budget:
     Args:
         seconds: all there is.
         expected: seconds of each cell, by name.
+        least: seconds of those that rather have a single round than that another has fewer.
         now: a clock.
     """
 
-    def __init__(self, seconds: float, expected: dict[str, float], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        expected: dict[str, float],
+        least: dict[str, float] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._expected = dict(expected)
+        self._least = dict(least or {})
         self._now = now
         self._began = now()
         self._until = self._began + seconds
@@ -73,16 +81,16 @@ class Budget:
         """Seconds so far."""
         return self._now() - self._began
 
-    def rounds(self, wanted: int) -> int:
-        """Return how many of the wanted rounds the next cell may have if all that is left is to be done in time."""
-        if not self.left:
-            return wanted
-        share = max(self._until - self._now(), 0.0) / self.left
-        return wanted if share >= 1 else max(1, int(wanted * share))
+    def rounds(self, cell: str, wanted: int) -> int:
+        """Return how many of the wanted rounds a cell may have if all that is left is to be done in time."""
+        spared = {} if cell in self._least else self._least
+        needed = sum(spared.get(name, seconds) for name, seconds in self._expected.items()) * self._pace()
+        available = max(self._until - self._now(), 0.0)
+        return wanted if needed <= available else max(1, int(wanted * available / needed))
 
-    def done(self, cell: str) -> None:
-        """Note that a cell is over."""
-        self._done += self._expected.pop(cell)
+    def done(self, cell: str, share: float = 1.0) -> None:
+        """Note that a cell is over, or as much of it as there was time for."""
+        self._done += self._expected.pop(cell) * share
 
     def _pace(self) -> float:
         # Of the first cells alone it would be a guess.
@@ -118,7 +126,10 @@ class Run:
         self._rounds = rounds
         self._say = say
         self._python = next(peer.program[0] for peer in peers if peer.name == OURS)
-        self._budget = Budget(minutes * 60, {cell.name: self._expected(cell) for cell in cells})
+        expected = {cell.name: self._expected(cell) for cell in cells}
+        # No bar depends on those with few rounds.
+        least = {cell.name: expected[cell.name] / self._wanted(cell) for cell in cells if cell.rounds < 3}
+        self._budget = Budget(minutes * 60, expected, least)
 
     def run(self) -> Results:
         """Measure everything."""
@@ -130,10 +141,10 @@ class Run:
         self._say(f"{len(self._cells)} cells, about {_minutes(self._budget.left)}")
         for number, cell in enumerate(self._cells, 1):
             pulses.append(pulse_ms())
-            rounds = self._budget.rounds(self._wanted(cell))
+            rounds = self._budget.rounds(cell.name, self._wanted(cell))
             self._say(f"[{number}/{len(self._cells)}] {cell.name}, {self._told(cell, rounds)}")
             KINDS[cell.kind](self, cell, rounds)
-            self._budget.done(cell.name)
+            self._budget.done(cell.name, rounds / self._wanted(cell))
             self._say(self._found(cell))
             taken[cell.name] = round(self._budget.spent - sum(taken.values()), 1)
         loads.append(load_average())

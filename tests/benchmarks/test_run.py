@@ -31,14 +31,14 @@ class Clock:
 
 def test_there_is_time_for_all_rounds() -> None:
     clock = Clock()
-    budget = Budget(100.0, {"a": 40.0, "b": 40.0}, clock)
+    budget = Budget(100.0, {"a": 40.0, "b": 40.0}, now=clock)
     assert budget.left == 80.0
-    assert budget.rounds(3) == 3
+    assert budget.rounds("a", 3) == 3
     clock.now += 45.0
     budget.done("a")
     # The first took an eighth longer than expected, and so will the second.
     assert budget.left == 45.0
-    assert budget.rounds(3) == 3
+    assert budget.rounds("b", 3) == 3
     clock.now += 45.0
     budget.done("b")
     assert budget.left == 0.0
@@ -47,14 +47,35 @@ def test_there_is_time_for_all_rounds() -> None:
 
 def test_rounds_are_cut_to_stay_in_time() -> None:
     clock = Clock()
-    budget = Budget(100.0, {"a": 40.0, "b": 40.0}, clock)
+    budget = Budget(100.0, {"a": 40.0, "b": 40.0}, now=clock)
     clock.now += 60.0
     budget.done("a")
     # 60 seconds' work left and 40 to do it in.
-    assert budget.rounds(3) == 2
-    assert budget.rounds(1) == 1
+    assert budget.rounds("b", 3) == 2
+    assert budget.rounds("b", 1) == 1
     clock.now += 39.0
-    assert budget.rounds(3) == 1
+    assert budget.rounds("b", 3) == 1
+
+
+def test_those_of_less_weight_are_cut_first() -> None:
+    clock = Clock()
+    budget = Budget(100.0, {"bar": 60.0, "rest": 60.0}, {"rest": 30.0}, now=clock)
+    assert budget.rounds("bar", 3) == 3
+    clock.now += 60.0
+    budget.done("bar")
+    assert budget.rounds("rest", 2) == 1
+
+
+def test_a_cell_that_was_cut_was_not_quick() -> None:
+    clock = Clock()
+    budget = Budget(1000.0, {"a": 60.0, "b": 60.0}, now=clock)
+    clock.now += 40.0
+    budget.done("a", 1 / 3)
+    assert budget.left == 60.0  # too little was done to judge by
+    budget = Budget(1000.0, {"a": 120.0, "b": 60.0}, now=clock)
+    clock.now += 80.0
+    budget.done("a", 1 / 3)
+    assert budget.left == 120.0
 
 
 def told(**changes: Any) -> dict[str, Any]:
