@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Crew"]
 
 # Jobs in a row after which a hand leaves the rest to the one it called, so that the loop gets its turn between them.
-_TURN: Final = 64
+# Fewer would let a flood be read much faster than it is worked off, and what waits would be tasks and not bytes.
+_TURN: Final = 256
 
 _Order: TypeAlias = "tuple[Runner, Session, Job]"
 
