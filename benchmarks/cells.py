@@ -85,7 +85,7 @@ class Cell:
     quick_rounds: int = 1
     # Over stdio the generator starts a server twice, the first time to see what it is.
     overhead: float = attrs.field(
-        default=attrs.Factory(lambda cell: 2.0 if cell.road == "stdio" else 1.0, takes_self=True)
+        default=attrs.Factory(lambda cell: 2.8 if cell.road == "stdio" else 1.0, takes_self=True)
     )
 
     def turn(self, *, quick: bool) -> float:
@@ -358,6 +358,8 @@ _LISTS = [
         peers=_PEERS if count == 1000 else _COMMON,
         rounds=2 if count < 1000 else 3,
         seconds=1.0 if count < 1000 else 2.0,
+        # A thousand tools take their time to register.
+        overhead=1.0 if count < 1000 else 1.5,
         quick=count == 1000,
     )
     for count in (10, 100, 1000)
@@ -425,7 +427,7 @@ _OTHERS = [
         under_way=16,
         peers=_COMMON,
         rounds=2,
-        overhead=3.5,
+        overhead=6.0,
     ),
     Cell("idle", "Streamable HTTP", "idle", kind="idle", road="http", peers=_COMMON, rounds=1, seconds=1.0),
 ]
