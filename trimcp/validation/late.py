@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
@@ -62,19 +61,24 @@ class LateValidator:
 
     Attributes:
         schema: the JSON Schema. It must not change.
-        is_valid, problems: as those of `Validator`; after the first value they are the validator's own.
     """
 
-    __slots__ = ("is_valid", "problems", "schema")
+    __slots__ = ("_validator", "schema")
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.schema: dict[str, Any] = schema
-        self.is_valid: Callable[[Any], bool] = lambda value: self._build().is_valid(value)
-        self.problems: Callable[[Any], list[str]] = lambda value: self._build().problems(value)
+        self._validator: Validator | None = None
+
+    def is_valid(self, value: Any, /) -> bool:
+        """As `Validator.is_valid`."""
+        return (self._validator or self._build()).is_valid(value)
+
+    def problems(self, value: Any, /) -> list[str]:
+        """As `Validator.problems`."""
+        return (self._validator or self._build()).problems(value)
 
     def _build(self) -> Validator:
         from trimcp.validation.validator import Validator
 
-        made = Validator(self.schema)
-        self.is_valid, self.problems = made.is_valid, made.problems
+        made = self._validator = Validator(self.schema)
         return made
