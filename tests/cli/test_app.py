@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -152,6 +153,19 @@ def test_the_end_is_quick_and_still_writes_what_a_server_left_open(tmp_path: Pat
     command = [*TRIMCP, "run", str(server), "--", str(file)]
     subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, check=True)
     assert file.read_text() == "True True"
+
+
+def test_the_collector_can_be_told_to_look_seldom(tmp_path: Path) -> None:
+    server, file = tmp_path / "server.py", tmp_path / "file"
+    server.write_text(
+        "import atexit, gc, sys, trimcp\n"
+        "server = trimcp.Server('patient')\n"
+        "atexit.register(lambda: open(sys.argv[1], 'w').write(f'{gc.get_threshold()[0]} {gc.isenabled()}'))\n"
+    )
+    for words, expected in ((("--gc-threshold", "20000"), "20000 True"), ((), f"{gc.get_threshold()[0]} True")):
+        command = [*TRIMCP, "run", str(server), *words, "--", str(file)]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, cwd=ROOT, check=True)
+        assert file.read_text() == expected
 
 
 INTERRUPTED_IMPORT = """
