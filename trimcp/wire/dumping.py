@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, get_args, get_origin
 
@@ -29,8 +29,9 @@ __all__ = ["Dump", "Dumping"]
 
 Dump = Callable[[Any], Any]
 
-_Step = tuple[Callable[[Any], Any], str, Dump | None, Any]
-"""How a member is written: how to get it, its name, what to do with it, what else means "not there"."""
+_Step = tuple[str, str, Dump | None, Any, Dump | None]
+"""How a member is written: its attribute, its name, what to do with it, what else means "not there", and what to do
+with it before all that."""
 
 
 class Dumping:
@@ -72,17 +73,17 @@ class Dumping:
         return _writer(cls, steps, known)
 
     def _step(self, attribute: attrs.Attribute[Any]) -> _Step:
-        get: Callable[[Any], Any] = attrgetter(attribute.name)
+        narrow: Dump | None = None
         said = facts_of(attribute)
         if said.narrow is not None and said.narrowed_at(self._revision):
-            get = _narrowed(get, said.narrow, attribute, self._revision)
+            narrow = _narrowed(said.narrow, attribute, self._revision)
         found = members(attribute.type)
         has_null = Any in found or type(None) in found
         if len(found) == 1 and is_payload(found[0]):
             hook: Dump | None = self._later(found[0])
         else:
             hook = self.hook(attribute.type) if attribute.type is not Any else None
-        return get, wire_name(attribute), hook, ABSENT if has_null else None
+        return attribute.name, wire_name(attribute), hook, ABSENT if has_null else None, narrow
 
     def _later(self, cls: Any) -> Dump:
         """The hook of a payload that may never come, made when it does."""
@@ -140,9 +141,8 @@ def _mapping(hook: Dump) -> Dump:
     return dump
 
 
-def _narrowed(get: Dump, narrow: Callable[[Any], Any], attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
-    def narrowed(payload: Any) -> Any:
-        value = get(payload)
+def _narrowed(narrow: Callable[[Any], Any], attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
+    def narrowed(value: Any) -> Any:
         fitting = ABSENT if value is ABSENT else narrow(value)
         if fitting is ABSENT and attribute.default is attrs.NOTHING:
             say(f"{attribute.name} holds what revision {revision} does not allow there")
@@ -151,14 +151,29 @@ def _narrowed(get: Dump, narrow: Callable[[Any], Any], attribute: attrs.Attribut
     return narrowed
 
 
+def _getter(attributes: Sequence[str]) -> Callable[[Any], Iterable[Any]]:
+    """Return what gets the values of several attributes at once."""
+    if len(attributes) > 1:
+        return attrgetter(*attributes)
+    return lambda payload: [getattr(payload, name) for name in attributes]
+
+
 def _writer(cls: type, steps: tuple[_Step, ...], known: frozenset[str] | None) -> Dump:
+    get = _getter([step[0] for step in steps])
+    names, hooks, nones = ([step[part] for step in steps] for part in (1, 2, 3))
+    narrowing = [(place, step[4]) for place, step in enumerate(steps) if step[4] is not None]
+
     def dump(payload: Any) -> dict[str, Any]:
         if type(payload) is not cls:
             must(cls.__name__, payload)
+        values = get(payload)
+        if narrowing:
+            values = list(values)
+            for place, narrow in narrowing:
+                values[place] = narrow(values[place])
         out: dict[str, Any] = {}
         try:
-            for get, name, hook, none in steps:
-                value = get(payload)
+            for name, hook, none, value in zip(names, hooks, nones, values, strict=True):
                 if value is not ABSENT and value is not none:
                     out[name] = value if hook is None else hook(value)
         except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
