@@ -160,7 +160,9 @@ def _getter(attributes: Sequence[str]) -> Callable[[Any], Iterable[Any]]:
 
 def _writer(cls: type, steps: tuple[_Step, ...], known: frozenset[str] | None) -> Dump:
     get = _getter([step[0] for step in steps])
-    names, hooks, nones = ([step[part] for step in steps] for part in (1, 2, 3))
+    names = [name for _, name, _, _, _ in steps]
+    hooks = [hook for _, _, hook, _, _ in steps]
+    nones = [none for _, _, _, none, _ in steps]
     narrowing = [(place, step[4]) for place, step in enumerate(steps) if step[4] is not None]
 
     def dump(payload: Any) -> dict[str, Any]:
