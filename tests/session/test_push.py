@@ -247,14 +247,15 @@ async def test_a_brief_session_that_kept_nothing_serves_another_request(autojump
         assert [outgoing.error for outgoing in road.posted] == [None]
 
 
-@pytest.mark.parametrize("left", ["work", "job", "thread"])
+@pytest.mark.parametrize("left", ["work", "job", "thread", "notice"])
 async def test_a_brief_session_that_kept_something_ends(left: str, autojump_clock: Any) -> None:
     server, road = make_server(), Road()
     async with server.running() as running:
-        pushed = await ask_once(running, {"work": "begin", "job": "wait", "thread": "quick"}[left], road)
-        if left == "thread":
+        pushed = await ask_once(running, {"work": "begin", "job": "wait"}.get(left, "quick"), road)
+        if left in ("thread", "notice"):
             pushed = running.open_brief()
-            pushed.session.abandoned_threads = 1
+            pushed.session.abandoned_threads = int(left == "thread")
+            pushed.session.dropped = int(left == "notice")
             pushed.close()
         assert pushed.session.closed.is_set()
         assert running.open_brief() is not pushed

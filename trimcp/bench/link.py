@@ -159,7 +159,7 @@ class Address:
                 secure = trio.SSLStream(stream, context, server_hostname=self.host, https_compatible=True)
                 await secure.do_handshake()
                 return _StreamLink(secure)
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, cancelled or refused, the socket must not stay
             if stream is not None:
                 stream.socket.close()
             if isinstance(error, trio.TooSlowError):

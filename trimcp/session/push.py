@@ -83,6 +83,7 @@ class Pushed:
             or session.parked
             or session.abandoned_threads
             or session.notices
+            or session.dropped
         )
 
     def assume(self, revision: Revision) -> None:
