@@ -101,9 +101,7 @@ class Crew:
                         return False
                     del runner, session, job  # what a request held is not kept until the next one
                     taken += 1
-        except (
-            BaseException
-        ):  # a scope around all of this was cancelled, or worse: the job under way has to end all the same
+        except BaseException:  # a scope around all of this was cancelled, or worse; the job under way ends all the same
             if order is not None:
                 runner, session, job = order
                 runner.end(session, job)
