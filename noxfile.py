@@ -71,6 +71,20 @@ for version in ("3.11", "3.12", "3.13"):
 
 
 @nox.session
+def guarantees(session: nox.Session) -> None:
+    """Hold us to every figure we promise; `-- --page` writes those measured into docs/reliability.md."""
+    session.install(".[cli]", *groups("tests"))
+    page = "--page" in session.posargs
+    chosen = [argument for argument in session.posargs if argument != "--page"]
+    figures = Path("build", "guarantees.json").absolute()
+    figures.parent.mkdir(exist_ok=True)
+    with timed(session):
+        session.run("pytest", "tests/guarantees", *chosen, env={"TRIMCP_FIGURES": str(figures)})
+    if page:
+        session.run("python", "docs/reliability.py", str(figures))
+
+
+@nox.session
 def types(session: nox.Session) -> None:
     """Check our own code strictly, and what a user's type checker sees of it."""
     # Editable: pyright --verifytypes reads the package where an import finds it, which should be this tree.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.guarantees import report
+from tests.hostile.conftest import servers
+
+__all__ = ["servers"]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
