@@ -31,7 +31,7 @@ async def test_whoever_left_is_told_no_more(revision: Revision) -> None:
 
 @pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
 async def test_one_client_watches_only_so_many_resources(revision: Revision, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimcp.server.running._MOST_SUBSCRIPTIONS", 2)
+    monkeypatch.setattr("trimcp.server.subscribing._MOST_SUBSCRIPTIONS", 2)
     server: Server[None] = Server("s")
 
     @server.resource("x://{n}")

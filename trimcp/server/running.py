@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.channel import NOWHERE, Kind, Outgoing, Sink
+from trimcp.channel import NOWHERE, Sink
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.protocol.events import Notified
 from trimcp.protocol.requests import Encoded
-from trimcp.protocol.states import Inbound
-from trimcp.server.changes import Change, Watch
 from trimcp.server.notices import Notice
 from trimcp.server.registry import Registry
+from trimcp.server.subscribing import Subscribers
 from trimcp.session.asking import open_questions
-from trimcp.session.context import Context, severity
+from trimcp.session.context import Context
 from trimcp.session.crew import Crew
 from trimcp.session.drive import Road, drive
 from trimcp.session.job import Job
@@ -28,26 +27,17 @@ from trimcp.session.scopes import Scope, guarded
 from trimcp.session.session import Session
 from trimcp.session.tree import Overdue
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, LoggingLevel, PageParams
+from trimcp.wire.common import LoggingLevel, PageParams
 from trimcp.wire.completion import CompleteParams, PromptReference
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, encode
-from trimcp.wire.logs import LoggingMessageParams
 from trimcp.wire.prompts import GetPromptParams, ListPromptsResult
 from trimcp.wire.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,
     ReadResourceParams,
-    ResourceUpdatedParams,
-    SubscribeParams,
 )
 from trimcp.wire.revisions import Revision
-from trimcp.wire.subscriptions import (
-    SubscriptionFilter,
-    SubscriptionsAcknowledgedParams,
-    SubscriptionsListenParams,
-    SubscriptionsListenResult,
-)
 from trimcp.wire.tools import CallToolParams, ListToolsResult
 
 if TYPE_CHECKING:
@@ -60,30 +50,10 @@ log: logging.Logger = logging.getLogger("trimcp.server")
 CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
 """The context of the request being handled in this task or thread; for the logging bridge."""
 
-# Resources one legacy session may watch, or one subscription name: each costs a set entry for as long as it lasts.
-_MOST_SUBSCRIPTIONS = 1_000
-
 # Sessions kept for the next requests that need one for themselves, some 4 KiB each.
 _MOST_SPARE = 128
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
-
-
-@attrs.define(eq=False, repr=False)
-class _LegacyListener:
-    """Tells one legacy session of changes, through notifications of which only the latest counts."""
-
-    session: Session
-    told: frozenset[Change]
-    uris: set[str] = attrs.field(factory=set)
-
-    def changed(self, change: Change) -> None:
-        if change in self.told:
-            self.session.notify_latest(change.notification)
-
-    def updated(self, uri: str) -> None:
-        if uri in self.uris:
-            self.session.notify_latest("notifications/resources/updated", ResourceUpdatedParams(uri=uri), key=uri)
 
 
 @attrs.define(eq=False, repr=False)
@@ -104,7 +74,7 @@ class Running:
     sessions: set[Session] = attrs.field(init=False, factory=set)
     _draining: bool = attrs.field(init=False, default=False)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
-    _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
+    _subscribers: Subscribers = attrs.field(init=False)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
@@ -112,6 +82,7 @@ class Running:
 
     def __attrs_post_init__(self) -> None:
         self._crew = Crew(self.nursery)
+        self._subscribers = Subscribers(self.server)
         self._scope = Scope(lambda: self.nursery)
         handlers: dict[str, Handler] = {
             "tools/list": self._list_tools,
@@ -119,12 +90,12 @@ class Running:
             "resources/list": self._list_resources,
             "resources/templates/list": self._list_templates,
             "resources/read": self._read_resource,
-            "resources/subscribe": self._subscribe,
-            "resources/unsubscribe": self._unsubscribe,
+            "resources/subscribe": self._subscribers.subscribe,
+            "resources/unsubscribe": self._subscribers.unsubscribe,
             "prompts/list": self._list_prompts,
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
-            "subscriptions/listen": self._listen,
+            "subscriptions/listen": self._subscribers.listen,
             **self.server.foreign,
         }
         self._handlers = {name: self.server.wrap(handler) for name, handler in handlers.items()}
@@ -163,7 +134,7 @@ class Running:
         """Take note of a notification: start telling a legacy session of changes, and call who asked for it."""
         name = event.verb.name
         if name == "notifications/initialized":
-            self._attach(session)
+            self._subscribers.attach(session)
         if session.runner is not None and (self.server.has_middleware or name in self.server.notification_handlers):
             if session.notices >= session.limits.backlog_requests:
                 session.dropped += 1
@@ -182,10 +153,6 @@ class Running:
         for handler in self.server.notification_handlers.get(notice.method, ()):
             await guarded(handler, (params,))  # one that crashes does not keep it from the next
 
-    def _attach(self, session: Session) -> None:
-        listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
-        self.server.changes.attach(listener)
-
     def opened(self, session: Session) -> None:
         """Remember a session, so that draining the server finds it."""
         self.sessions.add(session)
@@ -193,9 +160,7 @@ class Running:
     def closed(self, session: Session) -> None:
         """Forget a session."""
         self.sessions.discard(session)
-        listener = self._listeners.pop(session, None)
-        if listener is not None:
-            self.server.changes.detach(listener)
+        self._subscribers.detach(session)
 
     def open_brief(self) -> Pushed:
         """Return a session for one request of the modern era. What belongs to no request has no road there."""
@@ -249,15 +214,7 @@ class Running:
 
     def log_to_all(self, level: LoggingLevel, data: JSON, logger: str | None = None) -> None:
         """Send a log message outside any request, to the legacy clients that want its level. Never waits."""
-        for session in self._listeners:
-            engine = session.engine
-            if severity(level) < severity(engine.legacy.log_level):
-                continue
-            if session.sink.full:
-                session.dropped += 1
-                continue
-            params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
-            session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
+        self._subscribers.log(level, data, logger)
 
     # Lists
 
@@ -332,31 +289,6 @@ class Running:
 
         raise missing(ctx, uri)
 
-    def _known(self, uri: str) -> bool:
-        server = self.server
-        return uri in server.resources or any(t.match(uri) is not None for t in server.templates)
-
-    async def _subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        if not self._known(params.uri):
-            from trimcp.server.resources import missing
-
-            raise missing(ctx, params.uri)
-        listener = self._listener(ctx)
-        if len(listener.uris) >= _MOST_SUBSCRIPTIONS:
-            raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} subscriptions on one session")
-        listener.uris.add(params.uri)
-        return EmptyResult()
-
-    async def _unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        self._listener(ctx).uris.discard(params.uri)
-        return EmptyResult()
-
-    def _listener(self, ctx: Context[Any]) -> _LegacyListener:
-        session, _ = ctx.internals
-        if session not in self._listeners:
-            self._attach(session)
-        return self._listeners[session]
-
     async def _get_prompt(self, ctx: Context[Any], params: GetPromptParams) -> Any:
         entry = self.server.prompts.get(params.name)
         if entry is None:
@@ -382,55 +314,3 @@ class Running:
         if target not in self.server.templates and target not in self.server.resources:
             raise ErrorReply(INVALID_PARAMS, f"unknown resource template: {target[:100]}")
         return suggestions(())
-
-    async def _listen(self, ctx: Context[Any], params: SubscriptionsListenParams) -> Any:
-        """Acknowledge, then forward what changes, until the client leaves or this session ends."""
-        session, job = ctx.internals
-        wanted = params.notifications
-        announced = self.server.announced()
-        asked = {
-            Change.TOOLS: wanted.tools_list_changed,
-            Change.PROMPTS: wanted.prompts_list_changed,
-            Change.RESOURCES: wanted.resources_list_changed,
-        }
-        changes = frozenset(change for change in announced if asked[change])
-        uris = wanted.resource_subscriptions or []
-        if len(uris) > _MOST_SUBSCRIPTIONS:
-            raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} resources in one subscription")
-        honoured = [uri for uri in uris if self._known(uri)]
-        watch = Watch(changes, frozenset(honoured))
-        self.server.changes.attach(watch)
-        try:
-            agreed = SubscriptionFilter(
-                tools_list_changed=True if Change.TOOLS in changes else ABSENT,
-                prompts_list_changed=True if Change.PROMPTS in changes else ABSENT,
-                resources_list_changed=True if Change.RESOURCES in changes else ABSENT,
-                resource_subscriptions=honoured or ABSENT,
-            )
-            acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
-            await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._forward, session, job, watch)
-                await session.draining.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            self.server.changes.detach(watch)
-        return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
-
-    @staticmethod
-    async def _forward(session: Session, job: Job, watch: Watch) -> None:
-        while True:
-            changed, updated = await watch.take()
-            for change in changed:
-                await _tell(session, job, change.notification, None)
-            for uri in updated:
-                params = ResourceUpdatedParams(uri=uri)
-                await _tell(session, job, "notifications/resources/updated", params)
-
-
-async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
-    """Send a notification on a subscription: room first, and nothing once the subscription is over."""
-    data = session.encode_related(job, name, params, subscription=job.request.id)
-    await job.sink.room()
-    if job.request.state is Inbound.UNDER_WAY:
-        job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

@@ -13,7 +13,7 @@ from trimcp.protocol.vocabulary import Verb
 from trimcp.wire.lifecycle import ProgressParams
 
 if TYPE_CHECKING:
-    from trimcp.session.session import Session
+    from trimcp.session.speaking import Speaking
 
 __all__ = ["Follower", "Pending", "cancellation_text"]
 
@@ -37,7 +37,7 @@ class Pending:
     `origin` is where the request of the peer came in that it belongs to, if it belongs to one.
     """
 
-    session: Session
+    session: Speaking
     id: int
     verb: Verb
     origin: Origin | None = None

@@ -8,14 +8,14 @@ sink, room first, then the engine's state, then the queue, with no checkpoint be
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, Origin, Outgoing, Sink
-from trimcp.errors import ConnectionLost, ErrorReply, LocalError
+from trimcp.channel import Incoming, Kind, Outgoing, Sink
+from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
@@ -30,22 +30,19 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.request_state import Sealer
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.crew import Crew
-from trimcp.session.endpoint import Endpoint, Watcher
+from trimcp.session.endpoint import Endpoint
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox, weight
-from trimcp.session.mirroring import mirrored
 from trimcp.session.outbox import Outbox
-from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.replies import Replies
 from trimcp.session.runner import Runner
 from trimcp.session.scopes import Background
+from trimcp.session.speaking import Speaking
 from trimcp.session.statistics import Statistics, snapshot
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED
-from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
-from trimcp.wire.lifecycle import CancelledParams
+from trimcp.wire.jsonrpc import RequestId, encode_error
 from trimcp.wire.revisions import Revision
 
 __all__ = ["Session"]
@@ -54,7 +51,7 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 @attrs.define(eq=False, repr=False)
-class Session:
+class Session(Speaking):
     """One side of one connection.
 
     Args:
@@ -87,14 +84,11 @@ class Session:
     sealer: Sealer = attrs.field(factory=Sealer)
     state: Any = None
     jobs: dict[RequestId, Job] = attrs.field(init=False, factory=dict)
-    pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
-    watchers: set[Watcher] = attrs.field(init=False, factory=set)
     mailbox: Mailbox = attrs.field(init=False)
     runner: Runner | None = attrs.field(init=False, default=None)
     peer_session: Session | None = attrs.field(init=False, default=None)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
-    lost: ConnectionLost | None = attrs.field(init=False, default=None)
     parked: int = attrs.field(init=False, default=0)
     dropped: int = attrs.field(init=False, default=0)
     abandoned_threads: int = attrs.field(init=False, default=0)
@@ -104,10 +98,8 @@ class Session:
     background: Background = attrs.field(init=False)
     pushed: bool = attrs.field(init=False, default=False)
     brief: bool = attrs.field(init=False, default=False)
-    mirrors_headers: bool = attrs.field(init=False, default=False)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
     _replies: Replies = attrs.field(init=False)
-    _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -227,10 +219,6 @@ class Session:
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
         return self.mailbox.full(self.parked) or (outbox is not None and outbox.full_of_replies)
 
-    def nudge(self) -> None:
-        """Let the reader look again whether it may go on."""
-        self._reading.unpark_all()
-
     # Jobs
 
     def start(self, crew: Crew, background: Background | None = None) -> None:
@@ -265,10 +253,6 @@ class Session:
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
         self.road(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
 
-    def road(self, origin: Origin | None) -> Sink:
-        """Return where messages go that belong to what came from there."""
-        return self.sink if origin is None or origin.sink is None else origin.sink
-
     def crashed(self, job: Job, error: BaseException) -> ErrorReply:
         """Log a handler's crash whole and return an answer that says nothing of it."""
         log.error("the handler of %s crashed", job.request.verb.name, exc_info=error)
@@ -280,143 +264,7 @@ class Session:
         while self.jobs:
             await self._idle.park()
 
-    # Calls
-
-    async def call(
-        self,
-        name: str,
-        params: Any = None,
-        *,
-        meta: Mapping[str, JSON] | None = None,
-        origin: Origin | None = None,
-    ) -> Any:
-        """Send a request and return the payload of its answer.
-
-        Cancelling it (a deadline included) tells the peer, which stops its handler. What it belongs to, if anything,
-        is the request that came from `origin`.
-
-        Raises:
-            RemoteError: the peer answered with an error.
-            InvalidReply: it answered with what is no answer.
-            ConnectionLost: the connection ended meanwhile.
-            LocalError: the request may not be sent now; nothing was.
-        """
-        pending = await self.begin(name, params, meta=meta, origin=origin)
-        try:
-            return await pending.payload()
-        except BaseException as error:
-            # Nothing to do where an answer came; a cancellation or an interrupt leaves it under way.
-            self.abandon(pending, cancellation_text(error))
-            raise
-
-    async def begin(
-        self,
-        name: str,
-        params: Any = None,
-        *,
-        wants_progress: bool = False,
-        meta: Mapping[str, JSON] | None = None,
-        headers: Mapping[str, str] | None = None,
-        origin: Origin | None = None,
-    ) -> Pending:
-        """Send a request and return it, to be waited for or abandoned. Cancelled, it has sent nothing."""
-        if self.lost is not None:
-            raise ConnectionLost(*self.lost.args)
-        engine = self.engine
-        verb = engine.verb(name)
-        engine.may_call(verb)
-        id = engine.new_id()
-        data = engine.encode_request(id, verb, params, wants_progress=wants_progress, meta=meta)
-        pending = Pending(self, id, verb, origin)
-        if self.mirrors_headers:
-            headers = mirrored(engine.revision, verb, params, headers)
-        return await self.send_request(pending, data, wants_progress=wants_progress, headers=headers)
-
-    async def send_request(
-        self,
-        pending: Pending,
-        data: bytes,
-        *,
-        wants_progress: bool = False,
-        headers: Mapping[str, str] | None = None,
-    ) -> Pending:
-        """Send an encoded request: room, then state, then queue."""
-        origin = pending.origin
-        sink = self.road(origin)
-        if sink.full:
-            await sink.room()
-        if self.lost is not None:
-            raise ConnectionLost(*self.lost.args)
-        self.engine.sent(pending.id, pending.verb, wants_progress=wants_progress)
-        self.pending[pending.id] = pending
-        try:
-            sink.post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
-        except LocalError:
-            del self.pending[pending.id]
-            self.engine.give_up(pending.id)
-            raise
-        self.nudge()
-        return pending
-
-    def abandon(self, pending: Pending, why: str) -> None:
-        """Give a request up and tell the peer, unless it was never written. Never blocks."""
-        if self.pending.pop(pending.id, None) is None:
-            return
-        self.engine.give_up(pending.id)
-        sink = self.road(pending.origin)
-        if sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
-            return
-        verb = self.engine.verb("notifications/cancelled")
-        data = self.engine.encode_notification(verb, CancelledParams(request_id=pending.id, reason=why))
-        sink.post(Outgoing(data, Kind.CANCEL, pending.id, pending.origin))
-
-    # Notifications
-
-    def encode_related(self, job: Job, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
-        """Return a notification that belongs to a request of the peer's, in the words of that request's revision."""
-        verb = vocabulary(job.request.admission.revision)[name]
-        return self.engine.encode_notification(verb, params, subscription=subscription)
-
-    def encode_notification(self, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
-        """Return a notification of ours as bytes.
-
-        Raises:
-            LocalError: this revision has no such notification in this direction, or it cannot be encoded.
-        """
-        return self.engine.encode_notification(self.engine.verb(name), params, subscription=subscription)
-
-    async def notify(self, name: str, params: Any = None) -> None:
-        """Send a notification that belongs to no request; waits for room."""
-        data = self.encode_notification(name, params)
-        await self.room()
-        self.sink.post(Outgoing(data, Kind.NOTIFICATION))
-
-    async def room(self) -> None:
-        """Wait for room in the outbox; always a checkpoint."""
-        if self.sink.full:
-            await self.sink.room()
-        else:
-            await trio.lowlevel.checkpoint()
-
-    def notify_latest(self, name: str, params: Any = None, *, key: object = None) -> None:
-        """Send a notification of which only the latest of its `key` (by default its name) counts; never blocks."""
-        data = self.encode_notification(name, params)
-        self.sink.post_latest((name, key), Outgoing(data, Kind.NOTIFICATION))
-
     # The end
-
-    def lose(self, why: str) -> None:
-        """Note that the peer is gone: every call under way fails now, and later ones at once."""
-        if self.lost is not None:
-            return
-        self.lost = ConnectionLost(why)
-        self.engine.lose_all()
-        pending, self.pending = self.pending, {}
-        for call in pending.values():
-            call.replied(Replied(call.id, None, ConnectionLost(why)))
-        for watcher in list(self.watchers):
-            watcher.lost(self.lost)
-        self.nudge()
 
     def cancel_jobs(self, reason: CancelReason) -> None:
         """Stop every handler, and refuse what waits."""

@@ -1,0 +1,308 @@
+"""What a server offers: tools, resources, prompts and what suggests values, added before it runs or while it does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from trimcp.errors import LocalError
+from trimcp.protocol.profile import Profile
+from trimcp.server.calling import prepare
+from trimcp.server.changes import Bus, Change
+from trimcp.server.registry import Registry
+from trimcp.server.running import Handler
+from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.methods import METHODS
+
+# A server that has only tools does not load what makes resources and prompts.
+if TYPE_CHECKING:
+    from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
+    from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry
+
+__all__ = ["Middleware", "Offering"]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+Middleware = Callable[[Any, Any, Callable[[Any, Any], Awaitable[Any]]], Awaitable[Any]]
+"""`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else.
+
+`ctx` is the `Context` of a request, or the `Notice` of a notification, whose result goes nowhere."""
+
+
+class Offering:
+    """What a server offers, and what clients are told of it.
+
+    Args:
+        profile: how the server introduces itself; its capabilities follow from what is offered.
+        dynamic: announce that lists may change.
+        extensions: settings by extension identifier.
+    """
+
+    def __init__(self, profile: Profile, *, dynamic: bool, extensions: Mapping[str, Mapping[str, Any]]) -> None:
+        self.profile: Profile = profile
+        self.dynamic: bool = dynamic
+        self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in extensions.items()}
+        self.changes: Bus = Bus()
+        self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
+        self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
+        self.templates: Registry[TemplateEntry] = Registry("resource template", self.changes, Change.RESOURCES)
+        self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
+        self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
+        self.foreign: dict[str, Handler] = {}
+        self._completers: dict[tuple[str, str], Completer] = {}
+        self._middleware: list[Middleware] = []
+        self._lifespans = 0
+        self._declare()
+
+    # Tools
+
+    @overload
+    def tool(self, function: FunctionT, /) -> FunctionT: ...
+    @overload
+    def tool(self, /, **options: Unpack[ToolOptions]) -> Callable[[FunctionT], FunctionT]: ...
+    def tool(self, function: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
+        """Offer a function as a tool: `@server.tool` or `@server.tool(timeout=5, ...)`.
+
+        The schema follows from type hints, the descriptions from the docstring. An async function runs in the event
+        loop; a sync one in a thread, or with `run="inline"` in the loop, where it must be quick.
+
+        Args:
+            function: the function; its parameters are the tool's arguments, except a `Context` and declared questions.
+            options: see `ToolOptions`.
+
+        Raises:
+            TypeError: a type cannot be said in JSON Schema, a schema given is not valid, or there is no such option.
+            ValueError: `timeout` or `max_concurrent` is not positive.
+            LocalError: there is a tool of that name already.
+        """
+        return _decorate(self.add_tool, function, options)
+
+    def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
+        """Offer a function as a tool, also while the server runs: clients are told. As `tool`."""
+        entry = tool_entry(function, options)
+        self.tools.add(entry.tool.name, entry, live=self._live)
+        self._declare()
+
+    def remove_tool(self, name: str) -> None:
+        """Stop offering a tool; calls under way go on. Raises KeyError if there is none of that name."""
+        self.tools.remove(name, live=self._live)
+        self._declare()
+
+    # Resources
+
+    def resource(
+        self, uri: str, *, run: RunMode = "thread", guard: bool = True, **options: Unpack[ResourceOptions]
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Offer what a function returns as a resource, or as a family of them: `@server.resource("notes://{name}")`.
+
+        A URI with braces is an RFC 6570 template, whose variables are the function's parameters; a URI whose text does
+        not fit their types is none of the family. The function may return text, bytes, contents, a list of them, or
+        anything JSON can carry; None means that there is none.
+
+        Args:
+            uri: the address or the template.
+            run: how a sync function runs, "thread" or "inline".
+            guard: False lets variables match values that climb out of a directory; then check them yourself.
+            options: see `ResourceOptions`.
+
+        Raises:
+            LocalError: there is a resource of that address already.
+            TypeError: the template's variables and the function's parameters differ, or there is no such option.
+        """
+        if not isinstance(uri, str):
+            raise TypeError('a resource needs its address: @server.resource("notes://today")')
+
+        def decorate(function: FunctionT) -> FunctionT:
+            from trimcp.server.resources import from_function
+
+            self._add_resource(from_function(uri, function, options, run=run, guard=guard))
+            return function
+
+        return decorate
+
+    def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
+        """Offer fixed text or bytes, or a file that is read anew each time; also while the server runs."""
+        from trimcp.server.resources import from_content
+
+        self._add_resource(from_content(uri, content, options))
+
+    def _add_resource(self, entry: ResourceEntry | TemplateEntry) -> None:
+        from trimcp.server.resources import TemplateEntry
+
+        if isinstance(entry, TemplateEntry):
+            self.templates.add(entry.listed.uri_template, entry, live=self._live)
+        else:
+            self.resources.add(entry.resource.uri, entry, live=self._live)
+        self._declare()
+
+    def remove_resource(self, uri: str) -> None:
+        """Stop offering a resource or a template. Raises KeyError if there is none of that address."""
+        registry: Registry[Any] = self.templates if uri in self.templates else self.resources
+        registry.remove(uri, live=self._live)
+        self._declare()
+
+    def resource_updated(self, uri: str) -> None:
+        """Tell whoever watches this resource that its contents changed. Never blocks; call it from Trio's thread."""
+        self.changes.updated(uri)
+
+    # Prompts and completion
+
+    @overload
+    def prompt(self, function: FunctionT, /) -> FunctionT: ...
+    @overload
+    def prompt(self, /, **options: Unpack[PromptOptions]) -> Callable[[FunctionT], FunctionT]: ...
+    def prompt(self, function: Any = None, /, **options: Unpack[PromptOptions]) -> Any:
+        """Offer a function as a prompt: its parameters are the arguments; `Literal`s become choices.
+
+        Arguments are text on the wire; a parameter that is a number or a boolean gets one, or the call is refused.
+
+        It may return text (one user message), content, `PromptMessage`s, or a list of those.
+        """
+        return _decorate(self.add_prompt, function, options)
+
+    def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
+        """Offer a function as a prompt, also while the server runs. As `prompt`."""
+        from trimcp.server.prompts import prompt_entry
+
+        entry = prompt_entry(function, options)
+        self.prompts.add(entry.prompt.name, entry, live=self._live)
+        self._declare()
+
+    def remove_prompt(self, name: str) -> None:
+        """Stop offering a prompt. Raises KeyError if there is none of that name."""
+        self.prompts.remove(name, live=self._live)
+        self._declare()
+
+    def complete(self, target: str | Callable[..., Any], argument: str) -> Callable[[FunctionT], FunctionT]:
+        """Suggest values for an argument: `@server.complete("review", "path")`.
+
+        The function gets what was typed so far, and if it has a parameter `context` the arguments known already; it
+        returns suggestions, best first.
+
+        Args:
+            target: a prompt's name or function, or a resource template.
+            argument: the prompt's argument or the template's variable.
+        """
+        name = target if isinstance(target, str) else target.__name__
+
+        def decorate(function: FunctionT) -> FunctionT:
+            from trimcp.server.prompts import Completer
+
+            self._completers[(name, argument)] = Completer(prepare(function))
+            self._declare()
+            return function
+
+        return decorate
+
+    def completer(self, target: str, argument: str) -> Completer | None:
+        """Return what suggests values for an argument, or None."""
+        return self._completers.get((target, argument))
+
+    @property
+    def completes(self) -> bool:
+        """Whether anything here can be completed."""
+        return bool(self._completers) or any(entry.choices for entry in self.prompts)
+
+    # Around handlers
+
+    def middleware(self, function: Middleware) -> Middleware:
+        """Run `async def function(ctx, params, call_next)` around every request and notification, the first outermost.
+
+        `ctx.method` says which one it is; for a notification `ctx` is a `Notice`. Requests of the connection itself
+        (`initialize`, `ping`, `server/discover`) pass no middleware. Raises LocalError once the server runs.
+        """
+        if self._live:
+            raise LocalError("middleware cannot be added while the server runs")
+        self._middleware.append(function)
+        return function
+
+    @property
+    def has_middleware(self) -> bool:
+        """Whether anything was added around handlers."""
+        return bool(self._middleware)
+
+    def wrap(self, handler: Handler) -> Handler:
+        """Return a handler with all middleware around it."""
+        for middleware in reversed(self._middleware):
+            handler = _around(middleware, handler)
+        return handler
+
+    def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
+        """Serve a request that an extension brings: `async def function(ctx, params)`, JSON objects in and out.
+
+        Declare the extension with `Server(extensions=...)`; its clients are told so. Raises LocalError for a name
+        the protocol has itself.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is a method of the protocol")
+
+        def decorate(function: FunctionT) -> FunctionT:
+            self.foreign[name] = function
+            return function
+
+        return decorate
+
+    def notification(self, name: str) -> Callable[[FunctionT], FunctionT]:
+        """Call an async function with the params of each notification of that name from a client.
+
+        It runs in a task of the client's session; a crash is logged and ends nothing else.
+        """
+
+        def decorate(function: FunctionT) -> FunctionT:
+            self.notification_handlers.setdefault(name, []).append(function)
+            return function
+
+        return decorate
+
+    # What clients are told
+
+    @property
+    def _live(self) -> bool:
+        return self._lifespans > 0
+
+    def announced(self) -> frozenset[Change]:
+        """Return the lists of which clients are told that they change."""
+        changed = {registry.change for registry in self._registries() if self.dynamic or registry.touched}
+        return frozenset(changed)
+
+    def _registries(self) -> tuple[Registry[Any], ...]:
+        return (self.tools, self.resources, self.templates, self.prompts)
+
+    def _declare(self) -> None:
+        """Say what we can do, now that something changed. The lists are always served, empty ones too."""
+        announced = self.announced()
+        self.profile.capabilities = ServerCapabilities(
+            tools=ToolsCapability(list_changed=Change.TOOLS in announced),
+            resources=ResourcesCapability(
+                subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
+                list_changed=Change.RESOURCES in announced,
+            ),
+            prompts=PromptsCapability(list_changed=Change.PROMPTS in announced),
+            completions={} if self.completes else ABSENT,
+            logging={},
+            extensions=self.extensions or ABSENT,
+        )
+
+
+def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:
+    if isinstance(function, str):
+        raise TypeError(f"pass a function or keywords; was name={function!r} meant?")
+    if function is not None:
+        add(function)
+        return function
+
+    def decorate(function: FunctionT) -> FunctionT:
+        add(function, **options)
+        return function
+
+    return decorate
+
+
+def _around(middleware: Middleware, handler: Handler) -> Handler:
+    async def call(ctx: Any, params: Any) -> Any:
+        return await middleware(ctx, params, handler)
+
+    return call
