@@ -60,8 +60,11 @@ class Job:
         task: what runs it, or None.
         reply: its answer, once there is one.
         error: the code of the error that answers it, or None.
+        failed: whether its result says `isError`; looked at only where `Session.on_finished` is told.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
+        queued: when it began to wait for a running slot, on Trio's clock; 0 if it never did.
         started: whether its handler has begun, and `since` when, on Trio's clock; `over`: whether its answer is queued.
+        waited: seconds its handler waited for its turn, where a quota made it.
         crash: what the handler raised, where its crash is to end the session.
         parked: how many questions it waits for in place.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
@@ -79,8 +82,11 @@ class Job:
     task: trio.lowlevel.Task | None = attrs.field(init=False, default=None)
     reply: bytes | None = attrs.field(init=False, default=None)
     error: int | None = attrs.field(init=False, default=None)
+    failed: bool = attrs.field(init=False, default=False)
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
+    queued: float = attrs.field(init=False, default=0.0)
+    waited: float = attrs.field(init=False, default=0.0)
     started: bool = attrs.field(init=False, default=False)
     since: float = attrs.field(init=False, default=0.0)
     over: bool = attrs.field(init=False, default=False)
@@ -88,6 +94,11 @@ class Job:
     parked: int = attrs.field(init=False, default=0)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Questions | None = attrs.field(init=False, default=None)
+
+    @property
+    def arrived(self) -> float:
+        """When it came in, on Trio's clock; 0 if it was refused before anything was noted."""
+        return self.queued or self.since
 
     def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
         """Stop the handler; the first reason given is the one it can read, and what the log says."""

@@ -6,7 +6,45 @@ import attrs
 
 from trimcp.values import valued
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "Quota"]
+
+
+@attrs.frozen
+@valued
+class Quota:
+    """How much of a server one of many may use: one session, one principal, or the calls of one tool.
+
+    What is beyond it waits for its turn, one of each session after the other, so that a session with a thousand calls
+    delays another's by one. What cannot wait, or would wait past its deadline, is refused at once (`Overloaded`), with
+    the seconds after which to try again. Calls are counted from when they get their turn to their answer.
+
+    Attributes:
+        running: how many may be under way at once; None for no bound.
+        per_second: how many may begin per second, on average; None for no bound.
+        burst: how many may begin at once after a pause; by default as many as in one second, and at least one.
+        waiting: how many may wait for their turn.
+    """
+
+    running: int | None = None
+    per_second: float | None = None
+    burst: int | None = None
+    waiting: int = 1_000
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("running", "per_second", "burst"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is a positive number or None, not {value!r}")
+        if self.waiting < 0:
+            raise ValueError(f"waiting is at least 0, not {self.waiting!r}")
+
+    @property
+    def bounds(self) -> bool:
+        """Whether it bounds anything."""
+        return self.running is not None or self.per_second is not None
+
+
+_ANY = Quota()
 
 
 @attrs.frozen
@@ -28,6 +66,13 @@ class Limits:
         eof_grace: how long requests already received may still run after the peer closed its side of a half-closed
             channel (a pipe). Longer suits piped one-shot use.
         drain_timeout: how long the writer may take to get rid of what is queued when a session ends.
+        answer_timeout: how long the peer, and the person in front of it, may take to answer a question in the middle of
+            a request, where the handler waits for it in place. It counts for no tool's own timeout.
+        max_result: of one answer; a larger one becomes an error. What clients of trimcp take by default.
+        session, principal: what one session, and one authenticated principal over all its sessions, may use of a
+            server, of tools, resources, prompts and completion together.
+        tool, resource, prompt, completion: what the calls of any one tool, the reads of any one resource or template,
+            and so on, may use, over all sessions, unless it has a quota of its own.
     """
 
     max_running: int = 1_000
@@ -41,6 +86,14 @@ class Limits:
     kept_bytes: int = 4 * 1024 * 1024
     eof_grace: float = 0.5
     drain_timeout: float = 2.0
+    answer_timeout: float = 3_600.0
+    max_result: int = 64 * 1024 * 1024
+    session: Quota = _ANY
+    principal: Quota = _ANY
+    tool: Quota = _ANY
+    resource: Quota = _ANY
+    prompt: Quota = _ANY
+    completion: Quota = _ANY
 
     def kept_of(self, most: int, size: int) -> int:
         """Return how many messages of `size` bytes may be kept for a slow reader where at most `most` are."""

@@ -161,9 +161,23 @@ async def _perform(session: Session, job: Job) -> None:
         result = await session.endpoint.handle(session, job)
         if job.work is not None:
             await job.work.join()
-        job.reply = session.engine.encode_result(job.request, result)
+        reply = session.engine.encode_result(job.request, result)
+        if len(reply) > session.limits.max_result:
+            reply = _too_large(session, job, len(reply))
+        elif session.on_finished is not None:
+            job.failed = getattr(result, "is_error", False) is True
+        job.reply = reply
     except Exception as error:
         job.reply = _failed(session, job, error)
+
+
+def _too_large(session: Session, job: Job, size: int) -> bytes:
+    """Return the error in place of a result that is larger than the peer should have to take."""
+    most = session.limits.max_result
+    log.error("the result of %s has %d bytes; at most %d are sent", job.request.verb.name, size, most)
+    answer = ErrorReply(INTERNAL_ERROR, f"the result is larger than {most} bytes", {"reason": "result_size"})
+    job.error = answer.code
+    return session.engine.encode_error(job.request.id, answer)
 
 
 def _failed(session: Session, job: Job, error: Exception) -> bytes:

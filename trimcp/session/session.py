@@ -73,6 +73,8 @@ class Session(Speaking):
         pushed: whether messages are pushed into it: then nobody can stop reading, and what is too much is refused.
         brief: whether it ends with the one request it is for.
         when_closed: called by `close`, once, where no driver waits for it.
+        on_finished: called once for every request of the peer that was admitted, when its reply is queued (the second
+            argument) or it is clear that it gets none (None). It must not wait; what it raises is logged.
     """
 
     engine: Connection
@@ -99,6 +101,7 @@ class Session(Speaking):
     pushed: bool = attrs.field(init=False, default=False)
     brief: bool = attrs.field(init=False, default=False)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
+    on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
     _replies: Replies = attrs.field(init=False)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
@@ -168,13 +171,19 @@ class Session(Speaking):
             runner.start(self, job)
         else:
             self.jobs[event.id] = job
+            job.queued = trio.current_time()
             self.mailbox.put(job)
 
     def _refuse(self, job: Job, code: int, message: str) -> None:
         id = job.request.id
         job.over = True
-        if self.engine.answered(id):
-            self._replies.post(job.sink, id, encode_error(id, code, message), job.origin, code)
+        job.error = code
+        reply = encode_error(id, code, message)
+        wanted = self.engine.answered(id)
+        if self.on_finished is not None:
+            self._report(job, reply if wanted else None)
+        if wanted:
+            self._replies.post(job.sink, id, reply, job.origin, code)
         else:
             self._replies.none(job.sink, id, job.origin)
 
@@ -241,6 +250,8 @@ class Session(Speaking):
         wanted = self.engine.answered(id)
         if job.request.admission.progress_token is not None:
             job.sink.settle_latest(("progress", id), keep=wanted)
+        if self.on_finished is not None:
+            self._report(job, reply if wanted else None)
         if wanted and reply is not None:
             self._replies.post(job.sink, id, reply, job.origin, job.error)
         else:
@@ -249,6 +260,13 @@ class Session(Speaking):
             self.next_jobs()
         if not self.jobs:
             self._idle.unpark_all()
+
+    def _report(self, job: Job, reply: bytes | None) -> None:
+        assert self.on_finished is not None
+        try:
+            self.on_finished(job, reply)
+        except Exception:  # whoever keeps books must not cost a reply
+            log.exception("what is told of every request that ends crashed")
 
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
         self.road(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
