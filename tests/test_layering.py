@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 450
 
-_WIRE = {"errors", "values", "wire"}
+_WIRE = {"errors", "values", "masking", "security", "wire"}
 _CHANNEL = _WIRE | {"framing", "channel"}
 _SESSION = _CHANNEL | {"protocol", "validation", "session"}
 _ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "bench", "cli", "trimcp"}
@@ -24,6 +24,8 @@ _ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
     "values": {"values"},
+    "masking": {"masking"},
+    "security": {"masking", "security"},
     "wire": _WIRE,
     "framing": _WIRE | {"framing"},
     "protocol": _WIRE | {"protocol"},

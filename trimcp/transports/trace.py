@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,6 +14,7 @@ import attrs
 import orjson
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.masking import mask, shorten
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 
 __all__ = ["Tracer", "Write", "as_json", "format_message", "mask", "trace_writer", "traced"]
@@ -23,17 +23,6 @@ Write: TypeAlias = Callable[[str], object]
 """Takes one line of the trace, newline included, and returns at once: `sys.stderr.write`, a file's `write`."""
 
 _LONGEST: Final = 300
-_MASK: Final = "***"
-_SECRET: Final = re.compile(
-    r"authorization|cookie|passw(or)?d|passphrase|secret|credential|(api|access|private)[-_]?key"
-    r"|request[-_]?state|^pwd$|token(?!s)",
-    re.IGNORECASE,
-)
-_NO_SECRET: Final = frozenset({"progresstoken", "progress_token"})
-_IN_TEXT: Final = re.compile(
-    r"(\b(?:bearer|basic)\s+|[?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=)[^\s&#\"']+",
-    re.IGNORECASE,
-)
 
 _log = logging.getLogger("trimcp.trace")
 
@@ -65,43 +54,12 @@ def format_message(direction: str, message: Message | bytes, at: float) -> str:
         try:
             value = orjson.loads(message)
         except orjson.JSONDecodeError:
-            return f"{clock} {direction} (not JSON) {_shorten(repr(message[:_LONGEST]))}\n"
+            return f"{clock} {direction} (not JSON) {shorten(repr(message[:_LONGEST]))}\n"
     elif isinstance(message, Malformed):
         return f"{clock} {direction} (malformed: {message.reason}, id {message.id!r}) {message.message}\n"
     else:
         value = as_json(message)
     return f"{clock} {direction} {orjson.dumps(mask(value), default=repr).decode()}\n"
-
-
-def mask(value: Any, key: str = "") -> Any:
-    """Return a JSON value with secrets replaced by "***" and long strings cut.
-
-    A secret is a string, or whatever else is no object, under a key that names one (authorization, token,
-    password, requestState, ...), and inside any string what follows "Bearer" or a query parameter such as
-    `token=`.
-
-    Args:
-        value: any JSON value; it is not changed.
-        key: the key it stands under.
-    """
-    if isinstance(value, Mapping):
-        return {name: mask(member, name) for name, member in value.items()}
-    if _names_a_secret(key) and value is not None and not isinstance(value, bool):
-        return _MASK
-    if isinstance(value, list):
-        return [mask(member) for member in value]
-    if isinstance(value, str):
-        return _shorten(_IN_TEXT.sub(rf"\g<1>{_MASK}", value[: 2 * _LONGEST]), len(value))
-    return value
-
-
-def _names_a_secret(key: str) -> bool:
-    return bool(_SECRET.search(key)) and key.lower() not in _NO_SECRET
-
-
-def _shorten(text: str, length: int | None = None) -> str:
-    length = len(text) if length is None else length
-    return text if length <= _LONGEST else f"{text[:_LONGEST]}... ({length} characters)"
 
 
 def as_json(message: Message) -> Any:

@@ -6,7 +6,6 @@ What a client wrote is escaped and cut, and what could let a reader of the log i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -16,6 +15,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.masking import digest, harmless
 from trimcp.transports.http.model import Head
 
 __all__ = ["AccessLog", "JsonFormatter"]
@@ -85,21 +85,12 @@ def _fields(head: Head, principal: str | None, method: str | None) -> dict[str, 
         "query": _QUERY_VALUE.sub("=***", head.query[: 4 * _LONGEST]),
         "rpc_method": method,
         "principal": principal,
-        "session": session and hashlib.sha256(session.encode("utf-8", "replace")).hexdigest()[:12],
+        "session": session and digest(session),
         "protocol_version": headers.get("mcp-protocol-version"),
         "user_agent": headers.get("user-agent"),
     }
     always = ("peer", "http_method", "path")
-    return {name: _harmless(text or "") for name, text in found.items() if text or name in always}
-
-
-def _harmless(text: str) -> str:
-    """Return text that stays where it is put: ASCII, without control characters and quotes, of bounded length."""
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "..."
-    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
-        return text
-    return text.encode("unicode_escape").decode("ascii").replace('"', "\\x22")
+    return {name: harmless(text or "") for name, text in found.items() if text or name in always}
 
 
 class JsonFormatter(logging.Formatter):

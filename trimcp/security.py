@@ -1,0 +1,150 @@
+"""Security events: what somebody tried that they may not, apart from ordinary logs and from the audit.
+
+One WARNING of the logger "trimcp.security" each, with fields for programs. Ordinary things (a peer that left, a call
+refused because a tool is busy for a moment) are none. What an attacker can repeat must not fill a disk: of each kind a
+few a minute are logged, then how many were left out. Any layer may report one; nothing here knows a message.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from trimcp.masking import harmless, mask
+
+__all__ = ["PER_MINUTE", "SECURITY_EVENTS", "security_event"]
+
+SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "origin_refused": "a page of another origin, or a request for a host that is not ours, was refused (403)",
+        "authentication_failed": "nobody we know, or somebody who may not, was refused (401, 403, 400)",
+        "foreign_session": "the session, the stream or the events of somebody else were asked for (404)",
+        "request_state_refused": "a sealed requestState was altered, has expired or belongs to another request or user",
+        "duplicate_id": "a request came with the id of one under way, which goes on untouched",
+        "oversize": "a message, head or body beyond its limit was refused",
+        "garbage": "what came is no message, or no HTTP at all",
+        "header_mismatch": "headers and the body they repeat differ",
+        "flood_refused": "requests were refused because too much is under way",
+        "peer_stalled": "a peer that took nothing for too long was dropped",
+        "schema_refused": "a schema from a server is beyond the bounds, or no schema",
+        "redirect_refused": "a server sent us to another origin",
+        "child_garbage": "a child's standard output carried what is no message",
+        "too_many_questions": "a server asked more questions than one call may",
+        "listing_changed": "a tool is listed otherwise than when it was approved",
+    }
+)
+"""What each kind of event means. Any other kind is logged as it is; all of those share one bound."""
+
+PER_MINUTE: Final = 20
+"""Events of one kind that are logged within a minute; further ones are counted."""
+
+_WINDOW: Final = 60.0
+_MOST_FACTS: Final = 16
+_OTHER: Final = ""
+# Attributes a record has anyway: `Logger.makeRecord` refuses fields of these names.
+_RESERVED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
+
+_clock = time.monotonic
+_log = logging.getLogger("trimcp.security")
+
+
+class _Kind:
+    """What was logged of one kind in the current minute, and what was left out."""
+
+    __slots__ = ("left_out", "logged", "since")
+
+    def __init__(self, now: float) -> None:
+        self.since: float = now
+        self.logged: int = 0
+        self.left_out: int = 0
+
+
+class _Bounds:
+    """Who may log, by kind. Bounded by the number of kinds there are."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, _Kind] = {}
+        self._lock = threading.Lock()
+        self._at_exit = False
+
+    def admit(self, kind: str, now: float) -> tuple[bool, list[tuple[str, int]]]:
+        """Return whether an event may be logged, and what was left out of minutes that are over."""
+        with self._lock:
+            over = self._end_minutes(now)
+            entry = self._kinds.setdefault(kind if kind in SECURITY_EVENTS else _OTHER, _Kind(now))
+            if entry.logged < PER_MINUTE:
+                entry.logged += 1
+                return True, over
+            entry.left_out += 1
+            if not self._at_exit:
+                self._at_exit = True
+                atexit.register(tell_left_out)
+            return False, over
+
+    def _end_minutes(self, now: float) -> list[tuple[str, int]]:
+        ended = [(name, entry) for name, entry in self._kinds.items() if now - entry.since >= _WINDOW]
+        for name, _ in ended:
+            del self._kinds[name]
+        return [(name or "other kinds", entry.left_out) for name, entry in ended if entry.left_out]
+
+    def end_all(self) -> list[tuple[str, int]]:
+        """Begin new minutes and return what was left out of the present ones."""
+        with self._lock:
+            return self._end_minutes(float("inf"))
+
+
+_bounds = _Bounds()
+
+
+def security_event(kind: str, **facts: object) -> None:
+    """Log that somebody tried what they may not: one WARNING of the logger "trimcp.security". Never raises or waits.
+
+    The record has the attribute `event`, which is the kind, and one for each fact. At most 20 of a kind are logged
+    within a minute; how many more there were is said in one line once the minute is over and something else happens,
+    or the program ends.
+
+    Args:
+        kind: one of `SECURITY_EVENTS`.
+        facts: what is known, by name: who, where, how much. Numbers stay numbers; everything else becomes harmless
+            text of bounded length with secrets masked. None is left out. Pass no secret: of a session id its digest.
+    """
+    if not _log.isEnabledFor(logging.WARNING):
+        return
+    admitted, over = _bounds.admit(kind, _clock())
+    for name, count in over:
+        _say_left_out(name, count)
+    if admitted:
+        fields = _fields(facts)
+        said = "".join(f" {name}={_quoted(value)}" for name, value in fields.items())
+        _log.warning("%s%s", harmless(kind, 64), said, extra={"event": harmless(kind, 64), **fields})
+
+
+def tell_left_out() -> None:
+    """Log now how many events were left out, and begin to count anew. Called when the program ends."""
+    for name, count in _bounds.end_all():
+        _say_left_out(name, count)
+
+
+def _say_left_out(name: str, count: int) -> None:
+    _log.warning("%s left_out=%d", name, count, extra={"event": name, "left_out": count})
+
+
+def _fields(facts: Mapping[str, object]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for (name, value), _ in zip(facts.items(), range(_MOST_FACTS), strict=False):
+        if value is None:
+            continue
+        if not isinstance(value, bool | int | float):
+            value = harmless(mask(value if isinstance(value, str) else repr(value), name))
+        fields[f"{name}_" if name in _RESERVED else name] = value
+    return fields
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text or not text else text
