@@ -292,8 +292,15 @@ class Served:
 
 @attrs.define(eq=False)
 class Pool:
-    """Servers that tests share as long as they do no harm."""
+    """Servers that tests share as long as they do no harm.
 
+    Attributes:
+        program: what is run; it gets the options as JSON.
+        more: options of every one of them.
+    """
+
+    program: Path = PROGRAM
+    more: dict[str, Any] = attrs.field(factory=dict)
     _servers: dict[str, Served] = attrs.field(factory=dict)
 
     @asynccontextmanager
@@ -303,10 +310,10 @@ class Pool:
         if "tokens" in options:
             options["tokens"] = {**options["tokens"], "keeper-token": "keeper"}
             lines = ("Authorization: Bearer keeper-token",)
-        key = json.dumps({"software": software, **options})
+        key = json.dumps({"software": software, **self.more, **options})
         server = None if fresh else self._servers.pop(key, None)
         if server is None:
-            server = await trio.to_thread.run_sync(_start, software, key)
+            server = await trio.to_thread.run_sync(_start, self.program, software, key)
             server.lines = lines
             server.roads = ROADS[-1:] if options.get("alone") else ROADS
         kept = False
@@ -333,10 +340,10 @@ class Pool:
         assert not any(ended.values()), ended
 
 
-def _start(software: str, options: str) -> Served:
+def _start(program: Path, software: str, options: str) -> Served:
     log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
     process = subprocess.Popen(
-        [sys.executable, "-W", "default", str(PROGRAM), options],
+        [sys.executable, "-W", "default", str(program), options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -151,10 +151,12 @@ class Target:
 
 
 @asynccontextmanager
-async def target(environment: Mapping[str, str] | None = None, **options: Any) -> AsyncIterator[Target]:
+async def target(
+    environment: Mapping[str, str] | None = None, *, program: Path = PROGRAM, **options: Any
+) -> AsyncIterator[Target]:
     """Yield a new server process; it is killed in the end unless it has exited."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, str(PROGRAM), json.dumps(options)],
+        [sys.executable, str(program), json.dumps(options)],
         stdin=-1,
         stdout=-1,
         stderr=-1,
