@@ -23,10 +23,12 @@ if typing.TYPE_CHECKING:
         InvalidReply,
         LocalError,
         McpError,
+        NoGoodAnswer,
         Overloaded,
         RemoteError,
         ResourceNotFound,
         ToolError,
+        UpstreamDown,
     )
     from trimcp.net import asgi_app, http, http_face, run_http, serve_http, serve_websocket, websocket
     from trimcp.run import InProcess, in_process, load_servers, run_stdio, serve_stdio, stdio
@@ -95,7 +97,7 @@ else:
         "client.group": "Group",
         "client.hosts": "read_servers",
         "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError "
-        "McpError Overloaded RemoteError ResourceNotFound ToolError",
+        "McpError NoGoodAnswer Overloaded RemoteError ResourceNotFound ToolError UpstreamDown",
         "net": "asgi_app http http_face run_http serve_http serve_websocket websocket",
         "run": "InProcess in_process load_servers run_stdio serve_stdio stdio",
         "server.arguments": "Arg",
@@ -206,6 +208,7 @@ __all__ = [
     "McpError",
     "MemoryEvents",
     "MessageChannel",
+    "NoGoodAnswer",
     "Notice",
     "Origin",
     "Origins",
@@ -243,6 +246,7 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "ToolsChanged",
+    "UpstreamDown",
     "WebSocketServer",
     "asgi_app",
     "bearer_tokens",

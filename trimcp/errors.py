@@ -8,6 +8,8 @@
     │   └── Overloaded        ... because it has too much under way; trying again later is safe
     ├── InvalidReply          the peer answered with something that is no answer to this request
     ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
+    │   └── UpstreamDown      ... and was so before: nothing was sent (supervised upstreams)
+    ├── NoGoodAnswer          of several attempts none was answered as the caller wanted it
     ├── ErrorReply            raised *by a handler* to answer with exactly this error
     ├── ResourceNotFound      raised *by a resource* that does not exist
     └── ToolError             raised *by a tool* to tell the model what went wrong
@@ -17,7 +19,7 @@ Anything else that leaves trimcp is either Trio's own (`trio.Cancelled`, `trio.T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -27,10 +29,12 @@ __all__ = [
     "InvalidReply",
     "LocalError",
     "McpError",
+    "NoGoodAnswer",
     "Overloaded",
     "RemoteError",
     "ResourceNotFound",
     "ToolError",
+    "UpstreamDown",
 ]
 
 
@@ -90,6 +94,36 @@ class InvalidReply(McpError):
 
 class ConnectionLost(McpError):
     """The connection ended while this request was under way, so nobody knows whether it was carried out."""
+
+
+class UpstreamDown(ConnectionLost):
+    """A supervised upstream is down, so nothing was sent. The text says why, and when it is tried again.
+
+    Attributes:
+        reasons: what went wrong with its last connections, the newest last.
+        retry_at: when it is tried again, on Trio's clock; None if it is being tried now, or will not be any more.
+        given_up: whether it will not be tried again by itself.
+    """
+
+    def __init__(
+        self, message: str, reasons: Sequence[str] = (), retry_at: float | None = None, given_up: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.reasons: tuple[str, ...] = tuple(reasons)
+        self.retry_at: float | None = retry_at
+        self.given_up: bool = given_up
+
+
+class NoGoodAnswer(McpError):
+    """Of several attempts none was answered as the caller wanted it.
+
+    Attributes:
+        answers: what was answered, in the order in which it came.
+    """
+
+    def __init__(self, message: str, answers: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.answers: tuple[Any, ...] = tuple(answers)
 
 
 class ErrorReply(McpError):
