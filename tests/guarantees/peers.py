@@ -1,0 +1,390 @@
+"""Clients by hand, one kind for each transport, that all can do the same: say anything, and hear what comes of it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import orjson
+import trio
+
+from tests.hostile.network import Answer, Served, Wire, hello, http, initialize, post, upgrade
+from tests.hostile.peers import Target, enveloped, notice, request
+from tests.interaction.links import as_json
+from tests.transports.websocket_support import FIN, PING, PONG, TEXT, Raw, frame, message
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.session.direct import DirectEnd
+
+__all__ = ["ChannelPeer", "DirectPeer", "FramePeer", "LinePeer", "Peer", "PostPeer", "StreamPeer"]
+
+_SLICE = 100
+_SMALL = 4096
+_EVENTS = "Accept: text/event-stream"
+
+
+@attrs.define(eq=False)
+class Peer:
+    """A client by hand.
+
+    Attributes:
+        modern: whether every request says which revision it is in, and nothing is said before.
+        status: of the last response, where there are any.
+        heard: notifications that came before what was waited for.
+    """
+
+    modern: bool
+    status: int = attrs.field(default=0, init=False)
+    heard: list[Any] = attrs.field(factory=list, init=False)
+
+    def request(self, id: Any, method: str, **params: Any) -> bytes:
+        """A request in the words of its era."""
+        return (enveloped if self.modern else request)(id, method, **params)[:-1]
+
+    def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
+        """A tool call that wants to be told of its progress."""
+        return self.request(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})
+
+    async def say(self, *texts: bytes) -> None:
+        """Write messages as they are; what comes of them is for `hear`."""
+        raise NotImplementedError
+
+    async def hear_any(self) -> Any:
+        """The next message."""
+        raise NotImplementedError
+
+    async def hear(self) -> Any:
+        """The next answer."""
+        while "method" in (heard := await self.hear_any()):
+            self.heard.append(heard)
+        return heard
+
+    async def pour(self, texts: Sequence[bytes]) -> None:
+        """Write many messages as fast as they are taken."""
+        for first in range(0, len(texts), _SLICE):
+            await self.say(*texts[first : first + _SLICE])
+
+    async def ask(self, id: Any, tool: str, **arguments: Any) -> Any:
+        """Call a tool and return the answer, which has to be the next one."""
+        await self.say(self.call(id, tool, **arguments))
+        answer = await self.hear()
+        assert answer["id"] == id, answer
+        return answer
+
+    async def cancel(self, id: Any) -> None:
+        """Give a request up, as its era does."""
+        await self.say(notice("notifications/cancelled", requestId=id)[:-1])
+
+    async def meet(self) -> None:
+        """Do what has to be done before the first request."""
+        if not self.modern:
+            await self.say(hello("2025-11-25"))
+            assert (await self.hear())["id"] == "hello"
+            await self.say(notice("notifications/initialized")[:-1])
+
+
+def text_of(answer: Any) -> str:
+    """The text of a tool's answer."""
+    text: str = answer["result"]["content"][0]["text"]
+    return text
+
+
+# Lines
+
+
+@attrs.define(eq=False)
+class LinePeer(Peer):
+    """A server's standard input and output."""
+
+    target: Target
+
+    async def say(self, *texts: bytes) -> None:
+        await self.target.pour(b"".join(text + b"\n" for text in texts))
+
+    async def hear_any(self) -> Any:
+        return await self.target.hear()
+
+
+# Memory
+
+
+@attrs.define(eq=False)
+class ChannelPeer(Peer):
+    """One end of a channel."""
+
+    channel: MessageChannel
+    _arrived: deque[Any] = attrs.field(factory=deque)
+
+    async def say(self, *texts: bytes) -> None:
+        await self.channel.send([Outgoing(text, Kind.REQUEST) for text in texts])
+
+    async def hear_any(self) -> Any:
+        while not self._arrived:
+            self._arrived.extend(as_json(incoming.message) for incoming in await self.channel.receive())
+        return self._arrived.popleft()
+
+
+@attrs.define(eq=False)
+class DirectPeer(Peer):
+    """One end of a direct connection. It stands in for the session that would be driven over it."""
+
+    end: DirectEnd
+    paused: bool = False
+    closed: trio.Event = attrs.field(factory=trio.Event)
+    _arrived: deque[Any] = attrs.field(factory=deque)
+    _news: trio.Event = attrs.field(factory=trio.Event)
+    _readable: trio.Event = attrs.field(factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self.end.session = self  # type: ignore[assignment]
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        self._arrived.extend(as_json(incoming.message) for incoming in batch)
+        self._news.set()
+
+    async def readable(self) -> None:
+        while self.paused:
+            await self._readable.wait()
+
+    def read_on(self) -> None:
+        self.paused = False
+        self._readable.set()
+
+    def lose(self, why: str) -> None:
+        self.closed.set()
+
+    @property
+    def runner(self) -> Any:
+        return self
+
+    @property
+    def nursery(self) -> Any:
+        return self
+
+    @property
+    def limits(self) -> Any:
+        return self
+
+    eof_grace = 0.0
+
+    def start_soon(self, *job: Any) -> None:
+        """Nothing is to be wound down here."""
+
+    async def say(self, *texts: bytes) -> None:
+        for text in texts:
+            if self.end.full:
+                await self.end.room()
+            self.end.post(Outgoing(text, Kind.REQUEST))
+
+    async def hear_any(self) -> Any:
+        while not self._arrived:
+            self._news = trio.Event()
+            await self._news.wait()
+        return self._arrived.popleft()
+
+
+# WebSocket
+
+
+@attrs.define(eq=False)
+class FramePeer(Peer):
+    """A WebSocket."""
+
+    raw: Raw
+
+    async def say(self, *texts: bytes) -> None:
+        await self.raw.say(*map(message, texts))
+
+    async def hear_any(self) -> Any:
+        while True:
+            first, payload = await self.raw.hear()
+            if first == FIN | PING:
+                await self.raw.say(frame(FIN | PONG, payload))
+                continue
+            assert first == FIN | TEXT, (first, payload)
+            return orjson.loads(payload)
+
+    async def leave(self) -> None:
+        """Say goodbye, and hear the same."""
+        await self.raw.say(b"\x88\x82\0\0\0\0\x03\xe8")
+        await self.raw.close_code()
+
+
+# HTTP
+
+
+@attrs.define(eq=False)
+class _Exchanges(Peer):
+    """What peers have in common that POST each message: connections, and what came back on them."""
+
+    server: Served
+    nursery: trio.Nursery
+    reading: bool
+    path: str = "/mcp"
+    session: str | None = None
+    wires: list[Wire] = attrs.field(factory=list, init=False)
+    idle: list[Wire] = attrs.field(factory=list, init=False)
+    under_way: dict[Any, Wire] = attrs.field(factory=dict, init=False)
+
+    async def connect(self) -> Wire:
+        wire = await self.server.connect(receive_buffer=None if self.reading else _SMALL)
+        self.wires.append(wire)
+        return wire
+
+    def posted(self, text: bytes) -> bytes:
+        return post(text, session=self.session, path=self.path)
+
+    def settled(self, wire: Wire, answer: Answer) -> None:
+        """Keep a connection for the next message, if it is kept."""
+        if answer.headers.get("connection") != "close":
+            self.idle.append(wire)
+
+    async def leave(self) -> None:
+        for wire in self.wires:
+            await trio.aclose_forcefully(wire.stream)
+
+
+@attrs.define(eq=False)
+class PostPeer(_Exchanges):
+    """Streamable HTTP: what is answered later is answered on a connection of its own."""
+
+    _answers: tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]] = attrs.field(
+        factory=lambda: trio.open_memory_channel[Any](1_000_000)
+    )
+
+    async def say(self, *texts: bytes) -> None:
+        for text in texts:
+            wire = self.idle.pop() if self.idle else await self.connect()
+            try:
+                await wire.say(self.posted(text))
+            except trio.BrokenResourceError:
+                pass  # it has closed, after an answer
+            if found := re.search(rb'"id":("?)(\w+)\1,', text):
+                self.under_way[found[2].decode()] = wire
+            if self.reading:
+                self.nursery.start_soon(self._read, wire)
+
+    async def _read(self, wire: Wire) -> None:
+        try:
+            answer = await wire.answer()
+        except (EOFError, trio.ClosedResourceError, trio.BrokenResourceError):
+            return  # it was given up, or cut
+        self.settled(wire, answer)
+        self._heard(answer)
+
+    def _heard(self, answer: Answer) -> None:
+        for said in answer.messages if answer.body else ():
+            self._answers[0].send_nowait((answer.status, said))
+        if not answer.body:
+            self.status = answer.status
+
+    async def hear_any(self) -> Any:
+        self.status, said = await self._answers[1].receive()
+        return said
+
+    async def pour(self, texts: Sequence[bytes]) -> None:
+        """Pipeline them on twenty connections."""
+        async with trio.open_nursery() as nursery:
+            for first in range(20):
+                nursery.start_soon(self._pour, texts[first::20])
+
+    async def _pour(self, texts: Sequence[bytes]) -> None:
+        wire = await self.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.say, *map(self.posted, texts))
+            for _ in texts if self.reading else ():
+                self._heard(await wire.answer())
+
+    async def cancel(self, id: Any) -> None:
+        if self.modern:
+            await trio.aclose_forcefully(self.under_way[str(id)].stream)
+        else:
+            await super().cancel(id)
+
+    async def meet(self) -> None:
+        if not self.modern:
+            self.session = await initialize(self.server)
+
+    async def delete(self) -> int:
+        """End the session."""
+        async with self.server.wire() as wire:
+            return (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {self.session}"))).status
+
+
+@attrs.define(eq=False)
+class StreamPeer(_Exchanges):
+    """HTTP+SSE: a stream to read, and POSTs beside it."""
+
+    stream: Wire = attrs.field(kw_only=True)
+
+    async def say(self, *texts: bytes) -> None:
+        for text in texts:
+            wire = self.idle.pop() if self.idle else await self.server.connect()
+            self.wires.append(wire)
+            answer = await wire.ask(self.posted(text))
+            self.settled(wire, answer)
+            self.status = answer.status
+
+    async def hear_any(self) -> Any:
+        return await self.stream.message()
+
+    async def pour(self, texts: Sequence[bytes]) -> None:
+        """Pipeline them on ten connections."""
+        async with trio.open_nursery() as nursery:
+            for first in range(10):
+                nursery.start_soon(self._pour, texts[first::10])
+
+    async def _pour(self, texts: Sequence[bytes]) -> None:
+        async with self.server.wire() as wire, trio.open_nursery() as nursery:
+            nursery.start_soon(wire.say, *map(self.posted, texts))
+            for _ in texts:
+                assert (await wire.answer()).status == 202
+
+    async def meet(self) -> None:
+        await self.say(hello("2024-11-05"))
+        assert (await self.hear())["id"] == "hello"
+        await self.say(notice("notifications/initialized")[:-1])
+
+
+# Meeting
+
+
+@asynccontextmanager
+async def over_the_network(transport: str, served: Served, *, modern: bool, reading: bool) -> AsyncIterator[Peer]:
+    """Yield a peer that has introduced itself; in the end its connections are closed without a word."""
+    small = None if reading else _SMALL
+    async with trio.open_nursery() as nursery:
+        if transport == "http":
+            posts = PostPeer(modern, served, nursery, reading)
+            await posts.meet()
+            try:
+                yield posts
+            finally:
+                await posts.leave()
+                if posts.session is not None:
+                    await posts.delete()
+        elif transport == "sse":
+            async with served.wire(receive_buffer=small) as stream:
+                await stream.say(http("GET", "/sse", _EVENTS))
+                assert (await stream.head()).status == 200
+                [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
+                peer = StreamPeer(modern, served, nursery, True, path.decode(), stream=stream)
+                await peer.meet()
+                try:
+                    yield peer
+                finally:
+                    await peer.leave()
+        else:
+            async with served.wire(receive_buffer=small) as wire:
+                frames = FramePeer(modern, await upgrade(wire))
+                await frames.meet()
+                yield frames
+        nursery.cancel_scope.cancel()
+
+
+def in_turn(count: int, make: Callable[[int], bytes]) -> list[bytes]:
+    """As many messages, each made of its number."""
+    return [make(number) for number in range(count)]

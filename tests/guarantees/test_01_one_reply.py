@@ -1,0 +1,89 @@
+"""Promise 1: every request with a readable id gets exactly one reply or error, unless its peer cancelled it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.guarantees.peers import in_turn, text_of
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from tests.hostile.test_http import _BAD as BAD
+
+pytestmark = pytest.mark.slow
+Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
+
+# Hypercorn takes many times as long for each exchange: there its roads share the ten thousand.
+SHARES = {"http hypercorn 2025": 2_000, "http hypercorn 2026": 4_000, "sse hypercorn 2024": 4_000}
+
+
+@Everywhere
+async def test_ten_thousand_pipelined_requests_get_ten_thousand_replies(homes: Homes, world: World) -> None:
+    many = SHARES.get(str(world), 10_000)
+    answers: dict[Any, str] = {}
+    doubled = 0
+    async with homes(world) as home, home.peer() as peer, trio.open_nursery() as nursery:
+        texts = in_turn(many, lambda n: peer.call(n, "echo", text=f"number {n}"))
+        began = trio.current_time()
+        nursery.start_soon(peer.pour, texts)
+        for _ in range(many):
+            answer = await peer.hear()
+            doubled += answer["id"] in answers
+            answers[answer["id"]] = text_of(answer)
+        took = trio.current_time() - began
+        await peer.ask("end", "echo")  # which fails if there was one answer more
+    crossed = sum(text != f"number {id}" for id, text in answers.items())
+    wrong = many - len(answers) + doubled + crossed
+    figure(1, f"replies missing, doubled or crossed, of {many:,}", wrong, 0, "replies", str(world))
+    print(f"{world}: {took:.1f} s")
+    assert (len(answers), doubled, crossed) == (many, 0, 0)
+
+
+@Everywhere
+async def test_what_is_no_message_gets_one_error_by_its_id_where_that_can_be_read(homes: Homes, world: World) -> None:
+    silent = []
+    async with homes(world) as home, home.peer() as peer:
+        for name, (text, id, code) in BAD.items():
+            if name == "nothing" and world.transport != "http":
+                continue  # an empty line is no message, and no frame is empty by accident
+            if name == "invalid UTF-8" and world.transport == "websocket":
+                continue  # that breaks the WebSocket itself (RFC 6455, section 8.1): test_a_websocket_...
+            await peer.say(text)
+            answer = None
+            with trio.move_on_after(5):
+                answer = await peer.hear()
+            if answer is None:
+                silent.append(name)
+                continue
+            assert (answer.get("id"), answer["error"]["code"]) == (id, code), (name, answer)
+            if world.transport == "http":
+                assert peer.status == 400, name
+        assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+    figure(1, f"of {len(BAD)} kinds of broken messages left unanswered", len(silent), 0, "", str(world))
+    assert not silent
+
+
+@pytest.mark.parametrize("world", worlds(transport="websocket"), ids=str)
+async def test_a_websocket_with_bytes_that_are_no_text_is_told_so_and_ended(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        async with home.peer() as peer:
+            await peer.say(BAD["invalid UTF-8"][0])
+            code = await peer.raw.close_code()
+            # Hypercorn's last words can be lost to a reset.
+            assert code == 1007 or (not world.own and code in (None, 1002)), code
+        async with home.peer() as peer:
+            assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+
+
+@Everywhere
+async def test_a_request_its_peer_cancelled_gets_none(homes: Homes, world: World) -> None:
+    async with homes(world) as home, home.peer() as peer:
+        name = f"cancelled in {world}"
+        await peer.say(peer.call("c", "nap", name=name, seconds=600))
+        await home.journal.until("begun", name)
+        await peer.cancel("c")
+        await home.journal.until("ended", name)
+        for n in range(10):
+            await peer.ask(f"after{n}", "echo")  # which has to be the next answer

@@ -1,0 +1,82 @@
+"""Promise 2: an id already under way is refused at once; the first handler and its reply are untouched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from tests.guarantees.peers import PostPeer, text_of
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from trimcp.wire.codes import INVALID_REQUEST
+
+pytestmark = pytest.mark.slow
+
+# Since 2026-07-28 each POST is alone with its ids.
+SHARED = [world for world in WORLDS if world.transport != "http" or not world.modern]
+
+
+@pytest.mark.parametrize("world", SHARED, ids=str)
+async def test_an_id_under_way_is_refused_at_once_and_its_call_is_untouched(homes: Homes, world: World) -> None:
+    name = f"first in {world}"
+    worst = 0.0
+    async with homes(world) as home, home.peer() as peer:
+        await peer.say(peer.call("same", "wait", gate=name), peer.call(1, "nap", name=name, seconds=600))
+        await home.journal.until("begun", name)
+        for method in ("tools/call", "tools/list", "nothing/here"):
+            began = trio.current_time()
+            await peer.say(peer.request("same", method, name="echo", arguments={}))
+            refusal = await peer.hear()
+            worst = max(worst, trio.current_time() - began)
+            assert (refusal["id"], refusal["error"]["code"]) == ("same", INVALID_REQUEST), refusal
+        # 1 and "1" are two ids.
+        assert text_of(await peer.ask("1", "echo", text="another")) == "another"
+        assert not home.journal.of(name, "ended"), "the first handler was touched"
+        await peer.say(peer.call("open", "open", gate=name))
+        answers = [await peer.hear() for _ in range(2)]
+        assert {answer["id"]: text_of(answer) for answer in answers} == {"open": "open", "same": "waited"}
+        for n in range(3):
+            assert text_of(await peer.ask("same", "echo", text=f"again {n}")) == f"again {n}"
+        await peer.cancel(1)
+        await home.journal.until("ended", name)
+    figure(2, "slowest refusal of an id under way", worst * 1000, None, "ms", str(world))
+    assert worst < 4 * 0.1
+
+
+@pytest.mark.parametrize("world", [world for world in SHARED if not world.local], ids=str)
+async def test_a_hundred_duplicates_change_nothing(homes: Homes, world: World) -> None:
+    """In one breath: the first call, and a hundred more of its id; all but one are refused, and one is answered."""
+    codes: list[int] = []
+    texts: list[str] = []
+    name = f"of a hundred in {world}"
+    async with homes(world) as home, home.peer() as peer:
+        await peer.say(peer.call("same", "wait", gate=name))
+        await peer.say(peer.call("seen", "echo"))
+        seen = await peer.hear()
+        assert seen["id"] == "seen"
+        await peer.pour([peer.call("same", "echo", text="second")] * 100)
+        for _ in range(100):
+            answer = await peer.hear()
+            assert answer["id"] == "same"
+            codes.append(answer["error"]["code"])
+        await peer.say(peer.call("open", "open", gate=name))
+        for _ in range(2):
+            texts.append(text_of(await peer.hear()))
+    figure(2, "of 100 duplicates not refused", 100 - codes.count(INVALID_REQUEST), 0, "", str(world))
+    assert codes == [INVALID_REQUEST] * 100
+    assert sorted(texts) == ["open", "waited"]
+
+
+@pytest.mark.parametrize("world", worlds(transport="http", modern=True), ids=str)
+async def test_since_2026_each_post_is_alone_with_its_ids(homes: Homes, world: World) -> None:
+    name = f"alone in {world}"
+    async with homes(world) as home, home.peer() as peer:
+        assert isinstance(peer, PostPeer)
+        await peer.say(peer.call("same", "wait", gate=name))
+        await peer.say(peer.call("same", "echo", text="second"))
+        answers: list[Any] = [text_of(await peer.hear())]
+        await peer.say(peer.call("same", "open", gate=name))
+        answers += sorted([text_of(await peer.hear()), text_of(await peer.hear())])
+    assert answers == ["second", "open", "waited"]

@@ -1,0 +1,338 @@
+"""Promise 8: heads, bodies and idle sessions have their time, and of everything there may be only so many."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+import trimcp
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import Homes
+from tests.hostile.network import HOSTS, Served, Wire, hello, http, post
+from tests.hostile.peers import KIB, enveloped
+from tests.transports.http.face import LEGACY, Visitor, visiting
+from tests.transports.http.support import memory
+from trimcp.session.limits import Limits
+from trimcp.transports.http.limits import HttpLimits
+from trimcp.transports.http.settings import Settings
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, OLDEST, Revision
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
+]
+OnBoth = pytest.mark.parametrize("host", HOSTS)
+
+_CALL = post(enveloped(1, "tools/call", name="echo", arguments={})[:-1])
+_UPGRADE = http("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+_HEADS = {
+    "nothing": b"",
+    "a letter": b"P",
+    "a POST": _CALL[: _CALL.index(b"\r\n\r\n")],
+    "an event stream": http("GET", "/sse", "Accept: text/event-stream")[:-2],
+    "a WebSocket": _UPGRADE[:-2],
+}
+_LONG = post(enveloped(1, "tools/call", name="echo", arguments={"text": "x" * 5_000})[:-1])
+_BODIES = {
+    "a length": _LONG[:-4_000],
+    "chunks": http("POST", "/mcp", "Content-Type: application/json", "Transfer-Encoding: chunked") + b"fff\r\n{",
+}
+
+
+# Time
+
+
+async def _drip(stream: trio.abc.SendStream, pause: float) -> None:
+    """A byte now and then, which buys no time."""
+    try:
+        while True:
+            await trio.sleep(pause)
+            await stream.send_all(b"y")
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+
+
+@pytest.mark.parametrize("what", [*_HEADS, *_BODIES])
+async def test_what_never_ends_has_its_time(what: str, autojump_clock: trio.testing.MockClock) -> None:
+    begun = _HEADS.get(what) or _BODIES.get(what, b"")
+    async with memory(limits=HttpLimits()) as site, trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = trio.current_time() + 100
+        client = site.connect()
+        began = trio.current_time()
+        await client.send(begun)
+        if what != "nothing":
+            nursery.start_soon(_drip, client.stream, 0.9)
+        said = await client.rest()
+        await site.over.wait()
+        took = trio.current_time() - began
+        nursery.cancel_scope.cancel()
+    assert said == b"" if what == "nothing" else said.startswith(b"HTTP/1.1 408 ")
+    part, bound = ("head", 10) if what in _HEADS else ("body", 30)
+    # What was begun gets an answer, and a last second in which that can be taken.
+    took -= 0 if what == "nothing" else HttpLimits().linger_timeout
+    assert figure(8, f"a {part} that never ends, until it is given up", took, bound, "s", "own, virtual time") <= bound
+
+
+@OnBoth
+async def test_what_never_ends_has_its_time_over_sockets(homes: Homes, host: str) -> None:
+    """The same with times that a test can wait for, on both hosts."""
+    took: dict[str, list[float]] = {"head": [], "body": []}
+
+    async def give(server: Served, part: str, begun: bytes) -> None:
+        async with server.wire() as wire, trio.open_nursery() as nursery:
+            began = trio.current_time()
+            if begun:
+                await wire.say(begun)
+                nursery.start_soon(_drip, wire.stream, 0.1)
+            said = await wire.closed()
+            took[part].append(trio.current_time() - began)
+            assert said[:13] in (b"", b"HTTP/1.1 408 "), said
+            nursery.cancel_scope.cancel()
+
+    quick = {"head_timeout": 0.5, "body_timeout": 1.0, "linger_timeout": 0.2}
+    async with homes.pool(host, limits=quick) as server, trio.open_nursery() as nursery:
+        for begun in _HEADS.values():
+            nursery.start_soon(give, server, "head", begun)
+        for begun in _BODIES.values():
+            nursery.start_soon(give, server, "body", begun)
+    for part, bound in (("head", 0.5 + 0.2), ("body", 1.0 + 0.2)):
+        worst = figure(8, f"a {part} with {bound - 0.2:g} s that never ends", max(took[part]), bound, "s", host)
+        assert worst <= 4 * bound
+
+
+@pytest.mark.parametrize("revision", [r for r in trimcp.REVISIONS if r.sessions], ids=str)
+async def test_a_session_that_nobody_uses_ends_after_half_an_hour(
+    revision: Revision, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with visiting(_gated(Gate()), revision) as visitor:
+        await visitor.initialize()
+        began = trio.current_time()
+        await trio.sleep(30 * 60 - 1)
+        assert len(visitor.face.sessions) == 1
+        while len(visitor.face.sessions):  # noqa: ASYNC110  # virtual time
+            await trio.sleep(1)
+        took = trio.current_time() - began
+        assert (await visitor.call("pass_")).status == 404
+    # It is looked at every half a minute.
+    assert (
+        figure(8, "a session that is idle, until it ends", took, 1_830, "s", f"{revision.name}, virtual time") <= 1_830
+    )
+
+
+async def test_a_session_that_is_read_or_works_is_not_idle(autojump_clock: trio.testing.MockClock) -> None:
+    gate = Gate()
+    async with visiting(_gated(gate), LEGACY) as reading:
+        await reading.initialize()
+        stream = await reading.listen()
+        working = Visitor(reading.face, LEGACY)
+        await working.initialize()
+        call = await working.call("pass_")
+        await trio.sleep(2 * 60 * 60)
+        assert len(reading.face.sessions) == 2
+        assert not stream.finished
+        gate.open.set()
+        await call.done()
+        assert call.messages[-1]["result"]["content"][0]["text"] == "passed"
+
+
+# Numbers
+
+
+class Gate:
+    """What calls wait at, and how many did at most."""
+
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.waiting = self.most = 0
+
+
+def _gated(gate: Gate, most: int | None = None) -> trimcp.Server[None]:
+    limits = Limits() if most is None else Limits(max_running=most)
+    server: trimcp.Server[None] = trimcp.Server("gated", limits=limits)
+
+    @server.tool
+    async def pass_() -> str:
+        gate.waiting += 1
+        gate.most = max(gate.most, gate.waiting)
+        await gate.open.wait()
+        gate.waiting -= 1
+        return "passed"
+
+    return server
+
+
+@asynccontextmanager
+async def _reached(server: trimcp.Server[None], way: str) -> AsyncIterator[trimcp.ClientSession]:
+    """A session with a server in this process."""
+    client = trimcp.Client("tester")
+    revision = OLDEST if way == "http+sse" else LATEST_LEGACY
+    if way in ("memory", "framed"):
+        async with client.connect(trimcp.in_process(server, framed=way == "framed"), revision=revision) as session:
+            yield session
+        return
+    stop = trio.Event()
+    software: Any = "hypercorn" if "hypercorn" in way else "own"
+    async with trio.open_nursery() as nursery:
+
+        async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
+            await trimcp.serve_http(server, port=0, software=software, stop=stop, task_status=task_status)
+
+        [url] = await nursery.start(serve)
+        target: Any = trimcp.http(url)
+        if way == "http+sse":
+            target = trimcp.http(url.replace("/mcp", "/sse"), mode="sse")
+        elif "websocket" in way:
+            target = trimcp.websocket(url.replace("http", "ws", 1).replace("/mcp", "/ws"))
+        async with client.connect(target, revision=revision) as session:
+            yield session
+        stop.set()
+
+
+_WAYS = ["memory", "framed", "session", "session on hypercorn", "http+sse", "websocket", "websocket on hypercorn"]
+
+
+@pytest.mark.parametrize("way", _WAYS)
+async def test_no_more_requests_of_a_session_are_under_way_than_may_be(way: str) -> None:
+    gate, many, most = Gate(), 40, 10
+    async with _reached(_gated(gate, most), way) as session, trio.open_nursery() as nursery:
+        passed = 0
+
+        async def call() -> None:
+            nonlocal passed
+            await session.call_tool("pass_")
+            passed += 1
+
+        for _ in range(many):
+            nursery.start_soon(call)
+        with trio.fail_after(20):
+            while gate.waiting < most:  # noqa: ASYNC110  # sockets are between
+                await trio.sleep(0.01)
+        await session.ping()  # stands behind them all, and is answered by the session itself
+        assert gate.waiting == most
+        gate.open.set()
+    assert passed == many
+    assert figure(8, f"{many} requests at once, under way with `max_running=10`", gate.most, most, "", way) == most
+
+
+@OnBoth
+async def test_posts_under_way_are_bounded(homes: Homes, host: str) -> None:
+    async with homes.pool(host, max_exchanges=20) as server, AsyncExitStack() as stack:
+        hang = post(enveloped(1, "tools/call", name="hang", arguments={})[:-1])
+        wires = [await stack.enter_async_context(server.wire()) for _ in range(30)]
+        for wire in wires[:20]:
+            await wire.say(hang)
+        with trio.fail_after(20):
+            while (await server.counts())["exchanges"] < 20:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.01)
+        for wire in wires[20:]:
+            answer = await wire.ask(hang)
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        under_way = (await server.counts())["exchanges"]
+        assert figure(8, "30 POSTs, under way with `max_exchanges=20`", under_way, 20, "", host) <= 20
+
+
+@OnBoth
+async def test_connections_are_bounded(homes: Homes, host: str) -> None:
+    """Ours lets those wait that are too many, Hypercorn refuses them; who is in is served all the same."""
+    async with homes.pool(host, limits={"max_connections": 20}) as server:
+        async with AsyncExitStack() as stack:
+            inside = [await _greeted(stack, server) for _ in range(19)]
+            files = (await server.counts())["files"] - server.base["files"]
+            last = await _greeted(stack, server)
+            outside = [await stack.enter_async_context(server.wire()) for _ in range(20)]
+            for wire in outside:
+                with trio.move_on_after(0.02):
+                    with pytest.raises((EOFError, trio.BrokenResourceError)):
+                        await wire.ask(http("GET", "/healthz"))
+            for wire in (*inside, last):
+                assert (await wire.ask(http("GET", "/healthz"))).status == 200
+            figure(8, "connections served with `max_connections=20`", files + 1, 20, "", host)
+            assert files + 1 <= 20
+        with trio.fail_after(10):
+            while not await _is_served(server):  # noqa: ASYNC110  # it has to notice that they have left
+                await trio.sleep(0.05)
+
+
+async def _is_served(server: Served) -> bool:
+    async with server.wire() as wire:
+        try:
+            return (await wire.ask(http("GET", "/healthz"))).status == 200
+        except (EOFError, trio.BrokenResourceError):
+            return False
+
+
+async def _greeted(stack: AsyncExitStack, server: Served) -> Wire:
+    wire = await stack.enter_async_context(server.wire())
+    assert (await wire.ask(http("GET", "/healthz"))).status == 200
+    return wire
+
+
+@OnBoth
+async def test_sessions_and_event_streams_are_bounded(homes: Homes, host: str) -> None:
+    async with homes.pool(host, max_sessions=20, session_idle=0.5) as server, AsyncExitStack() as stack:
+        sessions = [await _begun(server) for _ in range(30)]
+        assert sorted(sessions) == [200] * 20 + [503] * 10
+        figure(8, "30 sessions, kept with `max_sessions=20`", (await server.counts())["sessions"], 20, "", host)
+        streams = []
+        for _ in range(30):
+            wire = await stack.enter_async_context(server.wire())
+            await wire.say(http("GET", "/sse", "Accept: text/event-stream"))
+            streams.append((await wire.head()).status)
+        assert sorted(streams) == [200] * 20 + [503] * 10
+        figure(8, "30 sessions, kept with `max_sessions=20`", 20, 20, "", f"{host}, HTTP+SSE")
+        with trio.fail_after(20):
+            while (await server.counts())["sessions"]:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.05)
+
+
+async def _begun(server: Served) -> int:
+    async with server.wire() as wire:
+        return (await wire.ask(_hello())).status
+
+
+def _hello() -> bytes:
+    both = "Accept: application/json, text/event-stream"
+    return http("POST", "/mcp", "Content-Type: application/json", both, body=hello("2025-11-25"))
+
+
+# What an idle session keeps
+
+
+@OnBoth
+async def test_an_idle_session_keeps_little_and_owns_no_task(homes: Homes, host: str) -> None:
+    many = 2_000 if host == "own" else 500
+    async with homes.pool(host, max_sessions=10_000, session_idle=10.0) as server:
+        await server.warm()
+        before, base = await server.counts(), server.memory
+        async with server.wire() as wire:
+            for _ in range(0, many, 50):
+                await wire.say(_hello() * 50)
+                for _ in range(50):
+                    assert (await wire.answer()).status == 200
+        with trio.move_on_after(5):  # the connection over which they came is closed, which it has to notice
+            while (counts := await server.counts())["tasks"] > before["tasks"]:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        assert counts["sessions"] == many
+        tasks = figure(
+            8, "tasks of idle sessions", counts["tasks"] - before["tasks"], 0, "", f"{host}, {many} sessions"
+        )
+        each = figure(8, "kept for an idle session", (server.memory - base) / many / KIB, 20, "KiB", host)
+        assert tasks <= 0
+        assert each <= 20
+        with trio.fail_after(30):
+            while (await server.counts())["sessions"]:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.2)
+
+
+def test_the_numbers_promised_are_the_defaults() -> None:
+    limits, settings = HttpLimits(), Settings()
+    assert (limits.head_timeout, limits.body_timeout, settings.session_idle) == (10, 30, 1_800)
+    caps = [limits.max_connections, settings.max_sessions, settings.max_exchanges, Limits().max_running]
+    assert caps == [10_000, 10_000, 10_000, 1_000]
+    assert LATEST.modern

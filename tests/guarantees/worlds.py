@@ -1,0 +1,243 @@
+"""Where the promises have to hold: every transport, on both hosts, in both eras, behind one face."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+import trio.testing
+
+from tests.guarantees import program
+from tests.guarantees.peers import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network, text_of
+from tests.hostile.network import Pool, Served
+from tests.hostile.peers import Target, memory_of, target
+from trimcp.server.running import Running
+from trimcp.session.direct import direct_ends
+from trimcp.session.drive import drive
+from trimcp.transports.memory import memory_channels
+from trimcp.transports.stream import SERVER_MAX_MESSAGE
+
+__all__ = ["LOCAL", "NETWORK", "WORLDS", "Home", "Homes", "Journal", "World", "worlds"]
+
+PROGRAM = Path(program.__file__)
+
+
+@attrs.frozen
+class World:
+    """A transport, what listens there, and the era that is spoken."""
+
+    transport: str
+    host: str
+    modern: bool
+
+    @property
+    def local(self) -> bool:
+        """Whether the server is in this process."""
+        return self.transport in ("direct", "framed")
+
+    @property
+    def own(self) -> bool:
+        """Whether nobody else's software is between."""
+        return self.host != "hypercorn"
+
+    @property
+    def era(self) -> str:
+        return "2026" if self.modern else "2024" if self.transport == "sse" else "2025"
+
+    @property
+    def half_open(self) -> bool:
+        """Whether a peer that has said its last word may still listen, so that calls under way get `eof_grace`."""
+        return self.transport in ("stdio", "direct", "framed")
+
+    def __str__(self) -> str:
+        return " ".join([self.transport, *([self.host] if self.host else []), self.era])
+
+
+def _hosts(transport: str) -> tuple[str, ...]:
+    return ("own", "hypercorn") if transport in ("http", "sse", "websocket") else ("",)
+
+
+WORLDS = [
+    World(transport, host, modern)
+    for transport in ("stdio", "direct", "framed", "http", "sse", "websocket")
+    for host in _hosts(transport)
+    for modern in ((False,) if transport == "sse" else (False, True))
+]
+LOCAL = [world for world in WORLDS if world.local]
+NETWORK = [world for world in WORLDS if world.host]
+
+
+def worlds(*, local: bool = True, **wanted: Any) -> list[World]:
+    """Those with these attributes."""
+    return [
+        world
+        for world in WORLDS
+        if (local or not world.local) and all(getattr(world, name) == value for name, value in wanted.items())
+    ]
+
+
+@attrs.define
+class Journal:
+    """What handlers went through, as they wrote it down."""
+
+    path: Path
+
+    def of(self, name: str, what: str) -> list[dict[str, Any]]:
+        """Every line about this."""
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        found = [json.loads(line) for line in lines if f'"{name}"' in line and f'"{what}"' in line]
+        return [line for line in found if line["name"] == name and line["what"] == what]
+
+    async def until(self, what: str, *names: str, seconds: float = 10) -> list[dict[str, Any]]:
+        """Wait until this was written of each name, and return a line of each."""
+        found: list[dict[str, Any]] = []
+        for name in names:
+            until = time.monotonic() + seconds
+            while not (lines := self.of(name, what)):
+                assert time.monotonic() < until, f"{name} has not {what}"
+                await trio.sleep(0.002)
+            found.append(lines[-1])
+        return found
+
+
+@attrs.define(eq=False)
+class Home:
+    """A server somewhere, for peers by hand.
+
+    Attributes:
+        world: where it is.
+        journal: what its handlers went through.
+        served, target, running: the server, as a process on the network, as a child, or in this process.
+    """
+
+    world: World
+    journal: Journal
+    served: Served | None = None
+    target: Target | None = None
+    running: Running[None] | None = None
+    _only: Peer | None = None
+
+    @property
+    def pid(self) -> int:
+        process = self.served or self.target
+        return os.getpid() if process is None else process.process.pid
+
+    @property
+    def memory(self) -> int:
+        return memory_of(self.pid)
+
+    @property
+    def peak(self) -> int:
+        return memory_of(self.pid, peak=True)
+
+    def forget_peak(self) -> int:
+        """Let the peak begin at what is resident now, and return that."""
+        gc.collect()
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
+        return self.memory
+
+    def peer(self, *, reading: bool = True) -> AbstractAsyncContextManager[Any]:
+        """A client of it that has introduced itself; over stdio there is but one. One that reads little reads slowly,
+        on HTTP nothing at all."""
+        if self.served is not None:
+            return over_the_network(self.world.transport, self.served, modern=self.world.modern, reading=reading)
+        return self._alone() if self.target is not None else self._beside()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[Peer]:
+        assert self.target is not None
+        if self._only is None:
+            self._only = LinePeer(self.world.modern, self.target)
+            await self._only.meet()
+        yield self._only
+
+    @asynccontextmanager
+    async def _beside(self) -> AsyncIterator[Peer]:
+        assert self.running is not None
+        async with trio.open_nursery() as nursery:
+            session = self.running.server.session(self.running)
+            if self.world.transport == "framed":
+                ours, theirs = memory_channels(framed=True, max_message=SERVER_MAX_MESSAGE)
+                nursery.start_soon(drive, session, ours)
+                framed = ChannelPeer(self.world.modern, theirs)
+                async with theirs:
+                    await framed.meet()
+                    yield framed
+            else:
+                end, other = direct_ends()
+                nursery.start_soon(drive, session, end)
+                direct = DirectPeer(self.world.modern, other)
+                await trio.testing.wait_all_tasks_blocked()
+                await direct.meet()
+                yield direct
+                direct.read_on()
+                other.close()
+
+    async def counts(self) -> dict[str, int]:
+        """What it counts of itself, after a garbage collection."""
+        if self.served is not None:
+            return await self.served.counts()
+        async with self.peer() as peer:
+            while True:
+                await peer.say(peer.call("statistics", "statistics"))
+                while (answer := await peer.hear())["id"] != "statistics":
+                    pass
+                counts: dict[str, int] = json.loads(text_of(answer))
+                return counts
+
+    async def back_to(self, base: dict[str, int], *, seconds: float = 10) -> None:
+        """Wait until it counts of itself what it did before, exactly."""
+        counts: dict[str, int] = {}
+        until = time.monotonic() + seconds
+        while (counts := await self.counts()) != base:
+            assert time.monotonic() < until, f"not {counts} but {base}"
+            await trio.sleep(0.01)
+
+    async def warm(self) -> None:
+        """Let it do a little of everything once, so that what it grows by later is the test's."""
+        if self.served is not None:
+            await self.served.warm()
+            return
+        async with self.peer() as peer:
+            for n in range(200):
+                await peer.ask(f"warm{n}", "echo", text="x" * 1000)
+            await peer.ask("stream", "stream", count=20)
+            peer.heard.clear()
+
+
+@attrs.define
+class Homes:
+    """Opens servers in every world; those on the network are shared, and have to be left as they were found."""
+
+    pool: Pool
+    journal: Journal
+
+    @asynccontextmanager
+    async def __call__(self, world: World, **options: Any) -> AsyncIterator[Home]:
+        if world.host:
+            async with self.pool(world.host, **options) as served:
+                yield Home(world, self.journal, served=served)
+        elif world.transport == "stdio":
+            environment = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+            more = {"serve": "stdio", "journal": str(self.journal.path), **options}
+            async with target(environment, program=PROGRAM, **more) as child:
+                yield Home(world, self.journal, target=child)
+                assert child.process.returncode is not None or await child.end() == 0
+            assert b"Traceback" not in child.errors, child.errors.decode()
+        else:
+            async with program.make_server(self.journal.path).running() as running:
+                yield Home(world, self.journal, running=running)
+
+
+def interpreter(*words: str) -> list[str]:
+    """A command that runs the program."""
+    return [sys.executable, str(PROGRAM), *words]
