@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.testing.check_channel import check_channel
+from trimcp.testing.contract import check_channel
 from trimcp.testing.faults import CutStream, FaultyChannel, SlowChannel
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.testing.check_channel import check_channel
+from trimcp.testing.contract import check_channel
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.jsonrpc import Malformed, Notification, encode_notification
 

@@ -14,7 +14,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.testing.check_channel import check_channel
+from trimcp.testing.contract import check_channel
 from trimcp.transports.descriptors import FdReceiver, FdSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.threaded import ThreadReceiver, ThreadSender

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.testing.check_channel import check_channel
+from trimcp.testing.contract import check_channel
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import format_message, mask, trace_writer, traced
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Notification, Request, Response, encode_request

@@ -38,7 +38,7 @@ from tests.transports.websocket_support import (
     text,
 )
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.testing.check_channel import check_channel
+from trimcp.testing.contract import check_channel
 from trimcp.transports.http.listening import open_tcp
 from trimcp.transports.http.model import Upgrade
 from trimcp.transports.http.wires import SocketWire, StreamWire

@@ -21,7 +21,7 @@ from tests.transports.http.asgi_support import (
     websocket_scope,
 )
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.testing.check_channel import check_channel
+from trimcp.testing.contract import check_channel
 from trimcp.transports.http.asgi_websocket import AsgiWebSocket
 from trimcp.transports.http.model import Response
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.testing.check_channel import MakePair, check_channel
+from trimcp.testing.contract import MakePair, check_channel
 from trimcp.transports.memory import memory_channels
 
 
