@@ -49,7 +49,6 @@ async def test_an_id_under_way_is_refused_at_once_and_its_call_is_untouched(home
 async def test_a_hundred_duplicates_change_nothing(homes: Homes, world: World) -> None:
     """In one breath: the first call, and a hundred more of its id; all but one are refused, and one is answered."""
     codes: list[int] = []
-    texts: list[str] = []
     name = f"of a hundred in {world}"
     async with homes(world) as home, home.peer() as peer:
         await peer.say(peer.call("same", "wait", gate=name))
@@ -62,8 +61,7 @@ async def test_a_hundred_duplicates_change_nothing(homes: Homes, world: World) -
             assert answer["id"] == "same"
             codes.append(answer["error"]["code"])
         await peer.say(peer.call("open", "open", gate=name))
-        for _ in range(2):
-            texts.append(text_of(await peer.hear()))
+        texts = [text_of(await peer.hear()), text_of(await peer.hear())]
     figure(2, "of 100 duplicates not refused", 100 - codes.count(INVALID_REQUEST), 0, "", str(world))
     assert codes == [INVALID_REQUEST] * 100
     assert sorted(texts) == ["open", "waited"]

@@ -307,7 +307,7 @@ def _hello() -> bytes:
 @OnBoth
 async def test_an_idle_session_keeps_little_and_owns_no_task(homes: Homes, host: str) -> None:
     many = 2_000 if host == "own" else 500
-    async with homes.pool(host, max_sessions=10_000, session_idle=10.0) as server:
+    async with homes.pool(host, max_sessions=10_000, session_idle=5.0) as server:
         await server.warm()
         before, base = await server.counts(), server.memory
         async with server.wire() as wire:
