@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from trimcp.channel import NOWHERE, Sink
+from trimcp.channel import NOWHERE, LaneCounts, Sink
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.protocol.events import Notified
 from trimcp.protocol.requests import Encoded
@@ -64,7 +64,9 @@ class Running:
         server: what is served.
         state: what the lifespan made.
         nursery: where work of `ctx.server` lives.
-        threads: the limiter of sync handlers.
+        threads: the turns of sync handlers that run in threads.
+        gate: the quotas of requests.
+        counts: what gave way in sessions that have ended, by lane.
     """
 
     server: Server[Any]
@@ -75,6 +77,7 @@ class Running:
     _draining: bool = attrs.field(init=False, default=False)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _subscribers: Subscribers = attrs.field(init=False)
+    counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
@@ -137,7 +140,7 @@ class Running:
             self._subscribers.attach(session)
         if session.runner is not None and (self.server.has_middleware or name in self.server.notification_handlers):
             if session.notices >= session.limits.backlog_requests:
-                session.dropped += 1
+                session.counts.drop("others")
                 return
             session.notices += 1
             notice = Notice(name, event.admission, self.state)
@@ -169,6 +172,9 @@ class Running:
             self.opened(pushed.session)
             return pushed
         pushed = Pushed(self.server.session(self, sink=NOWHERE), self._crew, self._take_back)
+        if session.counts.merged or session.counts.dropped:
+            if session in self.sessions:  # it may be told twice
+                self.counts.add(session.counts)
         pushed.require_envelope()
         if self._draining:
             pushed.session.draining.set()

@@ -82,8 +82,13 @@ class Subscribers:
             if severity(level) < severity(engine.legacy.log_level):
                 continue
             if session.sink.full:
-                session.dropped += 1
+                session.counts.drop("logs")
+                session.counts.untold += 1
                 continue
+            if session.counts.untold:
+                from trimcp.session.lanes import tell_dropped_logs
+
+                tell_dropped_logs(session, None)
             params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 

@@ -315,16 +315,21 @@ class Context(Generic[StateT]):
         if not self._wants(level):
             return True
         if self._job.sink.full:
-            self._session.dropped += 1
+            self._session.counts.drop("logs")
+            self._session.counts.untold += 1
             return False
         self._post(self._encode_log(level, data, logger))
         return True
 
+        self._tell_dropped()
     def _wants(self, level: LoggingLevel) -> bool:
         wanted = self._session.engine.log_level(self.admission)
         return wanted is not None and _SEVERITY[level] >= _SEVERITY[wanted]
 
     def _encode_log(self, level: LoggingLevel, data: JSON, logger: str | None) -> bytes:
+        The next one that the peer gets comes after a warning that says how many were dropped; without a next one it
+        stands before the result.
+
         params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
         return self._encode("notifications/message", params)
 
@@ -332,9 +337,16 @@ class Context(Generic[StateT]):
         """`log` at level "debug"."""
         await self.log("debug", data, logger=logger)
 
+        self._tell_dropped()
     async def info(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "info"."""
         await self.log("info", data, logger=logger)
+    def _tell_dropped(self) -> None:
+        if self._session.counts.untold and self._job.request.state is Inbound.UNDER_WAY:
+            from trimcp.session.lanes import tell_dropped_logs
+
+            tell_dropped_logs(self._session, self._job)
+
 
     async def warning(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "warning"."""

@@ -66,6 +66,9 @@ class Limits:
         eof_grace: how long requests already received may still run after the peer closed its side of a half-closed
             channel (a pipe). Longer suits piped one-shot use.
         drain_timeout: how long the writer may take to get rid of what is queued when a session ends.
+        stall_timeout: for how long a peer may take nothing of what is being written to it. Then it is dropped: handlers
+            are cancelled (`CancelReason.LIMIT`), the session is lost. A peer that reads slowly, but reads, is kept.
+            Infinity for never. Over HTTP it is `HttpLimits.stall_timeout`.
         answer_timeout: how long the peer, and the person in front of it, may take to answer a question in the middle of
             a request, where the handler waits for it in place. It counts for no tool's own timeout.
         max_result: of one answer; a larger one becomes an error. What clients of trimcp take by default.
@@ -86,6 +89,7 @@ class Limits:
     kept_bytes: int = 4 * 1024 * 1024
     eof_grace: float = 0.5
     drain_timeout: float = 2.0
+    stall_timeout: float = 60.0
     answer_timeout: float = 3_600.0
     max_result: int = 64 * 1024 * 1024
     session: Quota = _ANY

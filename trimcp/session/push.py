@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.channel import NOWHERE, Incoming
+from trimcp.channel import NOWHERE, Incoming, LaneCounts
 from trimcp.errors import LocalError
 from trimcp.session.crew import Crew
 from trimcp.session.job import CancelReason
@@ -66,6 +66,11 @@ class Pushed:
         return bool(session.runner.running or session.mailbox or self._work is not None)
 
     @property
+    def counts(self) -> LaneCounts:
+        """Where it is counted what gave way because its reader was slow."""
+        return self.session.counts
+
+    @property
     def unused(self) -> bool:
         """Whether nothing tells that it was ever used, as after one request that was answered and left nothing."""
         session = self.session
@@ -83,7 +88,8 @@ class Pushed:
             or session.parked
             or session.abandoned_threads
             or session.notices
-            or session.dropped
+            or session.counts.dropped
+            or session.counts.merged
         )
 
     def assume(self, revision: Revision) -> None:
@@ -98,11 +104,19 @@ class Pushed:
         """Take what arrived. Never waits and never raises because of what a peer sent."""
         self.session.deliver(batch)
 
-    def disconnect(self, why: str) -> None:
-        """End the session because its peer is gone: handlers are stopped, calls fail with `ConnectionLost`."""
+    def disconnect(self, why: str, *, slow: bool = False) -> None:
+        """End the session because its peer is gone: handlers are stopped, calls fail with `ConnectionLost`.
+
+        Args:
+            why: in words.
+            slow: whether it was we who dropped the peer, because it read nothing.
+        """
         session = self.session
         session.lose(why)
-        session.cancel_jobs(CancelReason.DISCONNECTED)
+        if slow:
+            session.cancel_jobs(CancelReason.LIMIT, why)
+        else:
+            session.cancel_jobs(CancelReason.DISCONNECTED)
         session.close()
 
     def close(self) -> None:

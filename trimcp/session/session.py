@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, Outgoing, Sink
+from trimcp.channel import Incoming, Kind, LaneCounts, Outgoing, Sink
 from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
@@ -67,6 +67,7 @@ class Session(Speaking):
 
     Attributes:
         arriving: bytes of the message being taken right now.
+        counts: what gave way because a reader was slow, by lane.
         notices: handlers of notifications at work.
         background: where work that belongs to the session is started, once it is driven.
         mirrors_headers: whether its channel carries headers beside our requests.
@@ -92,7 +93,7 @@ class Session(Speaking):
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
     parked: int = attrs.field(init=False, default=0)
-    dropped: int = attrs.field(init=False, default=0)
+    counts: LaneCounts = attrs.field(init=False)
     abandoned_threads: int = attrs.field(init=False, default=0)
     humans: int = attrs.field(init=False, default=0)
     arriving: int = attrs.field(init=False, default=0)
@@ -109,6 +110,7 @@ class Session(Speaking):
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
         self._replies = Replies(self.limits.backlog_bytes)
 
+        self.counts = self.sink.counts if isinstance(self.sink, Outbox) else LaneCounts()
     # Facts
 
     @property
@@ -117,6 +119,11 @@ class Session(Speaking):
         return self.engine.revision
 
     def statistics(self) -> Statistics:
+    @property
+    def dropped(self) -> int:
+        """Messages that nobody will see, because a reader was slow or gone."""
+        return sum(self.counts.dropped.values())
+
         """Return a snapshot of what is under way."""
         return snapshot(self)
 
@@ -253,6 +260,8 @@ class Session(Speaking):
         if self.on_finished is not None:
             self._report(job, reply if wanted else None)
         if wanted and reply is not None:
+        if self.counts.untold and wanted:
+            self._tell_dropped_logs(job)
             self._replies.post(job.sink, id, reply, job.origin, job.error)
         else:
             self._replies.none(job.sink, id, job.origin)
@@ -263,6 +272,11 @@ class Session(Speaking):
 
     def _report(self, job: Job, reply: bytes | None) -> None:
         assert self.on_finished is not None
+    def _tell_dropped_logs(self, job: Job) -> None:
+        from trimcp.session.lanes import tell_dropped_logs
+
+        tell_dropped_logs(self, job)
+
         try:
             self.on_finished(job, reply)
         except Exception:  # whoever keeps books must not cost a reply
@@ -284,10 +298,10 @@ class Session(Speaking):
 
     # The end
 
-    def cancel_jobs(self, reason: CancelReason) -> None:
+    def cancel_jobs(self, reason: CancelReason, detail: str | None = None) -> None:
         """Stop every handler, and refuse what waits."""
         for job in list(self.jobs.values()):
-            job.cancel(reason)
+            job.cancel(reason, detail)
             if not job.started and self.mailbox.remove(job):
                 self.finish(job, job.farewell())
 

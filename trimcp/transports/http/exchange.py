@@ -7,12 +7,12 @@ goes on without its reader; since 2026-07-28 the reader's leaving cancels it, as
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from trimcp.channel import Kind, Outgoing, Sink
+from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.transports.http.model import Head, Reply, Response
@@ -70,7 +70,6 @@ class Exchange:
     _reply: Reply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _gone: bool = attrs.field(init=False, default=False)
-    _dropped: int = attrs.field(init=False, default=0)
 
     # For the host
 
@@ -138,11 +137,11 @@ class Exchange:
         stream = self._stream if not self.answered and self._streaming() else None
         asks = outgoing.kind is Kind.REQUEST
         if stream is not None and (stream.read or stream.journal is not None or not asks):
-            stream.send(outgoing.data)
+            stream.send(outgoing)
         elif asks:
             raise LocalError("the client cannot be asked: the response to its request is no stream that is being read")
         else:
-            self._dropped += 1
+            self._drop(outgoing)
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Send a message, or keep it while the reader is behind."""
@@ -154,6 +153,21 @@ class Exchange:
         """Send what was kept back, or drop it."""
         if self._stream is not None:
             self._stream.settle_latest(key, keep=keep)
+        else:
+            self._drop(outgoing)
+
+    def _drop(self, outgoing: Outgoing) -> None:
+        """Count what nobody can be told: the client wants no stream, or it is over."""
+        counts = self._counts
+        if counts is not None:
+            counts.drop(lane_of(outgoing))
+
+    @property
+    def _counts(self) -> LaneCounts | None:
+        session, own = self.session, self.own
+        if session is not None:
+            return session.pushed.counts
+        return None if own is None else own.counts
 
     def withdraw(self, request_id: RequestId) -> bool:
         """Return False: what was posted has left."""
@@ -189,6 +203,10 @@ class Exchange:
     def accepted(self) -> None:
         """Answer that nothing will be answered: there was no request in the body."""
         if not self.answered:
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is held back for the reader, and the bytes that it has not taken."""
+        return ((), 0) if self._stream is None else self._stream.waiting()
+
             self.refuse(Response(202, self.headers))
 
     def refuse(self, response: Response) -> None:
@@ -221,6 +239,7 @@ class Exchange:
         return True
 
     def _prime(self, stream: EventStream) -> bytes:
+        self._stream.counts = self._counts
         session = self.session
         if session is None or not session.can_poll:
             return b""
@@ -234,7 +253,7 @@ class Exchange:
         last = outgoing.request_id is None or self.awaited <= 0
         stream, reply = self._stream, self._reply
         if stream is not None and not last:
-            stream.send(outgoing.data, reply=True)
+            stream.send(outgoing)
             return
         if self.opening:
             self._open(outgoing.error)
