@@ -18,7 +18,21 @@ from trimcp.errors import LocalError
 from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
-__all__ = ["NOWHERE", "Incoming", "Kind", "MessageChannel", "Origin", "Outgoing", "Sink"]
+__all__ = [
+    "LANES",
+    "NOWHERE",
+    "Incoming",
+    "Kind",
+    "LaneCounts",
+    "MessageChannel",
+    "Origin",
+    "Outgoing",
+    "Sink",
+    "lane_of",
+]
+
+LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")
+"""What is treated differently while the peer is slow; docs/reference/lanes.md says how. The last holds cancels, too."""
 
 
 class Kind(Enum):
@@ -39,6 +53,11 @@ class Origin(Protocol):
     @property
     def name(self) -> str:
         """What to call it in a log."""
+        ...
+
+    @property
+    def client(self) -> str | None:
+        """Where the peer is, as far as it tells clients apart, such as its address without the port; or None."""
         ...
 
     @property
@@ -90,6 +109,56 @@ class Outgoing:
     error: int | None = None
 
 
+_METHOD_WITHIN: Final = 96  # bytes of a notification in which its method stands: we write it before the params
+
+
+def lane_of(outgoing: Outgoing) -> str:
+    """Return which of `LANES` a message belongs to. For what is merged, dropped or looked at, not for every message."""
+    if outgoing.kind is Kind.REPLY:
+        return "replies"
+    if outgoing.kind is Kind.REQUEST:
+        return "requests"
+    if outgoing.kind is Kind.NOTIFICATION:
+        beginning = outgoing.data[:_METHOD_WITHIN]
+        if b'"notifications/progress"' in beginning:
+            return "progress"
+        if b'"notifications/message"' in beginning:
+            return "logs"
+        if b'/list_changed"' in beginning or b'"notifications/resources/updated"' in beginning:
+            return "changes"
+    return "others"
+
+
+@attrs.define(eq=False)
+class LaneCounts:
+    """What gave way because a reader was slow or gone, by lane. Whoever lets something give way counts it here.
+
+    Attributes:
+        merged: messages that gave way to a later one of their kind.
+        dropped: messages that nobody will see.
+        untold: log messages dropped since the peer was last told how many were.
+    """
+
+    merged: dict[str, int] = attrs.field(factory=dict)
+    dropped: dict[str, int] = attrs.field(factory=dict)
+    untold: int = 0
+
+    def merge(self, lane: str) -> None:
+        """Count a message that gave way to a later one."""
+        self.merged[lane] = self.merged.get(lane, 0) + 1
+
+    def drop(self, lane: str) -> None:
+        """Count a message that nobody will see."""
+        self.dropped[lane] = self.dropped.get(lane, 0) + 1
+
+    def add(self, other: LaneCounts) -> None:
+        """Count here what another one has counted, such as one of a session that has ended."""
+        for lane, count in other.merged.items():
+            self.merged[lane] = self.merged.get(lane, 0) + count
+        for lane, count in other.dropped.items():
+            self.dropped[lane] = self.dropped.get(lane, 0) + count
+
+
 class Sink(Protocol):
     """Where outgoing messages go: a session's queue, or a transport's own road back."""
 
@@ -127,6 +196,10 @@ class Sink(Protocol):
     def close(self) -> None:
         """No more is posted; what is queued still leaves."""
 
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return the messages that are still held here, and the bytes handed on that the peer has not taken."""
+        ...
+
 
 class _Nowhere:
     """A sink that leads to nobody."""
@@ -159,6 +232,10 @@ class _Nowhere:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Nothing waits here."""
+        return (), 0
 
 
 NOWHERE: Final[Sink] = _Nowhere()
@@ -210,6 +287,14 @@ class MessageChannel(ABC):
 
     def obituary(self) -> str | None:
         """Say how the other side ended, as far as this channel knows, for the errors of calls; None for nothing."""
+        return None
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever the peer takes more of the send under way; None if nobody can tell.
+
+        Asked now and then while a send lasts. A peer that takes a little is slow; one that takes nothing for
+        `Limits.stall_timeout` seconds is dropped. Where nobody can tell, a send that lasts so long counts as nothing.
+        """
         return None
 
     async def __aenter__(self) -> Self:

@@ -98,7 +98,7 @@ class Logs:
         allowed = limits.kept_of(limits.logs_kept, self._session.arriving)
         while self._send.statistics().current_buffer_used >= allowed:
             self._receive.receive_nowait()
-            self._session.dropped += 1
+            self._session.counts.drop("logs")
             self._unread -= 1
         self._send.send_nowait(params)
         self._unread += 1

@@ -8,6 +8,7 @@ place, and nothing of one call's rounds is seen by another.
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -23,6 +24,7 @@ from trimcp.session.pending import Follower, Pending, cancellation_text
 from trimcp.session.scopes import sole
 from trimcp.session.session import Session
 from trimcp.wire.codes import HEADER_MISMATCH
+from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_required import InputRequest, InputRequiredResult
@@ -62,6 +64,7 @@ class Rounds:
         meta: what goes into `_meta` of every round, or None.
         follower: who takes progress and is told of each reply, or None.
         headers: what every round carries besides what all requests do, or None where the channel carries nothing.
+        deadline: when the caller stops waiting, on Trio's clock; the peer is told how long that is.
         asked: whether there was a question, so that the result belongs to its answers.
     """
 
@@ -73,6 +76,7 @@ class Rounds:
     meta: Mapping[str, JSON] | None = None
     follower: Follower | None = None
     headers: Mapping[str, str] | None = None
+    deadline: float = math.inf
     asked: bool = attrs.field(init=False, default=False)
     _pending: Pending | None = attrs.field(init=False, default=None)
 
@@ -81,8 +85,12 @@ class Rounds:
         follower = self.follower
         session = self.session
         wants_progress = follower is not None
+        meta = self.meta
+        if self.deadline != math.inf:
+            left = max(0.0, round(self.deadline - trio.current_time(), 3))
+            meta = {META_TIMEOUT: left} if meta is None else {META_TIMEOUT: left, **meta}
         pending = await session.begin(
-            self.name, self.params, wants_progress=wants_progress, meta=self.meta, headers=self.headers
+            self.name, self.params, wants_progress=wants_progress, meta=meta, headers=self.headers
         )
         pending.follower = follower
         self._pending = pending
@@ -223,7 +231,7 @@ class Call(Generic[ResultT]):
         try:
             while self._keep.statistics().current_buffer_used >= allowed:
                 self.progress.receive_nowait()
-                session.dropped += 1
+                session.counts.drop("progress")
             self._keep.send_nowait(params)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the reader closed it: nobody wants it
@@ -286,6 +294,7 @@ class Calling(Generic[ResultT]):
 
     async def __aenter__(self) -> Call[ResultT]:
         rounds = self._rounds
+        rounds.deadline = self._clocks.deadline()
         await rounds.caller.allow(rounds)
         keep, progress = trio.open_memory_channel[ProgressParams](rounds.session.limits.progress_kept)
         with ExitStack() as around:

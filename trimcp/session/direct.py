@@ -6,7 +6,7 @@ same: neither side can see the other's objects, and what a wire would refuse is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import attrs
 import trio
@@ -91,6 +91,10 @@ class DirectEnd:
 
     def release(self) -> None:
         """Do nothing: there is one road, and it stays."""
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Nothing waits here: what was posted has left, and waits, if at all, in the other session."""
+        return (), 0
 
     def close(self) -> None:
         """Deliver nothing more, and let the other session know that its peer is gone. Safe to call twice."""

@@ -9,10 +9,12 @@ besides them only a cancelled request waits, shielded, for the clean-up of the w
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+import attrs
 import trio
 
 from trimcp.channel import MessageChannel
@@ -23,10 +25,11 @@ from trimcp.session.outbox import Outbox
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 
-__all__ = ["Road", "drive", "driving"]
+__all__ = ["Road", "StallWatch", "drive", "driving"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
+_LOOKS: Final = 4  # within the time allowed, while writes last: so nobody is kept for more than a quarter longer
 
 Road: TypeAlias = MessageChannel | DirectEnd
 """What a session can be driven over: a channel that is pulled, or a direct end that needs no reader and writer."""
@@ -57,11 +60,12 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
         assert isinstance(outbox, Outbox)
         # Shielded, so that the last words of whoever is cancelled still leave; below it gets its deadline.
         writer = trio.CancelScope(shield=True)
-        wire.start_soon(_write, session, channel, outbox, writer)
+        watch = StallWatch(outbox, channel, session.limits.stall_timeout)
+        wire.start_soon(_write, session, watch, writer)
         try:
             async with open_service_nursery() as jobs:
                 session.start(Crew(jobs))
-                jobs.start_soon(_read, session, channel)
+                jobs.start_soon(_read, session, watch, writer)
                 try:
                     yield
                 finally:
@@ -111,8 +115,27 @@ async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[N
         session.endpoint.closed(session)
 
 
-async def _read(session: Session, channel: MessageChannel) -> None:
-    """Deliver what arrives, until the peer leaves; then end the session, with grace for handlers it may still read."""
+async def _read(session: Session, watch: StallWatch, writer: trio.CancelScope) -> None:
+    """Deliver what arrives, until the peer leaves; then end the session, with grace for handlers it may still read.
+
+    Looks whether the peer reads, too, when the watch wants it: a task for that alone would be one more per connection.
+    """
+    channel = watch.channel
+    until: float | None = None
+    while True:
+        with watch.alarm():
+            if until is None:
+                await _deliver(session, channel)
+                until = trio.current_time() + (session.limits.eof_grace if channel.half_open else 0)
+            await wind_down(session, max(0.0, until - trio.current_time()))
+            return
+        if watch.stalled():
+            _drop(session, watch, writer)
+            return
+
+
+async def _deliver(session: Session, channel: MessageChannel) -> None:
+    """Deliver what arrives until the peer leaves."""
     try:
         while True:
             session.deliver(await channel.receive())
@@ -122,16 +145,32 @@ async def _read(session: Session, channel: MessageChannel) -> None:
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
         session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
     log.debug("the peer is gone: %s", session.lost)
-    await wind_down(session, session.limits.eof_grace if channel.half_open else 0)
 
 
-async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scope: trio.CancelScope) -> None:
+def _drop(session: Session, watch: StallWatch, writer: trio.CancelScope) -> None:
+    """End a session whose peer takes nothing. What waits for it goes nowhere, so nobody waits for that."""
+    from trimcp.security import security_event
+
+    why = f"the peer read nothing for {watch.patience:g} seconds"
+    queued, unread = watch.outbox.waiting()
+    unread += sum(len(outgoing.data) for outgoing in queued)
+    security_event("peer_stalled", seconds=watch.patience, unread_bytes=unread, requests=len(session.jobs))
+    session.lose(why)
+    session.cancel_jobs(CancelReason.LIMIT, why)
+    writer.cancel(reason=why)
+    session.close()
+
+
+async def _write(session: Session, watch: StallWatch, scope: trio.CancelScope) -> None:
     """Write what is ready, all of it in one batch, until the outbox is closed and empty."""
+    channel, outbox = watch.channel, watch.outbox
     with scope:
         try:
             while True:
                 batch = await outbox.receive()
                 session.nudge()
+                if watch.asleep:
+                    watch.wake()
                 await channel.send(batch)
                 del batch  # a large result must not stay until there is something else to say
         except trio.EndOfChannel:
@@ -142,3 +181,67 @@ async def _write(session: Session, channel: MessageChannel, outbox: Outbox, scop
             session.cancel_jobs(CancelReason.DISCONNECTED)
             session.close()
     outbox.abandon()
+
+
+@attrs.define(eq=False, repr=False)
+class StallWatch:
+    """Notices a peer that takes nothing of what is being written to it, without a timer for every write.
+
+    Most writes are over at once, and a timer for each would cost more than the write. So the first write after a pause
+    sets an alarm, and the reader looks when it rings: at a pause it is switched off; while a write lasts it looks
+    whether the peer has taken anything since.
+
+    Args:
+        outbox: where the writer takes messages from.
+        channel: what it writes them to.
+        patience: seconds in which the peer has to take something; infinity for no limit.
+
+    Attributes:
+        asleep: whether the alarm is off, and the next write has to `wake` this.
+    """
+
+    outbox: Outbox
+    channel: MessageChannel
+    patience: float
+    asleep: bool = attrs.field(init=False, default=True)
+    _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
+    _due: float = attrs.field(init=False, default=math.inf)
+    _since: float = attrs.field(init=False, default=0.0)
+    _mark: Hashable = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self.asleep = self.patience < math.inf
+
+    def wake(self) -> None:
+        """Set the alarm, because a write begins."""
+        self.asleep = False
+        self._since = trio.current_time()
+        self._mark = self._progress()
+        self._ring_at(self._since + self.patience)
+
+    def alarm(self) -> trio.CancelScope:
+        """Return a scope for the reader, which is cancelled when it is time to ask `stalled`."""
+        self._scope = trio.CancelScope(deadline=self._due)
+        return self._scope
+
+    def stalled(self) -> bool:
+        """Return whether the peer has taken nothing for too long; if not, set the alarm anew or switch it off."""
+        if not self.outbox.writing:
+            self.asleep = True
+            self._due = math.inf
+            return False
+        now, progress = trio.current_time(), self._progress()
+        if progress != self._mark:
+            self._mark, self._since = progress, now
+        elif now - self._since >= self.patience:
+            return True
+        self._due = min(now + self.patience / _LOOKS, self._since + self.patience)
+        return False
+
+    def _progress(self) -> Hashable:
+        return self.outbox.steps, self.channel.taken()
+
+    def _ring_at(self, due: float) -> None:
+        self._due = due
+        if self._scope is not None:
+            self._scope.deadline = due

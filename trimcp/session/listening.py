@@ -143,7 +143,7 @@ class Subscription:
             return
         allowed = self._session.limits.kept_of(_MOST_UPDATES, self._session.arriving)
         if len(self._changes) >= allowed and change not in self._changes:
-            self._session.dropped += 1
+            self._session.counts.drop("changes")
             return
         self._changes[change] = None
         self._waiting.unpark_all()

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import attrs
 import trio
 
-from trimcp.channel import Kind, Outgoing
+from trimcp.channel import Kind, LaneCounts, Outgoing, lane_of
 from trimcp.session.limits import Limits
 from trimcp.wire.jsonrpc import RequestId
 
@@ -28,12 +28,19 @@ class Outbox:
     Args:
         max_messages: how many may wait.
         max_bytes: what they may weigh. One message may exceed it, or a large result could never leave.
+        counts: where messages are counted that gave way to a later one.
+
+    Attributes:
+        bytes_queued: what waits, without what only the latest counts of.
+        steps: odd while the writer waits for messages, even while it writes those it took; never the same again.
     """
 
     max_messages: int
     max_bytes: int
+    counts: LaneCounts = attrs.field(factory=LaneCounts)
     bytes_queued: int = attrs.field(init=False, default=0)
-    merged: int = attrs.field(init=False, default=0)
+    steps: int = attrs.field(init=False, default=0)
+    _leaving: int = attrs.field(init=False, default=0)
     _queue: deque[Outgoing] = attrs.field(init=False, factory=deque)
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
     _waiting_writer: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -49,6 +56,11 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._latest)
+
+    @property
+    def writing(self) -> bool:
+        """Whether the writer has taken messages and is not back."""
+        return self.steps > 0 and not self.steps % 2
 
     @property
     def full(self) -> bool:
@@ -92,7 +104,7 @@ class Outbox:
         if self._closed:
             return
         if key in self._latest:
-            self.merged += 1
+            self.counts.merge(lane_of(outgoing))
         self._latest[key] = outgoing
         if self._waiting_writer:
             self._waiting_writer.unpark()
@@ -125,18 +137,26 @@ class Outbox:
         Raises:
             trio.EndOfChannel: the outbox is closed and empty.
         """
+        self.steps += 1
         while not self._queue and not self._latest:
             if self._closed:
                 raise trio.EndOfChannel
             await self._waiting_writer.park()
         batch = list(self._queue)
         self._queue.clear()
+        self._leaving = self.bytes_queued
         if self._latest:
+            self._leaving += sum(len(outgoing.data) for outgoing in self._latest.values())
             batch.extend(self._latest.values())
             self._latest.clear()
         self.bytes_queued = self._replies = self._reply_bytes = 0
+        self.steps += 1
         self._free_room()
         return batch
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is queued, and the bytes in the writer's hands."""
+        return [*self._queue, *self._latest.values()], self._leaving if self.writing else 0
 
     def _free_room(self) -> None:
         if self._waiting_senders:

@@ -6,13 +6,67 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trimcp.session.outbox import Outbox
+from trimcp.channel import LANES, LaneCounts, Outgoing, lane_of
 from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
 
-__all__ = ["Statistics", "snapshot"]
+__all__ = ["Lane", "Lanes", "Statistics", "lanes_of", "snapshot"]
+
+
+@attrs.frozen
+@valued
+class Lane:
+    """What a slow peer means for messages of one kind.
+
+    Attributes:
+        messages, bytes: what is held for the peer, not yet handed to its connection.
+        merged: messages that gave way to a later one of their kind.
+        dropped: messages that nobody will see.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    merged: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: Lane) -> Lane:
+        return Lane(*(mine + theirs for mine, theirs in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+
+@attrs.frozen
+@valued
+class Lanes:
+    """All lanes; docs/reference/lanes.md says what becomes of each. `one + other` adds those of two sessions.
+
+    Attributes:
+        replies: results and errors. None is ever merged or dropped while the peer is there.
+        requests: questions of ours.
+        progress, logs: of requests under way; on the receiving side what was kept for a slow reader or handler.
+        changes: lists that changed, resources that were updated.
+        others: cancellations, and notifications of other kinds.
+    """
+
+    replies: Lane = Lane()
+    requests: Lane = Lane()
+    progress: Lane = Lane()
+    logs: Lane = Lane()
+    changes: Lane = Lane()
+    others: Lane = Lane()
+
+    def __add__(self, other: Lanes) -> Lanes:
+        return Lanes(**{name: getattr(self, name) + getattr(other, name) for name in LANES})
+
+    @property
+    def merged(self) -> int:
+        """Messages of any lane that gave way to a later one."""
+        return sum(getattr(self, name).merged for name in LANES)
+
+    @property
+    def dropped(self) -> int:
+        """Messages of any lane that nobody will see."""
+        return sum(getattr(self, name).dropped for name in LANES)
 
 
 @attrs.frozen
@@ -25,10 +79,12 @@ class Statistics:
         parked: handlers that wait for the peer's answer to a question.
         waiting: requests waiting for a running slot, and their bytes in `waiting_bytes`.
         pending: calls of ours the peer has not answered.
-        outbox, outbox_bytes: messages waiting for the writer.
+        outbox, outbox_bytes: messages waiting for the writer; over HTTP those held back for a slow reader.
         merged: messages that gave way to a later one of their kind.
-        dropped: progress and log messages dropped because their reader was slow.
+        dropped: messages dropped because their reader was slow or gone.
         abandoned_threads: threads whose call is over but which cannot be stopped.
+        unread_bytes: what was handed to the writer, or to the connections of requests under way, and is not taken yet.
+        lanes: what waits, was merged and was dropped, by lane.
     """
 
     running: int
@@ -41,20 +97,48 @@ class Statistics:
     merged: int
     dropped: int
     abandoned_threads: int
+    unread_bytes: int = 0
+    lanes: Lanes = Lanes()
 
 
 def snapshot(session: Session) -> Statistics:
     """Return what is under way in a session now."""
-    outbox = session.sink if isinstance(session.sink, Outbox) else None
+    # Over HTTP each request has a road of its own, and what belongs to none has another.
+    sinks = {id(sink): sink for sink in (session.sink, *(job.sink for job in session.jobs.values()))}
+    held: list[Outgoing] = []
+    unread = 0
+    for sink in sinks.values():
+        messages, handed_on = sink.waiting()
+        held += messages
+        unread += handed_on
+    lanes = lanes_of(session.counts, held)
     return Statistics(
         running=session.runner.running if session.runner is not None else 0,
         parked=session.parked,
         waiting=len(session.mailbox),
         waiting_bytes=session.mailbox.bytes_queued,
         pending=len(session.pending),
-        outbox=len(outbox) if outbox is not None else 0,
-        outbox_bytes=outbox.bytes_queued if outbox is not None else 0,
-        merged=outbox.merged if outbox is not None else 0,
-        dropped=session.dropped,
+        outbox=len(held),
+        outbox_bytes=sum(len(outgoing.data) for outgoing in held),
+        merged=lanes.merged,
+        dropped=lanes.dropped,
         abandoned_threads=session.abandoned_threads,
+        unread_bytes=unread,
+        lanes=lanes,
+    )
+
+
+def lanes_of(counts: LaneCounts, held: list[Outgoing] | None = None) -> Lanes:
+    """Return what was counted, and what is held, by lane."""
+    depths = {name: [0, 0] for name in LANES}
+    for outgoing in held or ():
+        depth = depths[lane_of(outgoing)]
+        depth[0] += 1
+        depth[1] += len(outgoing.data)
+    merged, dropped = counts.merged, counts.dropped
+    return Lanes(
+        **{
+            name: Lane(messages, size, merged.get(name, 0), dropped.get(name, 0))
+            for name, (messages, size) in depths.items()
+        }
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from trimcp.channel import Incoming, MessageChannel, Sink
+from trimcp.channel import Incoming, LaneCounts, MessageChannel, Sink
 from trimcp.wire.revisions import Revision
 
 __all__ = ["PushedSession", "Service"]
@@ -29,14 +29,19 @@ class PushedSession(Protocol):
         """Whether anything is at work in it. What waits for the peer is not."""
         ...
 
+    @property
+    def counts(self) -> LaneCounts:
+        """Where it is counted what gave way because its reader was slow or gone."""
+        ...
+
     def assume(self, revision: Revision) -> None:
         """Skip the handshake: the client did it where it is not remembered."""
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take what arrived. Never waits, and never raises because of what a peer sent."""
 
-    def disconnect(self, why: str) -> None:
-        """End it because its peer is gone: handlers are stopped."""
+    def disconnect(self, why: str, *, slow: bool = False) -> None:
+        """End it because its peer is gone: handlers are stopped. `slow`: we dropped it because it read nothing."""
 
     def close(self) -> None:
         """End it, now that nothing is under way any more. Whoever calls it forgets it."""

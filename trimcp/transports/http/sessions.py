@@ -7,13 +7,13 @@ A session without open streams owns no task. It belongs to who made it: to anybo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
-from trimcp.channel import Kind, Outgoing
+from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.transports.http.events import EventStore, event_id, parse_event_id
@@ -42,7 +42,6 @@ class HttpSession:
         principal: whose it is.
         pushed: the session itself.
         used: when it was last used, on Trio's clock.
-        dropped: notices that nobody could be told.
         under_way: exchanges that are not answered.
         streams: those that have not ended, by number, if a client can come back for them.
     """
@@ -54,7 +53,6 @@ class HttpSession:
     tracer: Tracer | None = None
     pushed: PushedSession = attrs.field(init=False)
     used: float = attrs.field(init=False, factory=trio.current_time)
-    dropped: int = attrs.field(init=False, default=0)
     under_way: int = attrs.field(init=False, default=0)
     streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)
     _ended: dict[int, float] = attrs.field(init=False, factory=dict)
@@ -162,6 +160,7 @@ class HttpSession:
         before = self._own
         if before.journal is None and self.resumable:
             self._own = self.new_stream()
+            self._own.counts = before.counts
             for key, outgoing in before.withheld():
                 self._own.send_latest(key, outgoing)
         elif before.reply is not None:
@@ -185,11 +184,11 @@ class HttpSession:
     def post(self, outgoing: Outgoing) -> None:
         """Send a message on the GET stream, or deal with there being none."""
         if self._own.read or (outgoing.kind is Kind.NOTIFICATION and self._own.journal is not None):
-            self._own.send(outgoing.data)
+            self._own.send(outgoing)
         elif outgoing.kind is Kind.REQUEST:
             raise LocalError("the client cannot be asked outside a request: it reads no stream (GET) of this session")
         else:
-            self.dropped += 1
+            self.pushed.counts.drop(lane_of(outgoing))
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Send a message, or keep the latest until somebody reads."""
@@ -219,6 +218,10 @@ class HttpSession:
             stream.end()
         if self.events is not None:
             self.events.drop_session(self.id)
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is kept for the reader of the GET stream, and the bytes that it has not taken."""
+        return self._own.waiting()
 
     # Exchanges
 
@@ -257,6 +260,7 @@ class SessionTable:
         """Return a new session, which is found by its id once it was added."""
         session = HttpSession(secrets.token_urlsafe(24), principal, self.settings, self.events, self.tracer)
         session.pushed = service.open(session)
+        session._own.counts = session.pushed.counts
         return session
 
     def add(self, session: HttpSession) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, quote
 
@@ -86,6 +86,7 @@ class LegacyStream:
         face = self.face
         self._stream = face.new_stream(event="message")
         self.session = face.service.open(self)
+        self._stream.counts = self.session.counts
         face.streams.add(self.id, self)
         place = f"{quote(self.head.root)}{face.settings.messages_path}?{_ID}{self.id}"
         self._stream.open(reply, self.headers, encode_event(place.encode(), event="endpoint"))
@@ -127,7 +128,7 @@ class LegacyStream:
 
     def post(self, outgoing: Outgoing) -> None:
         """Send a message."""
-        self._stream.send(outgoing.data)
+        self._stream.send(outgoing)
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Send a message, or keep the latest while the reader is behind."""
@@ -152,6 +153,10 @@ class LegacyStream:
         self.face.streams.remove(self.id)
         self.face.ticker.unwatch(self._stream)
         self._stream.end()
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is held back for the reader, and the bytes that it has not taken."""
+        return self._stream.waiting()
 
 
 @attrs.define(eq=False)

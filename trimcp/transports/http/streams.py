@@ -7,13 +7,13 @@ basic/transports, "Resumability and Redelivery"; WHATWG HTML, "Server-sent event
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 import attrs
 import trio
 
-from trimcp.channel import Outgoing
+from trimcp.channel import Kind, LaneCounts, Outgoing, lane_of
 from trimcp.framing.sse import COMMENT, encode_event
 from trimcp.transports.http.events import EventStore, event_id
 from trimcp.transports.http.model import Reply, Response
@@ -58,7 +58,7 @@ class EventStream:
         reply: where it is read now, or None.
         ended: whether its last event was written.
         written: whether anything was since the last `keep_alive`.
-        merged: messages that gave way to a later one of their kind.
+        counts: where it is counted what gave way because the reader was slow or gone; its session's.
     """
 
     bound: int
@@ -68,7 +68,7 @@ class EventStream:
     reply: Reply | None = attrs.field(init=False, default=None)
     ended: bool = attrs.field(init=False, default=False)
     written: bool = attrs.field(init=False, default=True)
-    merged: int = attrs.field(init=False, default=0)
+    counts: LaneCounts | None = attrs.field(init=False, default=None)
     _seq: int = attrs.field(init=False, default=0)
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
 
@@ -143,22 +143,24 @@ class EventStream:
             journal.store.append(journal.session, journal.stream, self._seq, data, reply=reply)
         return self._encode(data, self._seq)
 
-    def send(self, data: bytes, *, reply: bool = False) -> None:
-        """Write a message, or only keep it while nobody reads. `reply` says that it is worth more than others."""
+    def send(self, outgoing: Outgoing) -> None:
+        """Write a message, or only keep it while nobody reads, if it can be kept."""
         if self.ended:
             return
-        event = self.take(data, reply=reply)
+        event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
         if self.reply is not None:
             self.written = True
             self.reply.write(event)
+        elif self.journal is None and self.counts is not None:
+            self.counts.drop(lane_of(outgoing))
 
     def send_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Write a message, unless the reader is slow or gone: then only the latest of its key is kept for it."""
         if self.reply is not None and not self.full and not self._latest:
-            self.send(outgoing.data)
+            self.send(outgoing)
             return
-        if key in self._latest:
-            self.merged += 1
+        if key in self._latest and self.counts is not None:
+            self.counts.merge(lane_of(outgoing))
         self._latest[key] = outgoing
 
     def withheld(self) -> list[tuple[Hashable, Outgoing]]:
@@ -170,13 +172,17 @@ class EventStream:
         """Write what is kept back under `key` now, or drop it."""
         outgoing = self._latest.pop(key, None)
         if outgoing is not None and keep:
-            self.send(outgoing.data)
+            self.send(outgoing)
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is kept back, and the bytes that the reader has not taken; see `Sink.waiting`."""
+        return list(self._latest.values()), 0 if self.reply is None else self.reply.waiting
 
     def writable(self) -> None:
         """Write what was kept back, now that the reader has room."""
         while self._latest and self.reply is not None and not self.full:
             key = next(iter(self._latest))
-            self.send(self._latest.pop(key).data)
+            self.send(self._latest.pop(key))
 
     def end(self, data: bytes | None = None) -> None:
         """Write the last message, if there is one, and end the stream."""
