@@ -16,7 +16,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 450
 
-_WIRE = {"errors", "values", "masking", "security", "wire"}
+_WIRE = {"errors", "values", "masking", "security", "hidden", "wire"}
 _CHANNEL = _WIRE | {"framing", "channel"}
 _SESSION = _CHANNEL | {"protocol", "validation", "session"}
 _ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "bench", "cli", "trimcp"}
@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
     "values": {"values"},
     "masking": {"masking"},
+    "hidden": {"hidden", "values"},
     "security": {"masking", "security"},
     "wire": _WIRE,
     "framing": _WIRE | {"framing"},

@@ -35,7 +35,6 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "redirect_refused": "a server sent us to another origin",
         "child_garbage": "a child's standard output carried what is no message",
         "too_many_questions": "a server asked more questions than one call may",
-        "listing_changed": "a tool is listed otherwise than when it was approved",
     }
 )
 """What each kind of event means. Any other kind is logged as it is; all of those share one bound."""

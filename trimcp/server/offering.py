@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 from trimcp.errors import LocalError
 from trimcp.protocol.profile import Profile
@@ -19,12 +19,18 @@ from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load what makes resources and prompts.
 if TYPE_CHECKING:
+    from trimcp.server.confirming import Fallback
+    from trimcp.server.filters import AppliedFilter, Filter
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry
 
 __all__ = ["Middleware", "Offering"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+FilterT = TypeVar("FilterT", bound="Filter")
+
+Confirm = Literal["destructive"]
+"""Which tools the user is asked about before they run: those whose annotations say that they may destroy something."""
 
 Middleware = Callable[[Any, Any, Callable[[Any, Any], Awaitable[Any]]], Awaitable[Any]]
 """`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else.
@@ -54,6 +60,9 @@ class Offering:
         self.foreign: dict[str, Handler] = {}
         self._completers: dict[tuple[str, str], Completer] = {}
         self._middleware: list[Middleware] = []
+        self._filters: list[AppliedFilter] = []
+        self.confirm: Confirm | None = None
+        self.confirm_fallback: Fallback = "refuse"
         self._lifespans = 0
         self._declare()
 
@@ -83,6 +92,10 @@ class Offering:
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, also while the server runs: clients are told. As `tool`."""
         entry = tool_entry(function, options)
+        if _to_confirm(entry, options, self.confirm):
+            from trimcp.server.confirming import Confirmation
+
+            entry.confirmation = Confirmation(entry.tool, self.confirm_fallback)
         self.tools.add(entry.tool.name, entry, live=self._live)
         self._declare()
 
@@ -230,6 +243,53 @@ class Offering:
             handler = _around(middleware, handler)
         return handler
 
+    @overload
+    def filter(
+        self, function: FilterT, /, *, names: str | Sequence[str] | None = None, methods: Sequence[str] | None = None
+    ) -> FilterT: ...
+    @overload
+    def filter(
+        self, /, *, names: str | Sequence[str] | None = None, methods: Sequence[str] | None = None
+    ) -> Callable[[FilterT], FilterT]: ...
+    def filter(
+        self, function: Any = None, /, *, names: str | Sequence[str] | None = None, methods: Sequence[str] | None = None
+    ) -> Any:
+        """Let a function see each result of a tool, resource or prompt before it leaves: `@server.filter`.
+
+        `def function(ctx, params, result)`, sync or async, returns what is to be sent: the result or another one. It
+        keeps a result back with `ToolError` or `ErrorReply`, and also where it crashes: then the client is told of an
+        internal error and the log why. Filters run in the order they were added, outside all middleware. Questions to
+        the user and errors of the protocol pass none.
+
+        Args:
+            function: the filter, such as `trimcp.SecretsFilter()`.
+            names: only for tools and prompts of this name, or resources of this address; `*` and `?` as in a shell.
+            methods: only for some of "tools/call", "resources/read" and "prompts/get".
+
+        Raises:
+            LocalError: the server runs.
+            ValueError: there is nothing to filter in the results of a method.
+        """
+
+        def add(function: FilterT) -> FilterT:
+            from trimcp.server.filters import AppliedFilter
+
+            if self._live:
+                raise LocalError("filters cannot be added while the server runs")
+            self._filters.append(AppliedFilter.of(function, names, methods))
+            return function
+
+        return add if function is None else add(function)
+
+    def filtered(self, name: str, handler: Handler) -> Handler:
+        """Return the handler of a method with the filters for its results around it."""
+        filters = [applied for applied in self._filters if name in applied.methods]
+        if not filters:
+            return handler
+        from trimcp.server.filters import filtered
+
+        return filtered(name, handler, filters)
+
     def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Serve a request that an extension brings: `async def function(ctx, params)`, JSON objects in and out.
 
@@ -285,6 +345,15 @@ class Offering:
             logging={},
             extensions=self.extensions or ABSENT,
         )
+
+
+def _to_confirm(entry: ToolEntry, options: ToolOptions, wanted: Confirm | None) -> bool:
+    """Return whether the user is asked before a tool runs."""
+    chosen = options.get("confirm")
+    if chosen is not None:
+        return chosen
+    hints = entry.tool.annotations
+    return wanted == "destructive" and hints is not ABSENT and hints.destructive_hint is True
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

@@ -101,7 +101,7 @@ class Running:
             "subscriptions/listen": self._subscribers.listen,
             **self.server.foreign,
         }
-        self._handlers = {name: self.server.wrap(handler) for name, handler in handlers.items()}
+        self._handlers = {name: self.server.dressed(name, handler) for name, handler in handlers.items()}
         self._noticed = self.server.wrap(self._call_notification_handlers)
 
     # The endpoint of sessions

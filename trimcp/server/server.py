@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Generic
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic
 
 import trio
 
@@ -12,8 +12,8 @@ from trimcp.channel import Sink
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
-from trimcp.server.offering import Offering
-from trimcp.server.running import Running
+from trimcp.server.offering import Confirm, Offering
+from trimcp.server.running import Handler, Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import Road
 from trimcp.session.limits import Limits
@@ -24,6 +24,10 @@ from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.revisions import REVISIONS, Revision
+
+if TYPE_CHECKING:
+    from trimcp.server.audit import Audit
+    from trimcp.server.confirming import Fallback
 
 __all__ = ["Server"]
 
@@ -53,14 +57,18 @@ class Server(Offering, Generic[StateT]):
         max_threads: sync handlers that may run in threads at once.
         limits: every bound and grace period of a session.
         revisions: the revisions to speak.
+        audit: where a record of each call goes; None keeps none.
+        confirm: "destructive" asks the user before a tool runs whose annotations have `destructive_hint=True`; a tool's
+            own `confirm=` comes before it.
+        confirm_fallback: what becomes of such a call where the client cannot ask: "refuse" or "allow".
         handler_errors: "log" answers and logs a crash; "raise" (for tests) lets it end the session as well.
 
     Attributes:
         info: its name, version and so on, as clients are told.
         tools, resources, templates, prompts: what is offered, by name or address. Read them; methods change them.
         runs: the runs under way, each with its `sessions`.
-        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions, max_threads, limits, handler_errors:
-            as given.
+        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions, max_threads, limits, audit, confirm,
+            confirm_fallback, handler_errors: as given.
 
     What else has a public name is there for what serves it (`Running`, the logging bridge), and may change.
     """
@@ -86,10 +94,17 @@ class Server(Offering, Generic[StateT]):
         max_threads: int = 256,
         limits: Limits | None = None,
         revisions: Sequence[Revision] = REVISIONS,
+        audit: Audit | None = None,
+        confirm: Confirm | None = None,
+        confirm_fallback: Fallback = "refuse",
         handler_errors: str = "log",
     ) -> None:
         if handler_errors not in ("log", "raise"):
             raise ValueError(f"handler_errors is 'log' or 'raise', not {handler_errors!r}")
+        if confirm not in (None, "destructive"):
+            raise ValueError(f"confirm is 'destructive' or None, not {confirm!r}")
+        if confirm_fallback not in ("refuse", "allow"):
+            raise ValueError(f"confirm_fallback is 'refuse' or 'allow', not {confirm_fallback!r}")
         self.info: Implementation = Implementation(
             name=name,
             version=version,
@@ -100,6 +115,9 @@ class Server(Offering, Generic[StateT]):
         )
         profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {})
+        self.confirm = confirm
+        self.confirm_fallback = confirm_fallback
+        self.audit: Audit | None = audit
         self.lifespan = lifespan
         self.page_size = page_size
         self.list_ttl_ms = list_ttl_ms
@@ -120,7 +138,7 @@ class Server(Offering, Generic[StateT]):
         """
         self._lifespans += 1
         try:
-            async with self.lifespan(self) as state, open_service_nursery() as nursery:
+            async with self._entered() as state, open_service_nursery() as nursery:
                 running = Running(self, state, nursery, trio.CapacityLimiter(self.max_threads))
                 self.runs.add(running)
                 try:
@@ -129,6 +147,19 @@ class Server(Offering, Generic[StateT]):
                     self.runs.discard(running)
         finally:
             self._lifespans -= 1
+
+    @asynccontextmanager
+    async def _entered(self) -> AsyncIterator[StateT]:
+        """Enter the lifespan, within the time in which records can be written."""
+        with nullcontext() if self.audit is None else self.audit.opened():
+            async with self.lifespan(self) as state:
+                yield state
+
+    def dressed(self, name: str, handler: Handler) -> Handler:
+        """Return the handler of a method with everything around it: middleware, filters, what the audit refuses."""
+        handler = self.filtered(name, self.wrap(handler))
+        audit = self.audit
+        return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
     def session(self, running: Running, *, sink: Sink | None = None, force_rerun: bool = False) -> Session:
         """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
@@ -142,6 +173,8 @@ class Server(Offering, Generic[StateT]):
             force_rerun=force_rerun,
             sealer=self.sealer,
         )
+        if self.audit is not None:
+            session.on_finished = self.audit.finished
         running.opened(session)
         return session
 

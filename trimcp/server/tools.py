@@ -30,6 +30,7 @@ from trimcp.wire.input_required import InputRequiredResult
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations
 
 if TYPE_CHECKING:
+    from trimcp.server.confirming import Confirmation
     from trimcp.server.running import Running
 
 __all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
@@ -57,6 +58,7 @@ class ToolOptions(TypedDict, total=False):
         structured: False sends the result as content only.
         timeout: seconds a call may take, waiting for its turn included; then it is cancelled and the model told.
         max_concurrent: calls that may run at once; others wait.
+        confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` says.
         run: how a sync function runs, "thread" or "inline".
     """
 
@@ -71,6 +73,7 @@ class ToolOptions(TypedDict, total=False):
     structured: bool
     timeout: float | None
     max_concurrent: int | None
+    confirm: bool | None
     run: RunMode
 
 
@@ -86,6 +89,7 @@ class ToolEntry:
     timeout: float | None
     slots: trio.CapacityLimiter | None
     mirrors: tuple[Mirror, ...] = ()
+    confirmation: Confirmation | None = None
 
     async def call(self, running: Running, ctx: Context[Any], params: CallToolParams) -> Any:
         """Carry out a call and return its result; `ToolError`s and wrong arguments become what the revision wants."""
@@ -97,6 +101,8 @@ class ToolEntry:
         try:
             if not self.validator.is_valid(arguments):
                 return self._refuse(ctx, self.validator.problems(arguments))
+            if self.confirmation is not None:
+                await self.confirmation.obtain(ctx, arguments)
             if self.timeout is None and self.slots is None:
                 value = await self.calling.run(running, ctx, arguments)
             else:

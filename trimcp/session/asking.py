@@ -44,6 +44,7 @@ class Questions:
         asked: what this run asked without having an answer, by key: method and raw params.
         answers: payloads of answers loaded already, by key; `refusals` are errors the peer answered with instead.
         seen: how often each question was asked in this run.
+        unwound: whether this round is answered with questions.
     """
 
     digest: str
@@ -52,6 +53,7 @@ class Questions:
     answers: dict[str, Any] = attrs.field(factory=dict)
     refusals: dict[str, McpError] = attrs.field(factory=dict)
     seen: dict[str, int] = attrs.field(factory=dict)
+    unwound: bool = False
 
 
 def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
@@ -211,6 +213,7 @@ async def after_unwinding(session: Session, job: Job) -> bytes | None:
         )
         requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
         result = InputRequiredResult(input_requests=requests, request_state=state)
+        questions.unwound = True
         return session.engine.encode_result(job.request, result)
     runner = session.runner
     assert runner is not None
