@@ -87,6 +87,12 @@ class RemoteError(McpError):
 class Overloaded(RemoteError):
     """The peer refused at once because too much is under way. Nothing was done; trying again later is safe."""
 
+    @property
+    def retry_after(self) -> float | None:
+        """The seconds after which it would make sense, as the peer says; None where it does not say."""
+        seconds: Any = self.data.get("retryAfter") if isinstance(self.data, dict) else None
+        return float(seconds) if type(seconds) in (int, float) else None
+
 
 class InvalidReply(McpError):
     """The peer answered with something that is no valid answer to this request. The connection lives on."""

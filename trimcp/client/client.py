@@ -72,6 +72,8 @@ class Client:
         request_timeout: seconds a server may work on a request without a sign of progress; the clock stands still
             while a person answers its questions. None: no limit but the caller's own scopes.
         max_request_time: seconds after which a request fails in any case; None for no limit.
+        send_deadlines: tell servers how long a request's caller waits (its own scopes, `max_request_time`), in
+            `_meta["trimcp/timeout"]` as the seconds left; a server of trimcp then stops work nobody waits for.
         asks_per_minute: how many questions one server may ask per minute; beyond it they are refused.
         probe_timeout: seconds a server may take to answer the first message before it is taken for a legacy one.
             The default suits programs that are downloaded when they are started.
@@ -103,6 +105,7 @@ class Client:
         experimental: Mapping[str, Mapping[str, JSON]] | None = None,
         request_timeout: float | None = None,
         max_request_time: float | None = None,
+        send_deadlines: bool = True,
         asks_per_minute: int = 600,
         probe_timeout: float = 30.0,
         validate_output: bool = True,
@@ -126,6 +129,7 @@ class Client:
         self.profile: Final = Profile(info, capabilities, revisions=tuple(sorted(revisions)))
         self.request_timeout = request_timeout
         self.max_request_time = max_request_time
+        self.send_deadlines = send_deadlines
         self.asks_per_minute = asks_per_minute
         self.probe_timeout = probe_timeout
         self.validate_output = validate_output

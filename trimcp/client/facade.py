@@ -96,7 +96,7 @@ class ClientSession:
 
     def __attrs_post_init__(self) -> None:
         client = self.client
-        self.clocks = Clocks(self.session, client.request_timeout, client.max_request_time)
+        self.clocks = Clocks(self.session, client.request_timeout, client.max_request_time, client.send_deadlines)
         self.subscriptions = Subscriptions(self.session)
         self._endpoint.facade = self
         if client.on_logging is not None:
@@ -342,6 +342,7 @@ class ClientSession:
         return await self._settled(self._rounds(name, params, meta))
 
     async def _settled(self, rounds: Rounds) -> Any:
+        rounds.deadline = self.clocks.deadline()
         if not self.clocks:
             await rounds.begin()
             return await rounds.payload()

@@ -13,6 +13,7 @@ from trimcp.server.changes import Bus, Change
 from trimcp.server.registry import Registry
 from trimcp.server.running import Handler
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.session.limits import Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.methods import METHODS
@@ -189,7 +190,9 @@ class Offering:
         self.prompts.remove(name, live=self._live)
         self._declare()
 
-    def complete(self, target: str | Callable[..., Any], argument: str) -> Callable[[FunctionT], FunctionT]:
+    def complete(
+        self, target: str | Callable[..., Any], argument: str, *, quota: Quota | None = None
+    ) -> Callable[[FunctionT], FunctionT]:
         """Suggest values for an argument: `@server.complete("review", "path")`.
 
         The function gets what was typed so far, and if it has a parameter `context` the arguments known already; it
@@ -198,13 +201,14 @@ class Offering:
         Args:
             target: a prompt's name or function, or a resource template.
             argument: the prompt's argument or the template's variable.
+            quota: how many may run at once, begin per second and wait; by default what `Limits.completion` says.
         """
         name = target if isinstance(target, str) else target.__name__
 
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.prompts import Completer
 
-            self._completers[(name, argument)] = Completer(prepare(function))
+            self._completers[(name, argument)] = Completer(prepare(function), quota)
             self._declare()
             return function
 

@@ -13,6 +13,7 @@ from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content
 from trimcp.server.options import check_options
 from trimcp.session.context import Context
+from trimcp.session.limits import Quota
 from trimcp.validation import Judge, validator_for
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Icon
@@ -38,6 +39,7 @@ class PromptOptions(TypedDict, total=False):
         title: a name for people.
         description: by default the docstring's, without its parameter section.
         icons, meta: more for the client.
+        quota: how many may be made at once, begin per second and wait; by default what `Limits.prompt` says.
     """
 
     name: str | None
@@ -45,6 +47,7 @@ class PromptOptions(TypedDict, total=False):
     description: str | None
     icons: list[Icon] | None
     meta: Mapping[str, Any] | None
+    quota: Quota | None
 
 
 @attrs.define(eq=False, repr=False)
@@ -55,6 +58,7 @@ class PromptEntry:
     calling: Calling
     validator: Judge
     choices: Mapping[str, Sequence[str]]
+    quota: Quota | None = None
 
     async def get(self, running: Running, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
         """Return the prompt's messages, filled in.
@@ -128,7 +132,7 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         icons=options.get("icons") or ABSENT,
         meta=dict(meta) if meta else ABSENT,
     )
-    return PromptEntry(listed, calling, validator_for(signature.input_schema), choices)
+    return PromptEntry(listed, calling, validator_for(signature.input_schema), choices, options.get("quota"))
 
 
 @attrs.define(eq=False, repr=False)
@@ -140,6 +144,7 @@ class Completer:
     """
 
     calling: Calling
+    quota: Quota | None = None
 
     async def complete(self, running: Running, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         """Return suggestions, best first."""

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import attrs
-import trio
 
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.server.calling import Calling, prepare
 from trimcp.server.convert import ConversionError, to_json
 from trimcp.server.media import json_text
 from trimcp.server.options import check_options
+from trimcp.server.threads import in_thread
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
+from trimcp.session.limits import Quota
 from trimcp.validation import Judge, validator_for
 from trimcp.wire.common import Annotations, CacheScope, Icon
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
@@ -47,12 +48,14 @@ class ResourceEntry:
     Attributes:
         source: what it holds: text, bytes, a file to read each time, or a function to call.
         ttl_ms, cache_scope: how long and for whom a client may keep what it read.
+        quota: how often it may be read, if that is said of it alone.
     """
 
     resource: Resource
     source: str | bytes | Path | Calling
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"
+    quota: Quota | None = None
 
     async def read(self, running: Running, ctx: Context[Any]) -> Any:
         """Return its contents."""
@@ -61,7 +64,7 @@ class ResourceEntry:
         if isinstance(source, Calling):
             value = await source.run(running, ctx, {})
         elif isinstance(source, Path):
-            value = await trio.to_thread.run_sync(source.read_bytes, limiter=running.threads)
+            value = await in_thread(ctx, source.read_bytes, running.threads)
         else:
             value = source
         mime_type = self.resource.mime_type or None
@@ -81,6 +84,7 @@ class TemplateEntry:
     guard: bool = True
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"
+    quota: Quota | None = None
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
         """Return the variables of a URI of this family, or None if it is none of it."""
@@ -110,6 +114,8 @@ class ResourceOptions(TypedDict, total=False):
         size: in bytes, where it is known and fixed.
         annotations, icons, meta: more for the client.
         ttl_ms, cache_scope: for how many milliseconds and for whom a client may keep what it read (2026-07-28).
+        quota: how many reads, of a template all its resources together, may run at once, begin per second and wait; by
+            default what `Limits.resource` says.
     """
 
     name: str | None
@@ -122,6 +128,7 @@ class ResourceOptions(TypedDict, total=False):
     meta: Mapping[str, Any] | None
     ttl_ms: int
     cache_scope: CacheScope
+    quota: Quota | None
 
 
 def _listed(options: ResourceOptions, name: str, description: str = "") -> dict[str, Any]:
@@ -150,7 +157,7 @@ def from_function(
     calling = prepare(function, run=run)
     signature = calling.signature
     listed = _listed(options, signature.name, signature.description)
-    caching = options.get("ttl_ms", 0), options.get("cache_scope", "private")
+    caching = options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
     parameters = list(signature.parameters)
     template = UriTemplate(uri)
     if set(template.variables) != set(parameters):
@@ -171,7 +178,8 @@ def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
     resource = Resource(uri=uri, size=size, **_listed(options, uri.rstrip("/").rsplit("/", 1)[-1]))
-    return ResourceEntry(resource, content, options.get("ttl_ms", 0), options.get("cache_scope", "private"))
+    caching = options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
+    return ResourceEntry(resource, content, *caching)
 
 
 def missing(ctx: Context[Any], uri: str) -> ErrorReply:

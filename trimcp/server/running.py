@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import trio
@@ -22,12 +22,13 @@ from trimcp.session.context import Context
 from trimcp.session.crew import Crew
 from trimcp.session.drive import Road, drive
 from trimcp.session.job import Job
+from trimcp.session.limits import Quota
 from trimcp.session.push import Pushed
 from trimcp.session.scopes import Scope, guarded
 from trimcp.session.session import Session
 from trimcp.session.tree import Overdue
-from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.common import LoggingLevel, PageParams
+from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
+from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.completion import CompleteParams, PromptReference
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, encode
@@ -41,7 +42,9 @@ from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolParams, ListToolsResult
 
 if TYPE_CHECKING:
+    from trimcp.server.gate import Gate, Kind
     from trimcp.server.server import Server
+    from trimcp.server.turns import Turns
 
 __all__ = ["CURRENT", "Running"]
 
@@ -52,6 +55,11 @@ CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=
 
 # Sessions kept for the next requests that need one for themselves, some 4 KiB each.
 _MOST_SPARE = 128
+
+# Calls that may wait for a thread, over all sessions.
+_MOST_WAITING = 100_000
+
+_T = TypeVar("_T")
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -64,27 +72,30 @@ class Running:
         server: what is served.
         state: what the lifespan made.
         nursery: where work of `ctx.server` lives.
-        threads: the turns of sync handlers that run in threads.
-        gate: the quotas of requests.
+        bounded: whether tools, resources, prompts and completions without a quota of their own may have one.
         counts: what gave way in sessions that have ended, by lane.
     """
 
     server: Server[Any]
     state: Any
     nursery: trio.Nursery
-    threads: trio.CapacityLimiter
+    bounded: bool = attrs.field(init=False)
     sessions: set[Session] = attrs.field(init=False, factory=set)
+    counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
     _draining: bool = attrs.field(init=False, default=False)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _subscribers: Subscribers = attrs.field(init=False)
-    counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
     _crew: Crew = attrs.field(init=False)
+    _gate: Gate | None = attrs.field(init=False, default=None)
+    _threads: Turns | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         self._crew = Crew(self.nursery)
+        limits = self.server.limits
+        self.bounded = any(quota.bounds for quota in (limits.tool, limits.resource, limits.prompt, limits.completion))
         self._subscribers = Subscribers(self.server)
         self._scope = Scope(lambda: self.nursery)
         handlers: dict[str, Handler] = {
@@ -101,8 +112,46 @@ class Running:
             "subscriptions/listen": self._subscribers.listen,
             **self.server.foreign,
         }
+        if limits.session.bounds or limits.principal.bounds:
+            for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
+                handlers[name] = self.gate.shared(handlers[name])
         self._handlers = {name: self.server.dressed(name, handler) for name, handler in handlers.items()}
         self._noticed = self.server.wrap(self._call_notification_handlers)
+
+    # What is bounded. Most servers bound nothing, and need none of it.
+
+    @property
+    def gate(self) -> Gate:
+        """The quotas of requests."""
+        if self._gate is None:
+            from trimcp.server.gate import Gate
+
+            self._gate = Gate(self.server.limits)
+        return self._gate
+
+    @property
+    def threads(self) -> Turns:
+        """The turns of sync handlers in threads."""
+        if self._threads is None:
+            from trimcp.server.turns import Turns
+
+            # As many calls as sessions have under way may wait for one; it is the sessions' own limits that bound them.
+            self._threads = Turns(Quota(running=self.server.max_threads, waiting=_MOST_WAITING), "threads")
+        return self._threads
+
+    def in_turn(
+        self,
+        ctx: Context[Any],
+        kind: Kind,
+        name: str,
+        own: Quota | None,
+        function: Callable[..., Awaitable[_T]],
+        *args: Any,
+    ) -> Awaitable[_T]:
+        """Return `function(*args)`, or where there is a quota what first waits for a turn; see `Gate.pass_through`."""
+        if own is None and not self.bounded:
+            return function(*args)
+        return self.gate.pass_through(ctx, kind, name, own, function, *args)
 
     # The endpoint of sessions
 
@@ -129,7 +178,11 @@ class Running:
             open_questions(session, job, session.sealer)
         token = CURRENT.set(ctx)
         try:
-            return await self._handlers[job.request.verb.name](ctx, job.params)
+            handler = self._handlers[job.request.verb.name]
+            meta = job.request.admission.meta
+            if meta is not None and META_TIMEOUT in meta:
+                return await _while_awaited(handler, ctx, job, meta[META_TIMEOUT])
+            return await handler(ctx, job.params)
         finally:
             CURRENT.reset(token)
 
@@ -162,8 +215,13 @@ class Running:
 
     def closed(self, session: Session) -> None:
         """Forget a session."""
+        if session.counts.merged or session.counts.dropped:
+            if session in self.sessions:  # it may be told twice
+                self.counts.add(session.counts)
         self.sessions.discard(session)
         self._subscribers.detach(session)
+        if self._gate is not None:
+            self._gate.closed(session)
 
     def open_brief(self) -> Pushed:
         """Return a session for one request of the modern era. What belongs to no request has no road there."""
@@ -172,9 +230,6 @@ class Running:
             self.opened(pushed.session)
             return pushed
         pushed = Pushed(self.server.session(self, sink=NOWHERE), self._crew, self._take_back)
-        if session.counts.merged or session.counts.dropped:
-            if session in self.sessions:  # it may be told twice
-                self.counts.add(session.counts)
         pushed.require_envelope()
         if self._draining:
             pushed.session.draining.set()
@@ -284,11 +339,12 @@ class Running:
         try:
             entry = self.server.resources.get(uri)
             if entry is not None:
-                return await entry.read(self, ctx)
+                return await self.in_turn(ctx, "resource", uri, entry.quota, entry.read, self, ctx)
             for template in self.server.templates:
                 variables = template.match(uri)
                 if variables is not None:
-                    return await template.read(self, ctx, uri, variables)
+                    name, read = template.listed.uri_template, template.read
+                    return await self.in_turn(ctx, "resource", name, template.quota, read, self, ctx, uri, variables)
         except ResourceNotFound:
             pass
         from trimcp.server.resources import missing
@@ -300,7 +356,7 @@ class Running:
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
         arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
-        return await entry.get(self, ctx, arguments)
+        return await self.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, self, ctx, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
         from trimcp.server.prompts import suggestions
@@ -309,7 +365,8 @@ class Running:
         target = ref.name if isinstance(ref, PromptReference) else ref.uri
         completer = self.server.completer(target, params.argument.name)
         if completer is not None:
-            return await completer.complete(self, ctx, params)
+            name = f"{target}: {params.argument.name}"
+            return await self.in_turn(ctx, "completion", name, completer.quota, completer.complete, self, ctx, params)
         if isinstance(ref, PromptReference):
             prompt = self.server.prompts.get(target)
             if prompt is None:
@@ -320,3 +377,17 @@ class Running:
         if target not in self.server.templates and target not in self.server.resources:
             raise ErrorReply(INVALID_PARAMS, f"unknown resource template: {target[:100]}")
         return suggestions(())
+
+
+async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:
+    """Handle a request for as long as its caller waits, which began when the request came in."""
+    if type(seconds) not in (int, float):  # nothing that anybody promised; another program may use the same key
+        return await handler(ctx, job.params)
+    deadline = job.arrived + seconds
+    ctx.caller_waits_until(deadline)
+    if deadline > trio.current_time():
+        with trio.CancelScope(deadline=deadline) as scope:
+            return await handler(ctx, job.params)
+        assert scope.cancelled_caught
+    job.timed_out("the caller's time was over")
+    raise ErrorReply(TIMED_OUT, "the caller's time was over", {"reason": "deadline"})

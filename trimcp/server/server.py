@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic
 
-import trio
-
 from trimcp.channel import Sink
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.profile import Profile, Role
@@ -139,7 +137,7 @@ class Server(Offering, Generic[StateT]):
         self._lifespans += 1
         try:
             async with self._entered() as state, open_service_nursery() as nursery:
-                running = Running(self, state, nursery, trio.CapacityLimiter(self.max_threads))
+                running = Running(self, state, nursery)
                 self.runs.add(running)
                 try:
                     yield running

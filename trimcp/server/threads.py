@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import trio
@@ -26,6 +26,9 @@ from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.revisions import Revision
 from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
+
+if TYPE_CHECKING:
+    from trimcp.server.turns import Turns
 
 __all__ = ["Desk", "ThreadContext", "in_thread"]
 
@@ -91,16 +94,19 @@ class _Place:
     """A thread's place in the limiter, as `trio.to_thread.run_sync` takes it and gives it back when the thread ends."""
 
     _ctx: Context[Any]
-    _limiter: trio.CapacityLimiter
+    _turns: Turns
     _taken: bool = False
     _abandoned: bool = False
+    _since: float = 0.0
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        await self._limiter.acquire_on_behalf_of(borrower)
+        from trimcp.server.gate import whose  # a server that has no sync handler does not load it
+
+        self._since = await self._turns.take(whose(self._ctx), self._ctx.deadline)
         self._taken = True
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        self._limiter.release_on_behalf_of(borrower)
+        self._turns.give_back(self._since)
         self._taken = False
         if self._abandoned:
             self._ctx.count_abandoned_thread(-1)
@@ -112,18 +118,29 @@ class _Place:
             self._ctx.count_abandoned_thread(+1)
 
 
-async def in_thread(ctx: Context[Any], function: Callable[[], _T], limiter: trio.CapacityLimiter, desk: Desk) -> _T:
-    """Run a sync function in a thread. Cancelling it gives up the thread, which is counted until it ends."""
-    place: Any = _Place(ctx, limiter)
+async def in_thread(ctx: Context[Any], function: Callable[[], _T], turns: Turns, desk: Desk | None = None) -> _T:
+    """Run a sync function in a thread. Cancelling it gives up the thread, which is counted until it ends.
+
+    Raises:
+        ErrorReply: there was no thread for it, and too many wait for one or it would begin too late.
+    """
+    place: Any = _Place(ctx, turns)
+    if desk is None:  # it needs nothing to be waited for
+        return await _run(function, place)
     async with open_service_nursery() as nursery:
         desk.nursery = nursery
         try:
-            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=place)
-        except trio.Cancelled:
-            place.abandon()
-            raise
+            return await _run(function, place)
         finally:
             desk.nursery = None
+
+
+async def _run(function: Callable[[], _T], place: Any) -> _T:
+    try:
+        return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=place)
+    except trio.Cancelled:
+        place.abandon()
+        raise
 
 
 @attrs.define(eq=False, repr=False)

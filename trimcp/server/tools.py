@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 import attrs
-import trio
 
 from trimcp import validation
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
@@ -18,8 +17,9 @@ from trimcp.server.convert import ConversionError
 from trimcp.server.media import as_content, json_text
 from trimcp.server.options import check_options
 from trimcp.server.schema import ResultShape
+from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
-from trimcp.session.job import CancelReason
+from trimcp.session.limits import Quota
 from trimcp.session.scopes import sole
 from trimcp.validation import Judge, validator_for
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
@@ -37,8 +37,11 @@ __all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
-RunMode = Literal["inline", "thread"]
-"""How a sync function runs: in the event loop (it must be quick), or in a thread of the server's own limiter."""
+RunMode = Literal["inline", "thread", "process"]
+"""How a sync function runs: in the event loop (it must be quick), in a thread of the server's own limiter, or, a tool's,
+in a worker process that is killed with its call."""
+
+_RUNS: Final = ("inline", "thread", "process")
 
 _FINISHED: Final = (CallToolResult, InputRequiredResult)
 
@@ -56,10 +59,14 @@ class ToolOptions(TypedDict, total=False):
             keywords, or all of them as the one parameter `arguments`.
         output_schema: the schema of the structured result, where the return type does not say it.
         structured: False sends the result as content only.
-        timeout: seconds a call may take, waiting for its turn included; then it is cancelled and the model told.
-        max_concurrent: calls that may run at once; others wait.
+        timeout: seconds a call may take, waiting for its turn included but no answer of the client's to a question of
+            the tool's; then it is cancelled and the model told.
+        max_concurrent: calls that may run at once; others wait. Short for a quota.
+        quota: how many calls may run at once, begin per second and wait; by default what `Limits.tool` says.
         confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` says.
-        run: how a sync function runs, "thread" or "inline".
+        run: how a sync function runs, "thread", "inline", or "process": then it is at the top level of its module.
+        memory: with `run="process"`, bytes of address space its process may have (RLIMIT_AS).
+        cpu_time: with `run="process"`, seconds of processor time a call may take, rounded up (RLIMIT_CPU).
     """
 
     name: str | None
@@ -73,8 +80,11 @@ class ToolOptions(TypedDict, total=False):
     structured: bool
     timeout: float | None
     max_concurrent: int | None
+    quota: Quota | None
     confirm: bool | None
     run: RunMode
+    memory: int | None
+    cpu_time: float | None
 
 
 @attrs.define(eq=False, repr=False)
@@ -87,7 +97,7 @@ class ToolEntry:
     shape: ResultShape | None
     output_validator: Judge | None
     timeout: float | None
-    slots: trio.CapacityLimiter | None
+    quota: Quota | None
     mirrors: tuple[Mirror, ...] = ()
     confirmation: Confirmation | None = None
 
@@ -103,11 +113,12 @@ class ToolEntry:
                 return self._refuse(ctx, self.validator.problems(arguments))
             if self.confirmation is not None:
                 await self.confirmation.obtain(ctx, arguments)
-            if self.timeout is None and self.slots is None:
-                value = await self.calling.run(running, ctx, arguments)
+            if self.timeout is not None:
+                value = await self._timed(running, ctx, arguments, self.timeout)
             else:
-                value = await self._bounded(running, ctx, arguments)
-            return self._result(value)
+                run = self.calling.run
+                value = await running.in_turn(ctx, "tool", self.tool.name, self.quota, run, running, ctx, arguments)
+            return self.finished(value)
         except ConversionError as error:
             return self._refuse(ctx, error.problems)
         except (ToolError, CannotAsk, ExceptionGroup) as error:
@@ -128,20 +139,12 @@ class ToolEntry:
             if mismatch is not None:
                 raise ErrorReply(HEADER_MISMATCH, mismatch)
 
-    async def _bounded(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
-        """Run within the tool's own slots and time. Waiting for a slot is part of the time."""
-        timeout = math.inf if self.timeout is None else self.timeout
-        with trio.move_on_after(timeout) as scope, ctx.deadline_is(scope):
-            if self.slots is None:
-                return await self.calling.run(running, ctx, arguments)
-            # The slot is the call's, not the task's: a handler may call this tool again from the same task.
-            borrower = object()
-            await self.slots.acquire_on_behalf_of(borrower)
-            try:
-                return await self.calling.run(running, ctx, arguments)
-            finally:
-                self.slots.release_on_behalf_of(borrower)
-        log.debug("%s %r is cancelled: %s", ctx.method, ctx.request_id, CancelReason.DEADLINE.value)
+    async def _timed(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Run within the tool's own time. Waiting for a turn is part of it; waiting for the client's answer is not."""
+        clock = WorkClock(timeout, math.inf)
+        with clock.scope, ctx.timed_by(clock):
+            run = self.calling.run
+            return await running.in_turn(ctx, "tool", self.tool.name, self.quota, run, running, ctx, arguments)
         raise ToolError(f"{self.tool.name} did not finish within {timeout:g} seconds")
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:
@@ -151,7 +154,8 @@ class ToolEntry:
             return _error_result(text)
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
-    def _result(self, value: Any) -> Any:
+    def finished(self, value: Any) -> Any:
+        """Return the result of a call whose function returned this."""
         if isinstance(value, _FINISHED):
             return value
         shape = self.shape
@@ -187,8 +191,11 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         raise ValueError(f"timeout is a positive number of seconds or None, not {timeout!r}")
     if max_concurrent is not None and max_concurrent < 1:
         raise ValueError(f"max_concurrent is at least 1 or None, not {max_concurrent!r}")
+    quota = options.get("quota")
+    if max_concurrent is not None:
+        quota = attrs.evolve(quota or Quota(), running=max_concurrent)
     given, promised = options.get("input_schema"), options.get("output_schema")
-    calling = prepare(function, run=options.get("run", "thread"), schema_given=given is not None)
+    calling = prepare(function, run=options.get("run", "thread"), runs=_RUNS, schema_given=given is not None)
     schema = calling.signature.input_schema
     if given is not None:
         schema = dict(given)
@@ -204,6 +211,13 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         shape = ResultShape.given(dict(promised))
     elif options.get("structured", True):
         shape = calling.result_shape()
+    memory, cpu_time = options.get("memory"), options.get("cpu_time")
+    if calling.run_mode == "process":
+        from trimcp.server.remote import remote_tool  # few servers have such a tool
+
+        calling.remote = remote_tool(calling, name, options)
+    elif memory is not None or cpu_time is not None:
+        raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
     meta = options.get("meta")
     listed = Tool(
         name=name,
@@ -222,6 +236,6 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         shape=shape,
         output_validator=validator_for(shape.schema) if shape is not None else None,
         timeout=timeout,
-        slots=trio.CapacityLimiter(max_concurrent) if max_concurrent is not None else None,
+        quota=quota,
         mirrors=mirrors,
     )

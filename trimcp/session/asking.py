@@ -99,7 +99,7 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
 
     Raises:
         ErrorReply: the peer did not declare the capability (-32021 where the revision has that code).
-        CannotAsk: the client does not answer such questions (legacy), or it cannot be asked from here.
+        CannotAsk: the client does not answer such questions (legacy) or not in time, or it cannot be asked from here.
     """
     if job.over:
         raise CannotAsk("the request is over; nobody waits for what would be asked")
@@ -107,8 +107,10 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
     if job.request.admission.revision.server_may_call and not session.force_rerun:
         runner = session.runner
         assert runner is not None
-        with runner.parked(session, job):
+        patience = session.limits.answer_timeout
+        with runner.parked(session, job), trio.move_on_after(patience):
             return await session.call(name, params, origin=job.origin)
+        raise CannotAsk(f"the client did not answer within {patience:g} seconds")
     return await _ask_by_rerun(session, job, name, params, key)
 
 

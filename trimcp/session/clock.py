@@ -6,15 +6,19 @@ peer's question. A hard cap over it keeps both from lasting for ever.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from trimcp.protocol.events import Replied
-from trimcp.session.session import Session
 from trimcp.wire.lifecycle import ProgressParams
+
+if TYPE_CHECKING:
+    from trimcp.session.session import Session
 
 __all__ = ["Clocks", "WorkClock"]
 
@@ -84,15 +88,27 @@ class Clocks:
         session: whose `humans` counts the people being asked.
         limit: seconds without progress after which a call fails, or None.
         cap: seconds after which it fails in any case, or None.
+        tells: whether peers are told how long their callers wait.
     """
 
     session: Session
     limit: float | None = None
     cap: float | None = None
+    tells: bool = True
     _running: set[WorkClock] = attrs.field(init=False, factory=set)
 
     def __bool__(self) -> bool:
         return self.limit is not None or self.cap is not None
+
+    def deadline(self) -> float:
+        """Return until when the calling task would wait for an answer, on Trio's clock; infinity where nobody is told.
+
+        The work clock does not count: it is the peer's own progress that sets it back.
+        """
+        if not self.tells:
+            return math.inf
+        until = trio.current_effective_deadline()
+        return until if self.cap is None else min(until, trio.current_time() + self.cap)
 
     @contextmanager
     def running(self) -> Iterator[WorkClock]:

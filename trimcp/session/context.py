@@ -15,6 +15,7 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission
 from trimcp.protocol.states import Inbound
 from trimcp.session.asking import ask, open_questions
+from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.scopes import Background, Scope, Work
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
@@ -96,6 +97,7 @@ class Context(Generic[StateT]):
     state: StateT
     _server_scope: Scope | None = None
     _deadline: float = attrs.field(init=False, default=math.inf)
+    _clock: WorkClock | None = attrs.field(init=False, default=None)
     _reports: int = attrs.field(init=False, default=0)
     _last_progress: float = attrs.field(init=False, default=-float("inf"))
 
@@ -159,7 +161,7 @@ class Context(Generic[StateT]):
         """Why this request is being cancelled, or None while it is not. Worth reading in a `finally` block."""
         reason = self._job.reason
         if reason is None and trio.lowlevel.in_trio_task():
-            if trio.current_time() >= self._deadline:
+            if trio.current_time() >= self.deadline:
                 return CancelReason.DEADLINE
             scope = self._job.scope
             if scope is not None and _cancelled_around(scope):
@@ -168,17 +170,30 @@ class Context(Generic[StateT]):
 
     @property
     def deadline(self) -> float:
-        """When the handler's own time is over, on Trio's clock; infinity where it has no limit."""
-        return self._deadline
+        """When the handler's time is over, on Trio's clock: the caller's, or the tool's own if that ends sooner.
+
+        Infinity where there is no limit. While the client is asked something the tool's own stands still.
+        """
+        clock = self._clock
+        return self._deadline if clock is None else min(self._deadline, clock.scope.deadline)
+
+    def caller_waits_until(self, deadline: float) -> None:
+        """Take note of when the caller's time is over, on Trio's clock."""
+        self._deadline = deadline
 
     @contextmanager
-    def deadline_is(self, scope: trio.CancelScope) -> Iterator[None]:
-        """Let the deadline of this scope be known as the request's for as long as the block runs."""
-        before, self._deadline = self._deadline, scope.deadline
+    def timed_by(self, clock: WorkClock) -> Iterator[None]:
+        """Let this clock be the handler's own while the block runs. It stands still while the peer is asked."""
+        job, self._clock = self._job, clock
+        job.clock = clock
         try:
             yield
+        except trio.Cancelled:
+            if clock.scope.cancel_called and job.reason is None:
+                job.timed_out("the tool's own time was over")
+            raise
         finally:
-            self._deadline = before
+            job.clock = self._clock = None
 
     @property
     def cancel_detail(self) -> str | None:
@@ -305,10 +320,14 @@ class Context(Generic[StateT]):
             await sink.room()
         else:
             await trio.lowlevel.checkpoint()
+        self._tell_dropped()
         self._post(message)
 
     def log_nowait(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> bool:
         """As `log`, but never waits: while the outbox is full the message is dropped and counted.
+
+        The next one that the peer gets comes after a warning that says how many were dropped; without a next one it
+        stands before the result.
 
         Returns whether the message was sent or not wanted, so False means dropped.
         """
@@ -318,18 +337,21 @@ class Context(Generic[StateT]):
             self._session.counts.drop("logs")
             self._session.counts.untold += 1
             return False
+        self._tell_dropped()
         self._post(self._encode_log(level, data, logger))
         return True
 
-        self._tell_dropped()
+    def _tell_dropped(self) -> None:
+        if self._session.counts.untold and self._job.request.state is Inbound.UNDER_WAY:
+            from trimcp.session.lanes import tell_dropped_logs
+
+            tell_dropped_logs(self._session, self._job)
+
     def _wants(self, level: LoggingLevel) -> bool:
         wanted = self._session.engine.log_level(self.admission)
         return wanted is not None and _SEVERITY[level] >= _SEVERITY[wanted]
 
     def _encode_log(self, level: LoggingLevel, data: JSON, logger: str | None) -> bytes:
-        The next one that the peer gets comes after a warning that says how many were dropped; without a next one it
-        stands before the result.
-
         params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
         return self._encode("notifications/message", params)
 
@@ -337,16 +359,9 @@ class Context(Generic[StateT]):
         """`log` at level "debug"."""
         await self.log("debug", data, logger=logger)
 
-        self._tell_dropped()
     async def info(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "info"."""
         await self.log("info", data, logger=logger)
-    def _tell_dropped(self) -> None:
-        if self._session.counts.untold and self._job.request.state is Inbound.UNDER_WAY:
-            from trimcp.session.lanes import tell_dropped_logs
-
-            tell_dropped_logs(self._session, self._job)
-
 
     async def warning(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "warning"."""

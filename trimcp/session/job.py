@@ -17,6 +17,7 @@ from trimcp.wire.jsonrpc import encode_error
 
 if TYPE_CHECKING:
     from trimcp.session.asking import Questions
+    from trimcp.session.clock import WorkClock
     from trimcp.session.scopes import Work
 
 __all__ = ["CancelReason", "Job"]
@@ -60,6 +61,7 @@ class Job:
         task: what runs it, or None.
         reply: its answer, once there is one.
         error: the code of the error that answers it, or None.
+        retry_after: seconds after which it makes sense to try again, if that is what the error says.
         failed: whether its result says `isError`; looked at only where `Session.on_finished` is told.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
         queued: when it began to wait for a running slot, on Trio's clock; 0 if it never did.
@@ -67,6 +69,7 @@ class Job:
         waited: seconds its handler waited for its turn, where a quota made it.
         crash: what the handler raised, where its crash is to end the session.
         parked: how many questions it waits for in place.
+        clock: the time its handler has for its work, if that is limited; it stands still while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked in the re-run style, if anything.
     """
@@ -82,6 +85,7 @@ class Job:
     task: trio.lowlevel.Task | None = attrs.field(init=False, default=None)
     reply: bytes | None = attrs.field(init=False, default=None)
     error: int | None = attrs.field(init=False, default=None)
+    retry_after: float | None = attrs.field(init=False, default=None)
     failed: bool = attrs.field(init=False, default=False)
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
@@ -92,6 +96,7 @@ class Job:
     over: bool = attrs.field(init=False, default=False)
     crash: Exception | None = attrs.field(init=False, default=None)
     parked: int = attrs.field(init=False, default=0)
+    clock: WorkClock | None = attrs.field(init=False, default=None)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Questions | None = attrs.field(init=False, default=None)
 
@@ -108,6 +113,11 @@ class Job:
             log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
         if self.scope is not None:
             self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
+
+    def timed_out(self, detail: str) -> None:
+        """Note that its time was over, which has cancelled its handler, in a scope of its own."""
+        self.reason, self.detail = CancelReason.DEADLINE, detail
+        log.debug("%s %r is cancelled: %s (%s)", self.request.verb.name, self.request.id, self.reason.value, detail)
 
     def farewell(self) -> bytes | None:
         """Return the answer to a request whose handler was cancelled here, or None if none is owed."""

@@ -5,6 +5,8 @@ Knows ids and bytes. Each method is given the sink, which is the session's and w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 
 from trimcp.channel import Kind, Origin, Outgoing, Sink
@@ -39,7 +41,15 @@ class Replies:
         ]
         _post(sink, self._gather.open(under_way, known), origin)
 
-    def post(self, sink: Sink, id: RequestId, data: bytes, origin: Origin | None, error: int | None = None) -> None:
+    def post(
+        self,
+        sink: Sink,
+        id: RequestId,
+        data: bytes,
+        origin: Origin | None,
+        error: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Send the reply to a request, or keep it for its array; the last one sends the array."""
         if self._gather is not None and id in self._gather:
             held = self._gather.held
@@ -48,7 +58,7 @@ class Replies:
                 data = encode_error(id, OVERLOADED, "too many replies wait for others of their arrays")
             _post(sink, self._gather.add(id, data), origin)
         else:
-            sink.post(Outgoing(data, Kind.REPLY, id, origin, None, error))
+            sink.post(Outgoing(data, Kind.REPLY, id, origin, headers, error))
 
     def none(self, sink: Sink, id: RequestId, origin: Origin | None) -> None:
         """Note that a request gets no reply: its array, if it came in one, waits for it no longer."""

@@ -7,9 +7,10 @@ mailbox, and the job that ends starts the next.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -19,7 +20,13 @@ from trimcp.session.asking import after_unwinding
 from trimcp.session.crew import Crew
 from trimcp.session.job import Job
 from trimcp.session.scopes import parted, sole
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST, MISSING_CAPABILITY
+from trimcp.wire.codes import (
+    CANCELLED_BY_DRAIN,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    MISSING_CAPABILITY,
+    OVERLOADED,
+)
 
 if TYPE_CHECKING:
     from trimcp.session.session import Session
@@ -144,12 +151,16 @@ class Runner:
         if job.parked == 1:
             self.running -= 1
             session.parked += 1
+            if job.clock is not None:
+                job.clock.pause()
             session.next_jobs()
         try:
             yield
         finally:
             job.parked -= 1
             if not job.parked:
+                if job.clock is not None:
+                    job.clock.resume()
                 session.parked -= 1
                 if not job.over:
                     self.running += 1
@@ -195,6 +206,10 @@ def _failed(session: Session, job: Job, error: Exception) -> bytes:
             job.crash = error
         answer = session.crashed(job, error)
     job.error = answer.code
+    if answer.code == OVERLOADED and isinstance(answer.data, dict):
+        seconds: Any = answer.data.get("retryAfter")
+        if type(seconds) in (int, float) and 0 <= seconds < math.inf:
+            job.retry_after = seconds
     return session.engine.encode_error(job.request.id, answer)
 
 

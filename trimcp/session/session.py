@@ -8,6 +8,7 @@ sink, room first, then the engine's state, then the queue, with no checkpoint be
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,8 +67,8 @@ class Session(Speaking):
         state: what the server's or client's lifespan made, for handlers.
 
     Attributes:
-        arriving: bytes of the message being taken right now.
         counts: what gave way because a reader was slow, by lane.
+        arriving: bytes of the message being taken right now.
         notices: handlers of notifications at work.
         background: where work that belongs to the session is started, once it is driven.
         mirrors_headers: whether its channel carries headers beside our requests.
@@ -109,8 +110,8 @@ class Session(Speaking):
     def __attrs_post_init__(self) -> None:
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
         self._replies = Replies(self.limits.backlog_bytes)
-
         self.counts = self.sink.counts if isinstance(self.sink, Outbox) else LaneCounts()
+
     # Facts
 
     @property
@@ -118,12 +119,12 @@ class Session(Speaking):
         """The revision our own messages are spoken in, or None before that is decided."""
         return self.engine.revision
 
-    def statistics(self) -> Statistics:
     @property
     def dropped(self) -> int:
         """Messages that nobody will see, because a reader was slow or gone."""
         return sum(self.counts.dropped.values())
 
+    def statistics(self) -> Statistics:
         """Return a snapshot of what is under way."""
         return snapshot(self)
 
@@ -259,10 +260,11 @@ class Session(Speaking):
             job.sink.settle_latest(("progress", id), keep=wanted)
         if self.on_finished is not None:
             self._report(job, reply if wanted else None)
-        if wanted and reply is not None:
         if self.counts.untold and wanted:
             self._tell_dropped_logs(job)
-            self._replies.post(job.sink, id, reply, job.origin, job.error)
+        if wanted and reply is not None:
+            headers = None if job.retry_after is None else {"retry-after": str(math.ceil(job.retry_after))}
+            self._replies.post(job.sink, id, reply, job.origin, job.error, headers)
         else:
             self._replies.none(job.sink, id, job.origin)
         if self.mailbox or self._reading:
@@ -270,13 +272,13 @@ class Session(Speaking):
         if not self.jobs:
             self._idle.unpark_all()
 
-    def _report(self, job: Job, reply: bytes | None) -> None:
-        assert self.on_finished is not None
     def _tell_dropped_logs(self, job: Job) -> None:
         from trimcp.session.lanes import tell_dropped_logs
 
         tell_dropped_logs(self, job)
 
+    def _report(self, job: Job, reply: bytes | None) -> None:
+        assert self.on_finished is not None
         try:
             self.on_finished(job, reply)
         except Exception:  # whoever keeps books must not cost a reply

@@ -17,6 +17,7 @@ __all__ = [
     "META_RELATED_TASK",
     "META_SERVER_INFO",
     "META_SUBSCRIPTION_ID",
+    "META_TIMEOUT",
     "META_TRACE",
     "RESULT_COMPLETE",
     "RESULT_INPUT_REQUIRED",
@@ -56,6 +57,8 @@ META_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 META_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 META_RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
+META_TIMEOUT: Final = "trimcp/timeout"
+"""Ours: the seconds for which the caller still waits for the answer, so that nobody works for whom nobody waits."""
 META_TRACE: Final = ("traceparent", "tracestate", "baggage")
 """The W3C trace context, whose three keys alone need no prefix (basic, "_meta")."""
 

@@ -115,6 +115,11 @@ class Exchange:
         return "POST"
 
     @property
+    def client(self) -> str:
+        """The client's address, without the port."""
+        return self.head.peer.rpartition(":")[0]
+
+    @property
     def sink(self) -> Sink:
         """Itself: the road of all that belongs to its request."""
         return self
@@ -148,11 +153,6 @@ class Exchange:
         if not self.answered and self._streaming():
             assert self._stream is not None
             self._stream.send_latest(key, outgoing)
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Send what was kept back, or drop it."""
-        if self._stream is not None:
-            self._stream.settle_latest(key, keep=keep)
         else:
             self._drop(outgoing)
 
@@ -168,6 +168,11 @@ class Exchange:
         if session is not None:
             return session.pushed.counts
         return None if own is None else own.counts
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Send what was kept back, or drop it."""
+        if self._stream is not None:
+            self._stream.settle_latest(key, keep=keep)
 
     def withdraw(self, request_id: RequestId) -> bool:
         """Return False: what was posted has left."""
@@ -198,15 +203,15 @@ class Exchange:
     def close(self) -> None:
         """Do nothing: it ends with its answer."""
 
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is held back for the reader, and the bytes that it has not taken."""
+        return ((), 0) if self._stream is None else self._stream.waiting()
+
     # Its own
 
     def accepted(self) -> None:
         """Answer that nothing will be answered: there was no request in the body."""
         if not self.answered:
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is held back for the reader, and the bytes that it has not taken."""
-        return ((), 0) if self._stream is None else self._stream.waiting()
-
             self.refuse(Response(202, self.headers))
 
     def refuse(self, response: Response) -> None:
@@ -234,12 +239,12 @@ class Exchange:
             return False
         session = self.session
         self._stream = self.face.new_stream() if session is None else session.new_stream()
+        self._stream.counts = self._counts
         self._stream.open(reply, self.headers, self._prime(self._stream))
         self.face.ticker.watch(self._stream)
         return True
 
     def _prime(self, stream: EventStream) -> bytes:
-        self._stream.counts = self._counts
         session = self.session
         if session is None or not session.can_poll:
             return b""
@@ -288,7 +293,7 @@ class Exchange:
             status = 200 if kind is None else kind.http_status
         headers = self.headers
         if status == 503:
-            headers = (*headers, ("Retry-After", "1"))
+            headers = (*headers, ("Retry-After", outgoing.headers["retry-after"] if outgoing.headers else "1"))
         as_event = self.sse and (self.face.settings.reply == "sse" or not self.json)
         if not as_event or status != 200:
             self.face.show("-->", outgoing.data)

@@ -1,0 +1,153 @@
+"""The gate of one run: which quotas a request has to pass, and the turns of each.
+
+A request passes its session's quota, then its principal's, then that of what it asks for, always in this order, so
+that no two requests wait for each other. Where nothing is bounded there is no gate, and nothing is paid for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+
+import attrs
+import trio
+
+from trimcp.server.turns import Turns, TurnStatistics
+from trimcp.session.context import Context
+from trimcp.session.limits import Limits, Quota
+
+__all__ = ["Gate", "whose"]
+
+_T = TypeVar("_T")
+
+Kind: TypeAlias = Literal["tool", "resource", "prompt", "completion"]
+_KINDS: Final = get_args(Kind)
+
+# Quotas of sessions and principals that are kept before those are looked for that nobody uses any more.
+_MANY: Final = 1_024
+
+
+def whose(ctx: Context[Any]) -> Hashable:
+    """Return what tells clients apart: the session, or where each request has one of its own, who or where it is."""
+    session, job = ctx.internals
+    if not session.brief:
+        return session
+    return ctx.principal or (None if job.origin is None else job.origin.client)
+
+
+@attrs.define(eq=False, repr=False)
+class Gate:
+    """The quotas of one run.
+
+    Args:
+        limits: what sessions, principals, and what has no quota of its own may use.
+    """
+
+    limits: Limits
+    _usual: dict[str, Quota] = attrs.field(init=False)
+    _sessions: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
+    _principals: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
+    _named: dict[tuple[str, str], Turns] = attrs.field(init=False, factory=dict)
+    _refused: int = attrs.field(init=False, default=0)
+    _sweep_at: int = attrs.field(init=False, default=_MANY)
+
+    def __attrs_post_init__(self) -> None:
+        kinds: dict[str, Quota] = {kind: getattr(self.limits, kind) for kind in _KINDS}
+        self._usual = {kind: quota for kind, quota in kinds.items() if quota.bounds}
+
+    @property
+    def refused(self) -> int:
+        """Requests that were refused so far."""
+        tables = (self._sessions, self._principals, self._named)
+        return self._refused + sum(turns.refused for table in tables for turns in table.values())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a turn now."""
+        tables = (self._sessions, self._principals, self._named)
+        return sum(turns.waiting for table in tables for turns in table.values())
+
+    def statistics(self) -> Mapping[str, TurnStatistics]:
+        """Return a snapshot of the quota of each tool, resource, prompt and completion that was asked for."""
+        return {f"{kind} {name}": turns.statistics() for (kind, name), turns in sorted(self._named.items())}
+
+    def shared(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return a handler that first waits for a turn of its session and one of its principal, as far as bounded."""
+        of_session, of_principal = self.limits.session, self.limits.principal
+        if not of_session.bounds and not of_principal.bounds:
+            return handler
+
+        async def call(ctx: Context[Any], params: Any) -> Any:
+            if not of_session.bounds:
+                return await within_principal(ctx, params)
+            turns = self._kept(self._sessions, whose(ctx), of_session, "this session")
+            async with _turn(ctx, turns):
+                return await within_principal(ctx, params)
+
+        async def within_principal(ctx: Context[Any], params: Any) -> Any:
+            if not of_principal.bounds or ctx.principal is None:
+                return await handler(ctx, params)
+            turns = self._kept(self._principals, ctx.principal, of_principal, "this principal")
+            async with _turn(ctx, turns):
+                return await handler(ctx, params)
+
+        return call
+
+    async def pass_through(
+        self,
+        ctx: Context[Any],
+        kind: Kind,
+        name: str,
+        own: Quota | None,
+        function: Callable[..., Awaitable[_T]],
+        *args: Any,
+    ) -> _T:
+        """Wait for a turn of what is asked for, and return `await function(*args)`. Raises as `Turns.take`, too.
+
+        Args:
+            ctx: of the request.
+            kind: what it asks for, and its `name`.
+            own: the quota it has for itself, or None for that of its kind.
+            function: what is done then.
+            args: its arguments.
+        """
+        quota = self._usual.get(kind) if own is None else own
+        if quota is None:
+            return await function(*args)
+        turns = self._named.get((kind, name))
+        if turns is None or turns.quota is not quota:
+            turns = self._named[(kind, name)] = Turns(quota, name)
+        async with _turn(ctx, turns):
+            return await function(*args)
+
+    def _kept(self, table: dict[Hashable, Turns], key: Hashable, quota: Quota, name: str) -> Turns:
+        turns = table.get(key)
+        if turns is None:
+            if len(table) >= self._sweep_at:
+                self._forget_idle(table)
+                self._sweep_at = max(_MANY, 2 * len(table))
+            turns = table[key] = Turns(quota, name)
+        return turns
+
+    def _forget_idle(self, table: dict[Hashable, Turns]) -> None:
+        for key in [key for key, turns in table.items() if turns.idle]:
+            self._refused += table.pop(key).refused
+
+    def closed(self, session: Hashable) -> None:
+        """Forget a session."""
+        turns = self._sessions.pop(session, None)
+        if turns is not None:
+            self._refused += turns.refused
+
+
+@asynccontextmanager
+async def _turn(ctx: Context[Any], turns: Turns) -> AsyncIterator[None]:
+    _, job = ctx.internals
+    began_waiting = trio.current_time()
+    since = await turns.take(whose(ctx), ctx.deadline)
+    job.waited += since - began_waiting
+    try:
+        yield
+    finally:
+        turns.give_back(since)
