@@ -13,6 +13,7 @@ if typing.TYPE_CHECKING:
     from trimcp.client.client import Client
     from trimcp.client.connect import Target
     from trimcp.client.facade import ClientSession
+    from trimcp.client.fingerprints import fingerprint
     from trimcp.client.forms import fill_defaults
     from trimcp.client.group import Group
     from trimcp.client.hosts import read_servers
@@ -31,9 +32,13 @@ if typing.TYPE_CHECKING:
         UpstreamDown,
     )
     from trimcp.net import asgi_app, http, http_face, run_http, serve_http, serve_websocket, websocket
+    from trimcp.hidden import HiddenText, hidden_text, show_hidden, strip_hidden
     from trimcp.run import InProcess, in_process, load_servers, run_stdio, serve_stdio, stdio
+    from trimcp.security import SECURITY_EVENTS, security_event
     from trimcp.server.arguments import Arg
+    from trimcp.server.audit import Audit
     from trimcp.server.declared import Elicit
+    from trimcp.server.filters import HiddenTextFilter, PatternFilter, SecretsFilter, SizeFilter
     from trimcp.server.forms import Form
     from trimcp.server.forms import form_for as form
     from trimcp.server.logbridge import LogBridge
@@ -93,15 +98,20 @@ else:
         "client.client": "Client",
         "client.connect": "Target",
         "client.facade": "ClientSession",
+        "client.fingerprints": "fingerprint",
         "client.forms": "fill_defaults",
         "client.group": "Group",
         "client.hosts": "read_servers",
         "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError "
         "McpError NoGoodAnswer Overloaded RemoteError ResourceNotFound ToolError UpstreamDown",
         "net": "asgi_app http http_face run_http serve_http serve_websocket websocket",
+        "hidden": "HiddenText hidden_text show_hidden strip_hidden",
         "run": "InProcess in_process load_servers run_stdio serve_stdio stdio",
+        "security": "SECURITY_EVENTS security_event",
         "server.arguments": "Arg",
+        "server.audit": "Audit",
         "server.declared": "Elicit",
+        "server.filters": "HiddenTextFilter PatternFilter SecretsFilter SizeFilter",
         "server.forms": "Form form=form_for",
         "server.logbridge": "LogBridge",
         "server.media": "Audio Image",
@@ -159,11 +169,13 @@ __all__ = [
     "LATEST",
     "LATEST_LEGACY",
     "REVISIONS",
+    "SECURITY_EVENTS",
     "AccessLog",
     "Annotations",
     "Arg",
     "Audio",
     "AudioContent",
+    "Audit",
     "BlobResourceContents",
     "Call",
     "CallToolResult",
@@ -187,6 +199,8 @@ __all__ = [
     "Form",
     "GetPromptResult",
     "Group",
+    "HiddenText",
+    "HiddenTextFilter",
     "HttpLimits",
     "HttpServer",
     "HttpSettings",
@@ -214,6 +228,7 @@ __all__ = [
     "Origins",
     "Outgoing",
     "Overloaded",
+    "PatternFilter",
     "Principal",
     "ProgressParams",
     "Prompt",
@@ -232,7 +247,9 @@ __all__ = [
     "Root",
     "Running",
     "SamplingMessage",
+    "SecretsFilter",
     "Server",
+    "SizeFilter",
     "SqliteEvents",
     "Statistics",
     "StdioServer",
@@ -251,7 +268,9 @@ __all__ = [
     "asgi_app",
     "bearer_tokens",
     "fill_defaults",
+    "fingerprint",
     "form",
+    "hidden_text",
     "http",
     "http_face",
     "in_process",
@@ -260,10 +279,13 @@ __all__ = [
     "read_servers",
     "run_http",
     "run_stdio",
+    "security_event",
     "serve_http",
     "serve_hypercorn",
     "serve_stdio",
     "serve_websocket",
+    "show_hidden",
     "stdio",
+    "strip_hidden",
     "websocket",
 ]

@@ -63,7 +63,7 @@ class ToolOptions(TypedDict, total=False):
             the tool's; then it is cancelled and the model told.
         max_concurrent: calls that may run at once; others wait. Short for a quota.
         quota: how many calls may run at once, begin per second and wait; by default what `Limits.tool` says.
-        confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` says.
+        confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` is.
         run: how a sync function runs, "thread", "inline", or "process": then it is at the top level of its module.
         memory: with `run="process"`, bytes of address space its process may have (RLIMIT_AS).
         cpu_time: with `run="process"`, seconds of processor time a call may take, rounded up (RLIMIT_CPU).
