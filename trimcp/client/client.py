@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, overload
 
 import attrs
 
 from trimcp.client.connect import Target, connecting
+from trimcp.client.supervision import Breaker, Health, Restarts
 from trimcp.protocol.profile import Profile
 from trimcp.session.limits import Limits
 from trimcp.wire.capabilities import (
@@ -31,6 +33,7 @@ from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 if TYPE_CHECKING:
     from trimcp.client.facade import ClientSession
+    from trimcp.client.upstream import Upstream, WhenDown
 
 __all__ = ["Client"]
 
@@ -55,6 +58,10 @@ SampledApprovalT = TypeVar("SampledApprovalT", bound=SampledApproval)
 _SAMPLING: Final = "sampling/createMessage"
 _ELICITATION: Final = "elicitation/create"
 _ROOTS: Final = "roots/list"
+
+_RESTARTS: Final = Restarts()
+_BREAKER: Final = Breaker()
+_HEALTH: Final = Health()
 
 
 class Client:
@@ -186,6 +193,48 @@ class Client:
             RemoteError, InvalidReply: it refused, or there is no common revision.
         """
         return connecting(self, target, revision)
+
+    def supervise(
+        self,
+        target: Target,
+        *,
+        name: str | None = None,
+        revision: Revision | str | None = None,
+        when_down: WhenDown = "wait",
+        repeat_safe_tools: bool = False,
+        restarts: Restarts = _RESTARTS,
+        breaker: Breaker | None = _BREAKER,
+        health: Health | None = _HEALTH,
+        random: Random | None = None,
+    ) -> AbstractAsyncContextManager[Upstream]:
+        """Connect to a server, again whenever the connection is lost, and yield it as an `Upstream`.
+
+        The block is entered at once, whether or not the server can be reached; `Upstream.wait_up` waits for it. Leaving
+        the block ends the connection (and a child process with it). What the body raises leaves as itself. The
+        upstream's loss ends no body, nor does giving it up.
+
+        Args:
+            target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or anything
+                else that can be connected to again and again.
+            name: what to call it in logs and errors.
+            revision: as for `connect`.
+            when_down: whether calls wait for a connection, as long as their own scopes let them, or fail at once.
+            repeat_safe_tools: call tools once more where the connection was lost under the call, if the server says in
+                their annotations that they only read or that this does no harm. That is the server's word.
+            restarts: the pauses between attempts, and after how many it is given up.
+            breaker: when it is left alone for a while; None for never.
+            health: when a silent server is asked whether it lives; None for never.
+            random: what the pauses vary by, for tests.
+
+        Raises:
+            LocalError: the target is good for one connection only, or there is no such revision.
+        """
+        from trimcp.client.upstream import supervising  # what few clients need
+
+        chance = Random() if random is None else random
+        return supervising(
+            self, target, name, revision, when_down, repeat_safe_tools, restarts, breaker, health, chance
+        )
 
     # Handlers
 

@@ -36,7 +36,7 @@ from trimcp.wire.revisions import REVISIONS, Revision, find
 if TYPE_CHECKING:
     from trimcp.client.client import Client
 
-__all__ = ["Connectable", "Target", "connecting"]
+__all__ = ["Connectable", "Target", "connecting", "pinned"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
@@ -57,7 +57,7 @@ Target: TypeAlias = Road | AbstractAsyncContextManager[Road] | Connectable
 @asynccontextmanager
 async def connecting(client: Client, target: Target, revision: Revision | str | None) -> AsyncIterator[ClientSession]:
     """Connect and yield the session; see `Client.connect`."""
-    offered = client.profile.revisions if revision is None else (_pinned(revision),)
+    offered = client.profile.revisions if revision is None else (pinned(revision),)
     # What a pinned revision meets says nothing of what the server prefers, so nothing is remembered of it.
     key = _key(target) if revision is None else None
     move = opening(offered)
@@ -99,7 +99,12 @@ async def _used(facade: ClientSession) -> AsyncIterator[None]:
             await logs.drained()
 
 
-def _pinned(revision: Revision | str) -> Revision:
+def pinned(revision: Revision | str) -> Revision:
+    """Return the revision of that name.
+
+    Raises:
+        LocalError: there is none.
+    """
     if isinstance(revision, Revision):
         return revision
     found = find(revision)

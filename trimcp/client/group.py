@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import attrs
 import trio
@@ -17,27 +18,48 @@ import trio
 from trimcp.client.client import Client
 from trimcp.client.connect import Target
 from trimcp.client.facade import ClientSession
+from trimcp.client.supervision import UpstreamState
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.session.calls import Call
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolResult, Tool
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from trimcp.client.upstream import Supervising, Upstream
+
 __all__ = ["Group"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
+_THERE: Final = (UpstreamState.UP, UpstreamState.CONNECTING)
+
 
 @attrs.define(eq=False)
 class _Member:
-    """One connection, and the task that owns it."""
+    """One connection, or a supervised upstream, and the task that owns it."""
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     session: ClientSession | None = None
+    upstream: Upstream | None = None
     error: Exception | None = None
     ready: trio.Event = attrs.field(factory=trio.Event)
     closing: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def usable(self) -> ClientSession | Upstream | None:
+        """What calls go to, or None before it is opened."""
+        return self.upstream if self.session is None else self.session
+
+    @property
+    def living(self) -> ClientSession | Upstream | None:
+        """What calls go to, or None where nobody would answer."""
+        if self.ended.is_set() or (self.upstream is not None and self.upstream.state not in _THERE):
+            return None
+        return self.usable
 
 
 @attrs.define(eq=False)
@@ -82,7 +104,7 @@ class Group:
                     self._nursery = None
                     for member in self._members.values():
                         member.closing.set()
-                        if member.session is None:
+                        if not member.ready.is_set():
                             member.scope.cancel(reason="the group was left")
         except trio.Cancelled:
             if failure is None:
@@ -101,6 +123,29 @@ class Group:
             LocalError: there is an open member of that name, or the group is not entered.
             McpError: the connection failed, as `Client.connect` says.
         """
+        member = await self._open(name, partial(self._connected, target=target, revision=revision))
+        assert member.session is not None
+        return member.session
+
+    async def supervise(self, name: str, target: Target, **options: Unpack[Supervising]) -> Upstream:
+        """Add a server that is connected to again when it is lost, until `close(name)` or the group's end.
+
+        Returns at once, whether or not the server can be reached. Cancelling it leaves the server out.
+
+        Args:
+            name: what its tools are prefixed with, and what it is called in logs and errors.
+            target: something that can be connected to again and again.
+            options: as for `Client.supervise`.
+
+        Raises:
+            LocalError: as `open`, and as `Client.supervise`.
+        """
+        member = await self._open(name, partial(self._supervised, name=name, target=target, options=options))
+        assert member.upstream is not None
+        return member.upstream
+
+    async def _open(self, name: str, serve: Callable[[_Member], Awaitable[None]]) -> _Member:
+        """Start the task that owns a member, and return the member once it can be used."""
         if self._nursery is None:
             raise LocalError("a group opens servers only inside its `async with` block")
         if self.separator in name:
@@ -109,35 +154,44 @@ class Group:
             raise LocalError(f"a server named {name!r} is open already")
         self._members.pop(name, None)
         member = self._members[name] = _Member()
-        self._nursery.start_soon(self._own, member, target, revision, name=f"server {name}")
+        self._nursery.start_soon(self._own, member, serve, name=f"server {name}")
         try:
             await member.ready.wait()
         except trio.Cancelled:
             member.scope.cancel(reason="opening was given up")
             del self._members[name]
             raise
-        if member.session is not None:
-            return member.session
+        if member.usable is not None:
+            return member
         del self._members[name]
         raise member.error or ConnectionLost(f"the group was left while {name!r} was being opened")
 
-    async def _own(self, member: _Member, target: Target, revision: Revision | None) -> None:
-        """Hold one connection until it is closed or lost."""
+    async def _own(self, member: _Member, serve: Callable[[_Member], Awaitable[None]]) -> None:
+        """Hold one member until it is closed or lost."""
         try:
             with member.scope:
-                async with self.client.connect(target, revision=revision) as session:
-                    member.session = session
-                    member.ready.set()
-                    async with trio.open_nursery() as waiting:
-                        waiting.start_soon(_first, member.closing.wait, waiting.cancel_scope)
-                        waiting.start_soon(_first, session.wait_lost, waiting.cancel_scope)
+                await serve(member)
         except Exception as error:  # one member's failure, whatever it is, takes no other with it
-            if member.session is not None:
+            if member.usable is not None:
                 log.exception("a connection of the group failed")
             member.error = error
         finally:
             member.ready.set()
             member.ended.set()
+
+    async def _connected(self, member: _Member, target: Target, revision: Revision | None) -> None:
+        async with self.client.connect(target, revision=revision) as session:
+            member.session = session
+            member.ready.set()
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(_first, member.closing.wait, waiting.cancel_scope)
+                waiting.start_soon(_first, session.wait_lost, waiting.cancel_scope)
+
+    async def _supervised(self, member: _Member, name: str, target: Target, options: Supervising) -> None:
+        async with self.client.supervise(target, name=name, **options) as upstream:
+            member.upstream = upstream
+            member.ready.set()
+            await member.closing.wait()
 
     async def close(self, name: str) -> None:
         """Close a member and wait until its connection, and its process if it has one, is gone.
@@ -157,18 +211,29 @@ class Group:
         """Return the session of a member; one that died is still there until it is closed or opened again.
 
         Raises:
-            KeyError: there is no such member, or it is still being opened.
+            KeyError: there is no such member, or it is still being opened, or supervised: see `upstream`.
         """
         session = self._members[name].session
         if session is None:
             raise KeyError(name)
         return session
 
+    def upstream(self, name: str) -> Upstream:
+        """Return a supervised member.
+
+        Raises:
+            KeyError: there is no such member.
+        """
+        upstream = self._members[name].upstream
+        if upstream is None:
+            raise KeyError(name)
+        return upstream
+
     def __contains__(self, name: object) -> bool:
         return name in self._members
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, member in self._members.items() if member.session is not None])
+        return iter([name for name, member in self._members.items() if member.usable is not None])
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -178,43 +243,45 @@ class Group:
     async def list_tools(self) -> list[Tool]:
         """Return the tools of all living members, named `server__tool`, in the order the members were opened.
 
-        A member that cannot tell is left out, with a warning in the log.
+        A supervised one that is being connected to is waited for; one that is down is left out. So is a member that
+        cannot tell, with a warning in the log.
         """
         found: dict[str, list[Tool]] = {}
 
-        async def ask(name: str, session: ClientSession) -> None:
+        async def ask(name: str, member: ClientSession | Upstream) -> None:
             try:
-                tools = await session.list_tools()
+                tools = await member.list_tools()
             except (McpError, trio.TooSlowError) as error:
                 log.warning("the server %r cannot list its tools: %s", name, error)
                 return
             found[name] = [_renamed(tool, f"{name}{self.separator}{tool.name}") for tool in tools]
 
-        names = [name for name in self if not self._members[name].ended.is_set()]
         async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(ask, name, self[name])
-        return [tool for name in names for tool in found.get(name, ())]
+            for name, member in self._members.items():
+                if (living := member.living) is not None:
+                    nursery.start_soon(ask, name, living)
+        return [tool for name in self._members for tool in found.get(name, ())]
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> CallToolResult:
         """Call a tool by the name `list_tools` gave it; see `ClientSession.call_tool`."""
-        session, tool = self._find(name)
-        return await session.call_tool(tool, arguments, meta=meta)
+        member, tool = self._find(name)
+        return await member.call_tool(tool, arguments, meta=meta)
 
     def calling(
         self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> AbstractAsyncContextManager[Call[CallToolResult]]:
         """Call a tool by the name `list_tools` gave it; see `ClientSession.calling`."""
-        session, tool = self._find(name)
-        return session.calling(tool, arguments, meta=meta)
+        member, tool = self._find(name)
+        return member.calling(tool, arguments, meta=meta)
 
-    def _find(self, name: str) -> tuple[ClientSession, str]:
+    def _find(self, name: str) -> tuple[ClientSession | Upstream, str]:
         server, separator, tool = name.partition(self.separator)
-        if not separator or server not in self:
+        member = self._members[server].usable if separator and server in self else None
+        if member is None:
             raise LocalError(f"no open server offers {name!r}; the servers are {', '.join(self) or 'none'}")
-        return self[server], tool
+        return member, tool
 
 
 def _renamed(tool: Any, name: str) -> Tool:
