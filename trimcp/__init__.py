@@ -31,8 +31,8 @@ if typing.TYPE_CHECKING:
         ToolError,
         UpstreamDown,
     )
-    from trimcp.net import asgi_app, http, http_face, run_http, serve_http, serve_websocket, websocket
     from trimcp.hidden import HiddenText, hidden_text, show_hidden, strip_hidden
+    from trimcp.net import asgi_app, http, http_face, run_http, serve_http, serve_websocket, websocket
     from trimcp.run import InProcess, in_process, load_servers, run_stdio, serve_stdio, stdio
     from trimcp.security import SECURITY_EVENTS, security_event
     from trimcp.server.arguments import Arg
