@@ -11,12 +11,16 @@ import typing
 if typing.TYPE_CHECKING:
     from trimcp.channel import Incoming, Kind, MessageChannel, Origin, Outgoing
     from trimcp.client.client import Client
+    from trimcp.client.combinators import Mapped, Outcome, call_all, first_of, hedge, map_bounded
     from trimcp.client.connect import Target
     from trimcp.client.facade import ClientSession
     from trimcp.client.fingerprints import fingerprint
     from trimcp.client.forms import fill_defaults
     from trimcp.client.group import Group
     from trimcp.client.hosts import read_servers
+    from trimcp.client.relistening import UpstreamSubscription
+    from trimcp.client.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
+    from trimcp.client.upstream import Upstream
     from trimcp.errors import (
         CannotAsk,
         ConnectionLost,
@@ -96,12 +100,16 @@ else:
     _MODULES = {
         "channel": "Incoming Kind MessageChannel Origin Outgoing",
         "client.client": "Client",
+        "client.combinators": "Mapped Outcome call_all first_of hedge map_bounded",
         "client.connect": "Target",
         "client.facade": "ClientSession",
         "client.fingerprints": "fingerprint",
         "client.forms": "fill_defaults",
         "client.group": "Group",
         "client.hosts": "read_servers",
+        "client.relistening": "UpstreamSubscription",
+        "client.supervision": "Breaker Health Restarts UpstreamState UpstreamStatistics",
+        "client.upstream": "Upstream",
         "errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError "
         "McpError NoGoodAnswer Overloaded RemoteError ResourceNotFound ToolError UpstreamDown",
         "net": "asgi_app http http_face run_http serve_http serve_websocket websocket",
@@ -177,6 +185,7 @@ __all__ = [
     "AudioContent",
     "Audit",
     "BlobResourceContents",
+    "Breaker",
     "Call",
     "CallToolResult",
     "CancelReason",
@@ -199,6 +208,7 @@ __all__ = [
     "Form",
     "GetPromptResult",
     "Group",
+    "Health",
     "HiddenText",
     "HiddenTextFilter",
     "HttpLimits",
@@ -219,6 +229,7 @@ __all__ = [
     "LocalError",
     "LogBridge",
     "LoggingMessageParams",
+    "Mapped",
     "McpError",
     "MemoryEvents",
     "MessageChannel",
@@ -226,6 +237,7 @@ __all__ = [
     "Notice",
     "Origin",
     "Origins",
+    "Outcome",
     "Outgoing",
     "Overloaded",
     "PatternFilter",
@@ -243,6 +255,7 @@ __all__ = [
     "ResourceTemplate",
     "ResourceUpdated",
     "ResourcesChanged",
+    "Restarts",
     "Revision",
     "Root",
     "Running",
@@ -263,18 +276,26 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "ToolsChanged",
+    "Upstream",
     "UpstreamDown",
+    "UpstreamState",
+    "UpstreamStatistics",
+    "UpstreamSubscription",
     "WebSocketServer",
     "asgi_app",
     "bearer_tokens",
+    "call_all",
     "fill_defaults",
     "fingerprint",
+    "first_of",
     "form",
+    "hedge",
     "hidden_text",
     "http",
     "http_face",
     "in_process",
     "load_servers",
+    "map_bounded",
     "memory_channels",
     "read_servers",
     "run_http",
