@@ -67,6 +67,13 @@ class Peer:
         for first in range(0, len(texts), _SLICE):
             await self.say(*texts[first : first + _SLICE])
 
+    async def pipeline(self, *texts: bytes) -> None:
+        """Write messages one behind the other and read nothing, before `read_on`."""
+        await self.say(*texts)
+
+    def read_on(self) -> None:
+        """Take what came meanwhile."""
+
     async def ask(self, id: Any, tool: str, **arguments: Any) -> Any:
         """Call a tool and return the answer, which has to be the next one."""
         await self.say(self.call(id, tool, **arguments))
@@ -153,6 +160,10 @@ class DirectPeer(Peer):
         self.paused = False
         self._readable.set()
 
+    def forget(self) -> None:
+        """Let go of what nobody heard."""
+        self._arrived.clear()
+
     def lose(self, why: str) -> None:
         self.closed.set()
 
@@ -228,6 +239,27 @@ class _Exchanges(Peer):
     wires: list[Wire] = attrs.field(factory=list, init=False)
     idle: list[Wire] = attrs.field(factory=list, init=False)
     under_way: dict[Any, Wire] = attrs.field(factory=dict, init=False)
+    pipe: Wire | None = attrs.field(default=None, init=False)
+
+    async def pipeline(self, *texts: bytes) -> None:
+        if self.pipe is None:
+            self.pipe = await self.connect()
+        await self.pipe.say(*map(self.posted, texts))
+
+    def read_on(self) -> None:
+        self.nursery.start_soon(self._read_pipe)
+
+    async def _read_pipe(self) -> None:
+        assert self.pipe is not None
+        try:
+            while True:
+                self.piped(await self.pipe.answer())
+        except (EOFError, trio.ClosedResourceError, trio.BrokenResourceError):
+            pass
+
+    def piped(self, answer: Answer) -> None:
+        """Take what came through the pipe."""
+        raise NotImplementedError
 
     async def connect(self) -> Wire:
         wire = await self.server.connect(receive_buffer=None if self.reading else _SMALL)
@@ -275,6 +307,9 @@ class PostPeer(_Exchanges):
         self.settled(wire, answer)
         self._heard(answer)
 
+    def piped(self, answer: Answer) -> None:
+        self._heard(answer)
+
     def _heard(self, answer: Answer) -> None:
         for said in answer.messages if answer.body else ():
             self._answers[0].send_nowait((answer.status, said))
@@ -316,20 +351,24 @@ class PostPeer(_Exchanges):
 
 @attrs.define(eq=False)
 class StreamPeer(_Exchanges):
-    """HTTP+SSE: a stream to read, and POSTs beside it."""
+    """HTTP+SSE: a stream to read, and POSTs beside it, which are answered themselves only if they are refused."""
 
     stream: Wire = attrs.field(kw_only=True)
+    _refusals: deque[Any] = attrs.field(factory=deque, init=False)
 
     async def say(self, *texts: bytes) -> None:
         for text in texts:
-            wire = self.idle.pop() if self.idle else await self.server.connect()
-            self.wires.append(wire)
+            wire = self.idle.pop() if self.idle else await self.connect()
             answer = await wire.ask(self.posted(text))
             self.settled(wire, answer)
             self.status = answer.status
+            self._refusals.extend(answer.messages if answer.body else ())
+
+    def piped(self, answer: Answer) -> None:
+        assert answer.status == 202
 
     async def hear_any(self) -> Any:
-        return await self.stream.message()
+        return self._refusals.popleft() if self._refusals else await self.stream.message()
 
     async def pour(self, texts: Sequence[bytes]) -> None:
         """Pipeline them on ten connections."""

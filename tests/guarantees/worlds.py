@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -29,6 +30,11 @@ from trimcp.transports.stream import SERVER_MAX_MESSAGE
 __all__ = ["LOCAL", "NETWORK", "WORLDS", "Home", "Homes", "Journal", "World", "worlds"]
 
 PROGRAM = Path(program.__file__)
+
+# Else the C library, having seen a large block freed, keeps the next one for later use, and nothing can be told from
+# what this process has resident. Programs of their own get it from their environment.
+_C = ctypes.CDLL(None)
+_C.mallopt(-3, 131_072)  # M_MMAP_THRESHOLD
 
 
 @attrs.frozen
@@ -141,7 +147,9 @@ class Home:
 
     def forget_peak(self) -> int:
         """Let the peak begin at what is resident now, and return that."""
-        gc.collect()
+        if self.world.local:
+            gc.collect()
+            _C.malloc_trim(0)
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return self.memory
 
@@ -181,6 +189,7 @@ class Home:
                 yield direct
                 direct.read_on()
                 other.close()
+                direct.forget()
 
     async def counts(self) -> dict[str, int]:
         """What it counts of itself, after a garbage collection."""

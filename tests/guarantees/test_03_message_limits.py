@@ -1,0 +1,181 @@
+"""Promise 3: 4 MiB per message into a server: a clear error, little memory, and the session lives on."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer, text_of
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from tests.hostile.network import post
+from tests.hostile.peers import MIB
+from tests.transports.websocket_support import CONTINUATION, FIN, TEXT, frame, message
+from trimcp.transports.stream import SERVER_MAX_MESSAGE, StreamChannel
+from trimcp.wire.codes import INVALID_REQUEST
+
+pytestmark = pytest.mark.slow
+Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
+
+LIMIT = 4 * MIB
+SPENT = 8 * MIB
+_PIECE = b"x" * 65_536
+
+
+def large(peer: Peer, size: int) -> bytes:
+    """A tool call of this size, with its id at the end, where it is read last; a body is refused by its head, so there
+    it stands at the beginning."""
+    text = peer.call(77, "echo", text="@")
+    if not isinstance(peer, PostPeer | StreamPeer):
+        text = text.replace(b'"id":77,', b"")[:-1] + b',"id":77}'
+    return text.replace(b"@", b"x" * (size - len(text) + 1))
+
+
+@Everywhere
+async def test_a_byte_more_than_four_mebibytes_is_refused_by_its_id(homes: Homes, world: World) -> None:
+    assert SERVER_MAX_MESSAGE == LIMIT
+    async with homes(world) as home:
+        await home.warm()
+        async with home.peer() as peer:
+            fits, too_large = large(peer, LIMIT), large(peer, LIMIT + 1)
+            assert (len(fits), len(too_large)) == (LIMIT, LIMIT + 1)
+            base = home.forget_peak()
+            await peer.say(too_large)
+            if world.transport == "websocket" and not world.own:
+                assert await peer.raw.close_code() == 1009
+                spent = home.peak - base
+            else:
+                refusal = await peer.hear()
+                spent = home.peak - base
+                assert (refusal["id"], refusal["error"]["code"]) == (77, INVALID_REQUEST)
+                assert "4194304 bytes" in refusal["error"]["message"].replace(",", "")
+                if world.transport in ("http", "sse"):
+                    assert peer.status == 413
+                await peer.say(fits)
+                assert len(text_of(await peer.hear())) > LIMIT - 1_000, "just not too large"
+        async with home.peer() as peer:
+            assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+    figure(3, "memory for a message of 4 MiB and a byte", spent / MIB, 8, "MiB", str(world))
+    assert spent <= SPENT
+
+
+@pytest.mark.parametrize("world", worlds(transport="stdio"), ids=str)
+async def test_an_endless_line_costs_no_more(homes: Homes, world: World) -> None:
+    async with homes(world) as home, home.peer() as peer:
+        await home.warm()
+        base = home.forget_peak()
+        await peer.target.pour(b'{"jsonrpc":"2.0","method":"x","params":{"a":"')
+        for _ in range(200):
+            await peer.target.pour(_PIECE * 16)
+        await peer.target.pour(b'"},"id":78}\n')
+        refusal = await peer.hear()
+        spent = home.peak - base
+        assert (refusal["id"], refusal["error"]["code"]) == (78, INVALID_REQUEST)
+        assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+    figure(3, "memory for a line of 200 MiB", spent / MIB, 8, "MiB", str(world))
+    assert spent <= SPENT
+
+
+@pytest.mark.parametrize("world", worlds(transport="framed"), ids=str)
+async def test_an_endless_line_in_memory_costs_no_more(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        await home.warm()
+        async with home.peer() as peer:
+            assert isinstance(peer, ChannelPeer)
+            assert isinstance(peer.channel, StreamChannel)
+            base = home.forget_peak()
+            pipe = peer.channel._sender
+            await pipe.send_all(b'{"jsonrpc":"2.0","method":"x","params":{"a":"')
+            for _ in range(800):
+                await pipe.send_all(_PIECE)
+            await pipe.send_all(b'"},"id":78}\n')
+            refusal = await peer.hear()
+            spent = home.peak - base
+            assert (refusal["id"], refusal["error"]["code"]) == (78, INVALID_REQUEST)
+            assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+    figure(3, "memory for a line of 50 MiB", spent / MIB, 8, "MiB", str(world))
+    assert spent <= SPENT
+
+
+@pytest.mark.parametrize("world", [*worlds(transport="http"), *worlds(transport="sse")], ids=str)
+async def test_a_body_without_end_costs_no_more(homes: Homes, world: World) -> None:
+    """Neither one that says its size and is believed, nor one in chunks."""
+    async with homes(world) as home:
+        await home.warm()
+        async with home.peer() as peer:
+            served = home.served
+            assert served is not None
+            plain = post(b"{}", session=peer.session, path=peer.path).removesuffix(b"{}")
+            length, chunked = b"Content-Length: 2", b"Transfer-Encoding: chunked"
+            chunk = b"10000\r\n" + _PIECE + b"\r\n"
+            for head, piece in (
+                (plain.replace(length, chunked), chunk),
+                (plain.replace(length, b"Content-Length: 1099511627776"), _PIECE),
+            ):
+                base = home.forget_peak()
+                async with served.wire() as wire:
+                    said = 0
+                    try:
+                        await wire.say(head)
+                        while said < 100 * MIB:
+                            await wire.say(piece)
+                            said += len(_PIECE)
+                    except trio.BrokenResourceError:
+                        pass
+                    try:
+                        assert (await wire.answer()).status == 413
+                    except (trio.BrokenResourceError, EOFError):
+                        assert not world.own, "Hypercorn's last words can be lost to a reset"
+                spent = home.peak - base
+                how = "in chunks" if piece is chunk else "of a tebibyte, it says"
+                figure(3, f"memory for a body without end, {how}", spent / MIB, 8, "MiB", str(world))
+                assert said < 100 * MIB, "it was read on and on"
+                assert spent <= SPENT
+            assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+
+
+@pytest.mark.parametrize("world", worlds(transport="websocket"), ids=str)
+async def test_a_frame_or_a_message_without_end_costs_no_more(homes: Homes, world: World) -> None:
+    endless = {
+        "one frame": [frame(FIN | TEXT, b"", size=1 << 40), _PIECE],
+        "large pieces": [frame(TEXT, b'"'), frame(CONTINUATION, _PIECE)],
+        "small pieces": [frame(TEXT, b'"'), frame(CONTINUATION, b"x") * 10_000],
+    }
+    async with homes(world) as home:
+        await home.warm()
+        for name, (first, again) in endless.items():
+            base = home.forget_peak()
+            said = 0
+            async with home.peer() as peer:
+                assert isinstance(peer, FramePeer)
+                with trio.move_on_after(0.5):
+                    try:
+                        await peer.raw.say(first)
+                        while said < 200 * MIB:
+                            await peer.raw.say(again)
+                            said += len(again)
+                    except trio.BrokenResourceError:
+                        pass
+                    if name != "small pieces":
+                        assert await peer.raw.close_code() in (1009, None)
+            spent = home.peak - base
+            figure(3, f"memory for a message without end, {name}", spent / MIB, 8, "MiB", str(world))
+            assert spent <= SPENT
+        async with home.peer() as peer:
+            assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+
+
+@pytest.mark.parametrize("world", worlds(transport="websocket", host="own"), ids=str)
+async def test_a_websocket_lives_on_after_one_that_is_ten_times_too_large(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        await home.warm()
+        async with home.peer() as peer:
+            text = large(peer, 10 * LIMIT)
+            base = home.forget_peak()
+            await peer.raw.say(message(text))
+            refusal = await peer.hear()
+            spent = home.peak - base
+            assert (refusal["id"], refusal["error"]["code"]) == (77, INVALID_REQUEST)
+            assert text_of(await peer.ask("well", "echo", text="well")) == "well"
+    figure(3, "memory for a message of 40 MiB", spent / MIB, 8, "MiB", str(world))
+    assert spent <= SPENT
