@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -19,6 +19,7 @@ from trimcp.server.threads import Desk, ThreadContext, in_thread
 from trimcp.session.context import Context
 
 if TYPE_CHECKING:
+    from trimcp.server.remote import RemoteTool
     from trimcp.server.running import Running
 
 __all__ = ["Calling", "prepare"]
@@ -37,13 +38,18 @@ class Calling:
     is_async: bool
     run_mode: str
     whole_arguments: bool
+    remote: RemoteTool | None = None
 
     async def run(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """Call it with JSON arguments that its schema has accepted, and return what it returned.
 
+        What ran in a worker process returns its finished result.
+
         Raises:
             ConversionError: an argument fits its schema and still cannot be made into its type.
         """
+        if self.remote is not None and not virtual_time():
+            return await self.remote.run(running, ctx, arguments, self.questions)
         if self.whole_arguments:
             keywords: dict[str, Any] = {"arguments": dict(arguments)}
         else:
@@ -54,7 +60,7 @@ class Calling:
             if self.context_parameter is not None:
                 keywords[self.context_parameter] = ctx
             return await self.function(**keywords)
-        if self.run_mode == "inline" or virtual_time():
+        if self.run_mode != "thread" or virtual_time():
             if self.context_parameter is not None:
                 keywords[self.context_parameter] = ThreadContext(ctx, None)
             return self.function(**keywords)
@@ -85,19 +91,26 @@ def _from_text(value: Any, schema: Mapping[str, Any]) -> Any:
     return parsed if isinstance(parsed, wanted) else value
 
 
-def prepare(function: Callable[..., Any], *, run: str = "thread", schema_given: bool = False) -> Calling:
+def prepare(
+    function: Callable[..., Any],
+    *,
+    run: str = "thread",
+    runs: Sequence[str] = ("inline", "thread"),
+    schema_given: bool = False,
+) -> Calling:
     """Look at a function once, so that calls need not.
 
     Args:
         function: async or sync.
-        run: where a sync one runs, "thread" or "inline".
+        run: where a sync one runs.
+        runs: where one may; for "process" the caller sets `remote`.
         schema_given: its JSON Schema is given by hand; a single parameter `arguments` then takes them whole.
 
     Raises:
         TypeError: it has parameters that cannot be filled from JSON.
     """
-    if run not in ("inline", "thread"):
-        raise TypeError(f"run must be 'inline' or 'thread', not {run!r}")
+    if run not in runs:
+        raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
     signature = describe(function, injected=is_injected, loose=schema_given)
     context_parameter = None
     questions = []

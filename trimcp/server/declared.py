@@ -65,6 +65,11 @@ class Question:
         """
         marker = self.marker
         result = await ctx.elicit(marker.message, marker.schema or self.form, key=marker.key or self.parameter)
+        return self.value(result)
+
+    def value(self, result: ElicitResult) -> Any:
+        """Return the value for its parameter from what the user did; raises as `ask` does."""
+        marker = self.marker
         if self.whole:
             return result
         if result.action != "accept" or result.content is ABSENT:

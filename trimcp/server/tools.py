@@ -38,8 +38,8 @@ __all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 RunMode = Literal["inline", "thread", "process"]
-"""How a sync function runs: in the event loop (it must be quick), in a thread of the server's own limiter, or, a tool's,
-in a worker process that is killed with its call."""
+"""How a sync function runs: in the event loop (it must be quick), in a thread of the server's own limiter, or, if it is
+a tool's, in a worker process that is killed with its call."""
 
 _RUNS: Final = ("inline", "thread", "process")
 

@@ -1,0 +1,185 @@
+"""The worker processes of a running server: a bounded number, kept warm, each with one call at a time.
+
+A call has a worker for itself. One that its call gave up is killed and replaced by the next call that needs one; it
+keeps its place until the system has cleared it away, so that there are never more processes than the bound says.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.server.turns import Turns
+from trimcp.server.worker_process import Worker
+from trimcp.session.limits import Quota
+from trimcp.values import valued
+
+__all__ = ["ProcessStatistics", "Processes", "cores"]
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+_IDLE_TIME: Final = 60.0
+_MOST_WAITING: Final = 100_000  # as for threads: what bounds them are the sessions' own limits
+
+
+@attrs.frozen
+@valued
+class ProcessStatistics:
+    """The worker processes of one run of a server, at one moment.
+
+    Attributes:
+        most: how many there may be.
+        alive: how many there are, those being started or cleared away counted.
+        busy: how many have a call, or had one that was given up and are being cleared away.
+        waiting: calls that wait for one.
+        started: how many were started so far.
+        killed: how many were killed with their call: cancelled, out of time, disconnected.
+        crashed: how many ended by themselves, or had no more memory.
+    """
+
+    most: int
+    alive: int
+    busy: int
+    waiting: int
+    started: int
+    killed: int
+    crashed: int
+
+
+@attrs.define(eq=False, repr=False)
+class Processes:
+    """The worker processes of one run of a server.
+
+    Args:
+        nursery: where they are looked after; its end is theirs.
+        most: how many there may be.
+        idle_time: seconds after which one that has nothing to do ends.
+    """
+
+    _nursery: trio.Nursery
+    most: int
+    idle_time: float = _IDLE_TIME
+    _turns: Turns = attrs.field(init=False)
+    _alive: int = attrs.field(init=False, default=0)
+    _idle: list[Worker] = attrs.field(init=False, factory=list)
+    _gone: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _started: int = attrs.field(init=False, default=0)
+    _killed: int = attrs.field(init=False, default=0)
+    _crashed: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self._turns = Turns(Quota(running=self.most, waiting=_MOST_WAITING), "processes")
+
+    def statistics(self) -> ProcessStatistics:
+        """Return the counters as they are now."""
+        return ProcessStatistics(
+            most=self.most,
+            alive=self._alive,
+            busy=self._turns.running,
+            waiting=self._turns.waiting,
+            started=self._started,
+            killed=self._killed,
+            crashed=self._crashed,
+        )
+
+    @asynccontextmanager
+    async def worker(self, memory: int | None, whose: Hashable, deadline: float = math.inf) -> AsyncIterator[Worker]:
+        """Lend a worker whose address space has this bound.
+
+        If the block ends before the worker is `done`, with a cancellation for instance, the worker is killed.
+
+        Args:
+            memory: bytes, or None.
+            whose: what stands for the session; while workers are scarce, sessions take turns.
+            deadline: when it would be too late to begin, on Trio's clock.
+
+        Raises:
+            ErrorReply: it could not begin before the deadline.
+            OSError: none could be started.
+        """
+        worker = await self._take(memory, whose, deadline)
+        try:
+            yield worker
+        finally:
+            if worker.done and worker.usable:
+                self._give_back(worker)
+            else:
+                self._killed += not worker.killed
+                worker.kill()
+
+    async def _take(self, memory: int | None, whose: Hashable, deadline: float) -> Worker:
+        since = await self._turns.take(whose, deadline)
+        try:
+            worker = self._fitting(memory)
+            if worker is None:
+                while self._alive >= self.most:  # idle ones of another bound are in the way, or on their way out
+                    if self._idle:
+                        self._idle.pop(0).kill()
+                    await self._gone.park()
+                worker = await self._nursery.start(self._keep, memory)
+        except BaseException:
+            self._turns.give_back(since)
+            raise
+        worker.turn, worker.done = since, False
+        worker.rest.deadline = math.inf
+        worker.forget_output()
+        return worker
+
+    def _fitting(self, memory: int | None) -> Worker | None:
+        """Return the idle worker of this bound that worked last: the others may go."""
+        for worker in reversed(self._idle):
+            if worker.memory == memory and worker.usable:
+                self._idle.remove(worker)
+                return worker
+        return None
+
+    def _give_back(self, worker: Worker) -> None:
+        since, worker.turn = worker.turn, None
+        assert since is not None
+        worker.rest.deadline = trio.current_time() + self.idle_time
+        self._idle.append(worker)
+        self._turns.give_back(since)
+
+    async def _keep(self, memory: int | None, *, task_status: trio.TaskStatus[Worker]) -> None:
+        self._alive += 1
+        worker: Worker | None = None
+        try:
+            worker = await Worker.start(memory)
+            self._started += 1
+            log.debug("started worker process %d", worker.process.pid)
+            await worker.keep(_Passed(task_status, worker))
+        finally:
+            self._alive -= 1
+            if worker is not None:
+                log.debug("worker process %d is gone", worker.process.pid)
+                if worker in self._idle:
+                    self._idle.remove(worker)
+                self._crashed += worker.crashed
+                if worker.turn is not None:
+                    self._turns.give_back(worker.turn)
+            self._gone.unpark_all()
+
+
+@attrs.frozen(eq=False, repr=False)
+class _Passed(trio.TaskStatus[None]):
+    """Says that a worker can be used, to who waits for the worker."""
+
+    _status: trio.TaskStatus[Worker]
+    _worker: Worker
+
+    def started(self, value: None = None) -> None:
+        self._status.started(self._worker)
+
+
+def cores() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
