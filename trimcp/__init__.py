@@ -50,11 +50,13 @@ if typing.TYPE_CHECKING:
     from trimcp.server.notices import Notice
     from trimcp.server.running import Running
     from trimcp.server.server import Server
+    from trimcp.server.statistics import ServerStatistics
     from trimcp.server.threads import ThreadContext
+    from trimcp.server.turns import TurnStatistics
     from trimcp.session.calls import Call
     from trimcp.session.context import Context
     from trimcp.session.job import CancelReason
-    from trimcp.session.limits import Limits
+    from trimcp.session.limits import Limits, Quota
     from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
     from trimcp.session.statistics import Statistics
     from trimcp.transports.child import StdioServer
@@ -126,11 +128,13 @@ else:
         "server.notices": "Notice",
         "server.running": "Running",
         "server.server": "Server",
+        "server.statistics": "ServerStatistics",
         "server.threads": "ThreadContext",
+        "server.turns": "TurnStatistics",
         "session.calls": "Call",
         "session.context": "Context",
         "session.job": "CancelReason",
-        "session.limits": "Limits",
+        "session.limits": "Limits Quota",
         "session.listening": "PromptsChanged ResourcesChanged ResourceUpdated Subscription ToolsChanged",
         "session.statistics": "Statistics",
         "transports.child": "StdioServer",
@@ -246,6 +250,7 @@ __all__ = [
     "Prompt",
     "PromptMessage",
     "PromptsChanged",
+    "Quota",
     "ReadResourceResult",
     "Refused",
     "RemoteError",
@@ -262,6 +267,7 @@ __all__ = [
     "SamplingMessage",
     "SecretsFilter",
     "Server",
+    "ServerStatistics",
     "SizeFilter",
     "SqliteEvents",
     "Statistics",
@@ -276,6 +282,7 @@ __all__ = [
     "ToolAnnotations",
     "ToolError",
     "ToolsChanged",
+    "TurnStatistics",
     "Upstream",
     "UpstreamDown",
     "UpstreamState",

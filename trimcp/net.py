@@ -91,11 +91,13 @@ async def http_face(server: Server[Any], settings: Settings | None = None) -> As
         settings = attrs.evolve(settings, trace=trace_from_environment())
     async with server.running() as running:
         face = HttpFace(running, settings)
+        running.hosts.append(face.statistics)
         async with open_service_nursery() as nursery:
             nursery.start_soon(face.run)
             try:
                 yield face
             finally:
+                running.hosts.remove(face.statistics)
                 face.end()
 
 

@@ -43,7 +43,9 @@ from trimcp.wire.tools import CallToolParams, ListToolsResult
 
 if TYPE_CHECKING:
     from trimcp.server.gate import Gate, Kind
+    from trimcp.server.processes import Processes
     from trimcp.server.server import Server
+    from trimcp.server.statistics import ServerStatistics
     from trimcp.server.turns import Turns
 
 __all__ = ["CURRENT", "Running"]
@@ -74,6 +76,9 @@ class Running:
         nursery: where work of `ctx.server` lives.
         bounded: whether tools, resources, prompts and completions without a quota of their own may have one.
         counts: what gave way in sessions that have ended, by lane.
+        processes: the worker processes of tools, or None before the first call of one.
+        refused: requests that sessions which have ended had refused.
+        hosts: each tells what one of those that serve it over a network holds, for statistics.
     """
 
     server: Server[Any]
@@ -82,6 +87,9 @@ class Running:
     bounded: bool = attrs.field(init=False)
     sessions: set[Session] = attrs.field(init=False, factory=set)
     counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
+    processes: Processes | None = attrs.field(init=False, default=None)
+    refused: int = attrs.field(init=False, default=0)
+    hosts: list[Callable[[], Mapping[str, int]]] = attrs.field(init=False, factory=list)
     _draining: bool = attrs.field(init=False, default=False)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _subscribers: Subscribers = attrs.field(init=False)
@@ -137,6 +145,30 @@ class Running:
 
             # As many calls as sessions have under way may wait for one; it is the sessions' own limits that bound them.
             self._threads = Turns(Quota(running=self.server.max_threads, waiting=_MOST_WAITING), "threads")
+        return self._threads
+
+    def process_pool(self) -> Processes:
+        """Return the worker processes, which are looked after in our nursery and end with it."""
+        if self.processes is None:
+            from trimcp.server.processes import Processes, cores
+
+            self.processes = Processes(self.nursery, self.server.max_processes or cores())
+        return self.processes
+
+    def statistics(self) -> ServerStatistics:
+        """Return a snapshot of this run."""
+        from trimcp.server.statistics import add_up
+
+        return add_up([self])
+
+    @property
+    def used_gate(self) -> Gate | None:
+        """The quotas of requests, if there are any."""
+        return self._gate
+
+    @property
+    def used_threads(self) -> Turns | None:
+        """The turns of threads, if there were any."""
         return self._threads
 
     def in_turn(
@@ -215,10 +247,12 @@ class Running:
 
     def closed(self, session: Session) -> None:
         """Forget a session."""
-        if session.counts.merged or session.counts.dropped:
-            if session in self.sessions:  # it may be told twice
+        if session in self.sessions:  # it may be told twice
+            self.sessions.discard(session)
+            if session.counts.merged or session.counts.dropped:
                 self.counts.add(session.counts)
-        self.sessions.discard(session)
+            self.refused += session.refused
+            session.refused = 0
         self._subscribers.detach(session)
         if self._gate is not None:
             self._gate.closed(session)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic
 
 from trimcp.channel import Sink
+from trimcp.errors import LocalError
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
@@ -26,6 +28,7 @@ from trimcp.wire.revisions import REVISIONS, Revision
 if TYPE_CHECKING:
     from trimcp.server.audit import Audit
     from trimcp.server.confirming import Fallback
+    from trimcp.server.statistics import ServerStatistics
 
 __all__ = ["Server"]
 
@@ -33,6 +36,15 @@ __all__ = ["Server"]
 @asynccontextmanager
 async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
     yield None
+
+
+def _check_loading() -> None:
+    worker = sys.modules.get("trimcp.server.worker")
+    if worker is not None and worker.loading:
+        raise LocalError(
+            "a worker process loads this module for one of its tools, and must not serve it: run the server under "
+            'if __name__ == "__main__":'
+        )
 
 
 class Server(Offering, Generic[StateT]):
@@ -53,6 +65,7 @@ class Server(Offering, Generic[StateT]):
             a single process.
         state_cipher: encrypts `requestState` too, so that clients cannot read it.
         max_threads: sync handlers that may run in threads at once.
+        max_processes: worker processes for tools with `run="process"`, one call in each; None for one to a core.
         limits: every bound and grace period of a session.
         revisions: the revisions to speak.
         audit: where a record of each call goes; None keeps none.
@@ -65,8 +78,8 @@ class Server(Offering, Generic[StateT]):
         info: its name, version and so on, as clients are told.
         tools, resources, templates, prompts: what is offered, by name or address. Read them; methods change them.
         runs: the runs under way, each with its `sessions`.
-        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions, max_threads, limits, audit, confirm,
-            confirm_fallback, handler_errors: as given.
+        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions, max_threads, max_processes, limits,
+            audit, confirm, confirm_fallback, handler_errors: as given.
 
     What else has a public name is there for what serves it (`Running`, the logging bridge), and may change.
     """
@@ -90,6 +103,7 @@ class Server(Offering, Generic[StateT]):
         state_keys: Sequence[bytes] | None = None,
         state_cipher: Cipher | None = None,
         max_threads: int = 256,
+        max_processes: int | None = None,
         limits: Limits | None = None,
         revisions: Sequence[Revision] = REVISIONS,
         audit: Audit | None = None,
@@ -99,6 +113,8 @@ class Server(Offering, Generic[StateT]):
     ) -> None:
         if handler_errors not in ("log", "raise"):
             raise ValueError(f"handler_errors is 'log' or 'raise', not {handler_errors!r}")
+        if max_processes is not None and max_processes < 1:
+            raise ValueError(f"max_processes is at least 1 or None, not {max_processes!r}")
         if confirm not in (None, "destructive"):
             raise ValueError(f"confirm is 'destructive' or None, not {confirm!r}")
         if confirm_fallback not in ("refuse", "allow"):
@@ -121,6 +137,7 @@ class Server(Offering, Generic[StateT]):
         self.list_ttl_ms = list_ttl_ms
         self.list_cache_scope = list_cache_scope
         self.max_threads = max_threads
+        self.max_processes = max_processes
         self.limits: Limits = limits or Limits()
         self.handler_errors = handler_errors
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
@@ -134,6 +151,7 @@ class Server(Offering, Generic[StateT]):
 
         Several sessions may be served in one run. Leaving cancels work of `ctx.server`; sessions end before.
         """
+        _check_loading()
         self._lifespans += 1
         try:
             async with self._entered() as state, open_service_nursery() as nursery:
@@ -158,6 +176,12 @@ class Server(Offering, Generic[StateT]):
         handler = self.filtered(name, self.wrap(handler))
         audit = self.audit
         return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
+
+    def statistics(self) -> ServerStatistics:
+        """Return a snapshot of what the server is busy with, what waits, what was refused and what gave way."""
+        from trimcp.server.statistics import add_up  # a server that nobody asks does not load it
+
+        return add_up(self.runs)
 
     def session(self, running: Running, *, sink: Sink | None = None, force_rerun: bool = False) -> Session:
         """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""

@@ -69,6 +69,7 @@ class Session(Speaking):
     Attributes:
         counts: what gave way because a reader was slow, by lane.
         arriving: bytes of the message being taken right now.
+        refused: requests that were turned away because too much was under way, or it was ending.
         notices: handlers of notifications at work.
         background: where work that belongs to the session is started, once it is driven.
         mirrors_headers: whether its channel carries headers beside our requests.
@@ -99,6 +100,7 @@ class Session(Speaking):
     humans: int = attrs.field(init=False, default=0)
     arriving: int = attrs.field(init=False, default=0)
     notices: int = attrs.field(init=False, default=0)
+    refused: int = attrs.field(init=False, default=0)
     background: Background = attrs.field(init=False)
     pushed: bool = attrs.field(init=False, default=False)
     brief: bool = attrs.field(init=False, default=False)
@@ -186,6 +188,7 @@ class Session(Speaking):
         id = job.request.id
         job.over = True
         job.error = code
+        self.refused += 1
         reply = encode_error(id, code, message)
         wanted = self.engine.answered(id)
         if self.on_finished is not None:

@@ -37,7 +37,7 @@ class DummyHandler:
     def too_large(self, beginning: bytes) -> Response:
         return Response(413, TEXT, b"%d" % len(beginning))
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         assert self.reply is not None
         assert self.reply.gone
         self.disconnects += 1
@@ -54,6 +54,7 @@ class DummyFace:
     routes: dict[str, Callable[[Head], Admitted]] = attrs.field(factory=dict)
     heads: list[Head] = attrs.field(factory=list)
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
+    connections: int = 0
 
     async def admit(self, head: Head) -> Admitted:
         self.heads.append(head)

@@ -54,7 +54,7 @@ class DummyHandler:
         self.beginning = beginning
         return Response(413, JSON, b'"too large"')
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         assert self._reply is not None
         self.gone += 1
 
@@ -70,6 +70,7 @@ class DummyFace:
     handlers: list[DummyHandler] = attrs.field(factory=list)
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     held: trio.Event | None = None
+    connections: int = 0
 
     async def admit(self, head: Head) -> Admitted:
         if self.held is not None:

@@ -62,6 +62,7 @@ class HttpFace:
         streams: sessions of HTTP+SSE.
         exchanges: POSTs that are not answered yet.
         draining: whether no more work is taken.
+        connections: open now, where our own listener is the host.
     """
 
     service: Service
@@ -71,6 +72,7 @@ class HttpFace:
     ticker: Ticker = attrs.field(init=False)
     exchanges: int = attrs.field(init=False, default=0)
     draining: bool = attrs.field(init=False, default=False)
+    connections: int = attrs.field(init=False, default=0)
     _known_forms: dict[tuple[str | None, str | None], tuple[bool, bool, bool]] = attrs.field(init=False, factory=dict)
     _tracer: Tracer | None = attrs.field(init=False)
     _routing: Routing = attrs.field(init=False)
@@ -84,6 +86,15 @@ class HttpFace:
         self.sessions = SessionTable(settings, events, self._tracer)
         self.ticker = Ticker(settings)
         self._routing = Routing(self.service, settings, self.sessions)
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many connections, exchanges, sessions and streams of HTTP+SSE there are now."""
+        return {
+            "connections": self.connections,
+            "exchanges": self.exchanges,
+            "sessions": len(self.sessions),
+            "streams": len(self.streams),
+        }
 
     # For the host
 

@@ -76,7 +76,7 @@ class AsgiApp:
             await HttpCall(face, head, self.limits, self._bodies, receive, send).run()
         elif kind == "websocket":
             face, head = self._meet(scope)
-            await WebSocketCall(face, head, scope, receive, send).run()
+            await WebSocketCall(face, head, scope, receive, send, self.limits.stall_timeout).run()
         else:
             raise ValueError(f"an ASGI scope of type {kind!r} is none of ours")
 
@@ -134,11 +134,12 @@ class AsgiApp:
         return self._face, head
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Wall:
     """A face with one answer for everybody."""
 
     response: Response
+    connections: int = 0
 
     async def admit(self, head: Head) -> Response:
         """Return the answer."""
