@@ -1,0 +1,77 @@
+"""Servers in this process, on real sockets, for tests that give them hooks or look at what they log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import attrs
+import trio
+
+import trimcp
+from tests.hostile.network import Wire
+from tests.hostile.server_for_attack import make_server
+from trimcp.transports.http.settings import Settings
+
+__all__ = ["BINDS", "Near", "near"]
+
+BINDS: dict[str, Any] = {
+    "127.0.0.1": {"host": "127.0.0.1", "port": 0},
+    "localhost": {"host": "localhost", "port": 0},
+    "0.0.0.0": {"host": "0.0.0.0", "port": 0},
+    "every address": {"host": None, "port": 0},
+    "a Unix socket": {"uds": "mcp.sock"},
+}
+
+
+@attrs.frozen
+class Near:
+    """A server that listens, for clients by hand. Those of `tests.hostile.network` take it for a `Served`."""
+
+    url: str
+
+    async def connect(self, *, receive_buffer: int | None = None) -> Wire:
+        """A connection to it."""
+        if self.url.startswith("http+unix:"):
+            sock = trio.socket.socket(trio.socket.AF_UNIX)
+            await sock.connect(unquote(self.url.split("/")[2]))
+            return Wire(trio.SocketStream(sock))
+        return Wire(await trio.open_tcp_stream("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])))
+
+    @asynccontextmanager
+    async def wire(self, **options: Any) -> AsyncIterator[Wire]:
+        """A connection for as long as the block runs."""
+        wire = await self.connect(**options)
+        try:
+            yield wire
+        finally:
+            await trio.aclose_forcefully(wire.stream)
+
+
+@asynccontextmanager
+async def near(
+    host: str,
+    server: trimcp.Server[Any] | None = None,
+    *,
+    bind: str = "127.0.0.1",
+    folder: Path | None = None,
+    settings: Settings | None = None,
+    **options: Any,
+) -> AsyncIterator[Any]:
+    """Serve as long as the block runs, by our own listener or Hypercorn; options are those of `serve_http`."""
+    place = dict(BINDS[bind])
+    if "uds" in place:
+        assert folder is not None
+        place["uds"] = folder / place["uds"]
+    stop = trio.Event()
+    how: dict[str, Any] = {"software": host, "settings": settings, "stop": stop, "grace": 0.1, **place, **options}
+    async with trio.open_nursery() as nursery:
+
+        async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
+            await trimcp.serve_http(server or make_server(), task_status=task_status, **how)
+
+        yield Near((await nursery.start(serve))[0])
+        stop.set()

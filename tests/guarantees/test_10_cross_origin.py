@@ -1,0 +1,104 @@
+"""Promise 10: pages of other origins and rebound host names get in nowhere; Origin and Host are parsed, not matched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.guarantees.near import BINDS, near
+from tests.guarantees.report import figure
+from tests.hostile.network import HOSTS
+from tests.hostile.test_http_strangers import (
+    _FAMILIAR_HOSTS,
+    _STRANGE_HOSTS,
+    _STRANGE_ORIGINS,
+    _doors,
+    _statuses,
+)
+from trimcp.transports.http.origins import Origins
+from trimcp.transports.http.settings import Settings
+
+pytestmark = pytest.mark.slow
+OnBoth = pytest.mark.parametrize("host", HOSTS)
+
+OnEvery = pytest.mark.parametrize("bind", BINDS)
+
+MORE_ORIGINS = [
+    *("http://localhost.", "http://localhost:80evil", "http://localhost\\@evil.example", "http://[::1].evil.example"),
+    *("http://localhost/", "http://LOCALHOST.EVIL.example", "http://127.0.0.1:80@evil.example", "localhost"),
+    *("http:localhost", "//localhost", "http://localhost?x", "http://localhost#x", "http://0x7f.1.evil.example"),
+    *("http://ｌｏｃａｌｈｏｓｔ.evil.example", "http://xn--localhost-.evil", "data:text/html", "about:blank", "NULL"),
+]
+OURS = ["http://localhost", "HTTP://LOCALHOST", "http://localhost:80"]
+
+
+@OnBoth
+@OnEvery
+async def test_no_page_of_another_origin_gets_in_on_any_bind(host: str, bind: str, tmp_path: Path) -> None:
+    tried = [origin for origin in [*_STRANGE_ORIGINS, *MORE_ORIGINS] if origin.isascii()]
+    let_in: list[tuple[str, list[int]]] = []
+    async with near(host, bind=bind, folder=tmp_path) as server:
+        for origin in tried:
+            found = await _statuses(server, _doors(f"Origin: {origin}"))
+            let_in += [] if found == [403] * 3 else [(origin, found)]
+        for origin in OURS:
+            assert await _statuses(server, _doors(f"Origin: {origin}")) == [200, 200, 101], origin
+        assert await _statuses(server, _doors()) == [200, 200, 101], "who is no browser has none"
+    figure(10, f"of {len(tried)} origins of strangers, let in", len(let_in), 0, "", f"{host}, {bind}")
+    assert not let_in
+
+
+@OnBoth
+@OnEvery
+async def test_no_name_of_a_stranger_gets_in_on_loopback(host: str, bind: str, tmp_path: Path) -> None:
+    """A page may have had its name rebound to this machine; no browser reaches a Unix socket."""
+    names = [
+        *_STRANGE_HOSTS,
+        "localhost.evil",
+        "localhost:80:80",
+        "localhost:80@evil",
+        "[::1",
+        "127.0.0.1.",
+        "128.0.0.1",
+    ]
+    let_in: list[tuple[str, list[int]]] = []
+    async with near(host, bind=bind, folder=tmp_path) as server:
+        for name in names if bind != "a Unix socket" else []:
+            strange = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in _doors()]
+            found = await _statuses(server, strange)
+            let_in += [] if set(found) <= {400, 403} else [(name, found)]
+        for name in _FAMILIAR_HOSTS:
+            known = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in _doors()]
+            assert await _statuses(server, known) == [200, 200, 101], name
+    if bind != "a Unix socket":
+        figure(10, f"of {len(names)} host names of strangers, let in", len(let_in), 0, "", f"{host}, {bind}")
+    assert not let_in
+
+
+@OnBoth
+@OnEvery
+async def test_where_hosts_are_named_no_other_gets_in_on_any_bind(host: str, bind: str, tmp_path: Path) -> None:
+    names = ["xmcp.example", "mcp.example.evil", "mcp.example:80x", "mcp.exampl", "example", "a.mcp.example"]
+    origins = [
+        *("http://app.example", "https://app.example:444", "https://app.example.evil", "https://xapp.example"),
+        *("https://app.example@evil", "https://app.exampl", "https://sub.app.example", "null"),
+    ]
+    named = Origins(allow_origins=["https://app.example"], allowed_hosts=["mcp.example"])
+    let_in: list[tuple[str, list[int]]] = []
+
+    def doors(name: str, *lines: str) -> list[bytes]:
+        return [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in _doors(*lines)]
+
+    async with near(host, bind=bind, folder=tmp_path, settings=Settings(origins=named)) as server:
+        assert await _statuses(server, doors("mcp.example", "Origin: https://app.example")) == [200, 200, 101]
+        assert await _statuses(server, doors("MCP.example:99")) == [200, 200, 101]
+        for name in names:
+            found = await _statuses(server, doors(name))
+            let_in += [] if set(found) <= {400, 403} else [(name, found)]
+        for origin in origins:
+            found = await _statuses(server, doors("mcp.example", f"Origin: {origin}"))
+            let_in += [] if found == [403] * 3 else [(origin, found)]
+    many = len(names) + len(origins)
+    figure(10, f"of {many} neighbours of those that are named, let in", len(let_in), 0, "", f"{host}, {bind}")
+    assert not let_in
