@@ -161,11 +161,19 @@ class Supervisor:
                 await self._changed.park()
 
     def restart(self) -> None:
-        """Give up the connection there is, forget all failures, and open a new one now."""
+        """Give up the connection there is, forget all failures, and open a new one now.
+
+        Raises:
+            UpstreamDown: the upstream was left.
+        """
+        if self._leaving:
+            raise self.down()
         self._recent.clear()
         self._in_a_row = self._calls_in_a_row = 0
         self._open_until = -math.inf
         self._hurry()
+        self.session = None  # who calls from now on gets the new one
+        self._become(UpstreamState.CONNECTING)
 
     def leave(self) -> None:
         """End, in order if there is a connection, at once if not."""

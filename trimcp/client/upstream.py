@@ -152,7 +152,11 @@ class Upstream:
         await self._supervisor.standing()
 
     def restart(self) -> None:
-        """Give up the connection there is, forget earlier failures, and open a new one now; also after giving up."""
+        """Give up the connection there is, forget earlier failures, and open a new one now; also after giving up.
+
+        Raises:
+            UpstreamDown: its block was left.
+        """
         self._supervisor.restart()
 
     # Over whichever connection there is
