@@ -8,13 +8,17 @@ from typing import Final
 
 from hypothesis import HealthCheck, Phase, settings
 
-__all__ = ["FULL", "MUTATIONS", "count", "effort"]
+__all__ = ["FULL", "MUTATIONS", "PATIENCE", "count", "effort"]
 
 FULL: Final = bool(os.environ.get("TRIMCP_FUZZ"))
 """Whether this is `nox -s fuzz`."""
 
 MUTATIONS: Final = 20_000
 """Of each kind, on each transport, in full: promise 12."""
+
+
+PATIENCE: Final = 900.0 if FULL else 60.0
+"""Seconds after which a test over real transports has hung."""
 
 
 def count(few: int) -> int:
@@ -25,7 +29,8 @@ def count(few: int) -> int:
 def effort(few: int, many: int, *, steps: int = 50) -> settings:
     """The settings of a property: `few` examples that are the same in every run, or `many` that are new each time.
 
-    What fails prints a blob that `@reproduce_failure` takes. To make it small takes minutes, so only `nox -s fuzz` does.
+    What fails prints a blob that `@reproduce_failure` takes. To make it small takes minutes, and only `nox -s fuzz`
+    does.
     """
     return settings(
         max_examples=many if FULL else few,

@@ -15,7 +15,7 @@ from tests.hostile.network import hello, http, post
 from tests.hostile.peers import enveloped, notice, request
 from tests.transports.websocket_support import CONTINUATION, FIN, PING, PONG, TEXT, close, frame, message
 
-__all__ = ["from_a_server", "of_frames", "of_http2", "of_requests"]
+__all__ = ["changed", "from_a_server", "of_frames", "of_http2", "of_messages", "of_requests"]
 
 _EVENTS: Final = "Accept: text/event-stream"
 _KEY: Final = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
@@ -87,6 +87,11 @@ def of_requests(rng: random.Random, session: str) -> Callable[[], bytes]:
         return changed(rng, data, data.find(b"\r\n\r\n") + 4)
 
     return make
+
+
+def of_messages(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes wrong messages out of right ones."""
+    return lambda: changed(rng, rng.choice(_MESSAGES)[:-1])
 
 
 def of_frames(rng: random.Random) -> Callable[[], bytes]:

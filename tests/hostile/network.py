@@ -18,6 +18,7 @@ import attrs
 import orjson
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_over_network
 from tests.hostile.peers import ENVIRONMENT, enveloped, memory_of, notice, request
 from tests.transports.websocket_support import CLOSE, FIN, TEXT, Raw, message
@@ -318,7 +319,7 @@ class Pool:
             server.roads = ROADS[-1:] if options.get("alone") else ROADS
         kept = False
         try:
-            with trio.fail_after(60):
+            with trio.fail_after(PATIENCE):
                 if not server.base:
                     await server.settle()
                 yield server

@@ -15,6 +15,7 @@ import orjson
 import trio
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_for_attack
 
 __all__ = ["KIB", "MIB", "Target", "call", "enveloped", "memory_of", "notice", "request", "target"]
@@ -166,7 +167,7 @@ async def target(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(self.watch_errors)
         try:
-            with trio.fail_after(60):
+            with trio.fail_after(PATIENCE):
                 yield self
         finally:
             with trio.CancelScope(shield=True):

@@ -10,6 +10,7 @@ import base64
 import gzip
 import hashlib
 import json
+import random
 import socket
 import sys
 import threading
@@ -198,6 +199,26 @@ def mutations(asked: Asked) -> None:
     asked.chunk(b"")
 
 
+def mutated_reply(asked: Asked) -> None:
+    """An answer, plain or as events, with something wrong in its head or its body; nothing follows it."""
+    from tests.hostile.mutations import changed, from_a_server
+
+    seen["mutated"] += 1
+    rng = random.Random(seen["mutated"])
+    if rng.random() < 0.5:
+        body, lines = asked.answer(), [JSON]
+    else:
+        told = *from_a_server(asked.token, 2), asked.answer()
+        body, lines = b"".join(b"data: %b\n\n" % each for each in told), [EVENTS]
+    if rng.random() < 0.3:
+        body, lines = gzip.compress(body, 1), [*lines, "Content-Encoding: gzip"]
+    lines = [f"HTTP/1.1 {rng.choice([200, 200, 200, 404, 500])} X", *lines, f"Content-Length: {len(body)}"]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    said = changed(rng, head + body, len(head))
+    asked.write(said.replace(b"Location", b"L"))
+    raise OSError
+
+
 # The rest of a server
 
 
@@ -283,8 +304,50 @@ def websocket(asked: Asked, path: str) -> None:
         asked.forever(asked.write, b"\x00\x01[" * 10_000)
     elif path == "/ws_pings":
         asked.forever(asked.write, b"\x89\x7dp" + b"p" * 124)
+    elif path in ("/ws_mutations", "/ws_frames"):
+        websocket_mutations(asked, framed=path == "/ws_mutations")
     elif path == "/ws_garbage":
         asked.forever(asked.write, b"\x81\x04{]\\u")
+
+
+def websocket_mutations(asked: Asked, *, framed: bool) -> None:
+    """Answer a call after as many wrong messages as the query says, or with frames that are wrong themselves."""
+    from tests.hostile.mutations import changed, from_a_server
+    from tests.transports.websocket_support import FIN, PING, TEXT, frame
+
+    def say(text: bytes) -> None:
+        asked.write(frame(FIN | TEXT, text, masked=False))
+
+    seen["websockets"] += 1
+    many = int(asked.path.partition("?")[2] or 0)
+    rng = random.Random(seen["websockets"])
+    file = asked.sock.makefile("rb")
+    while head := file.read(2):
+        size = head[1] & 0x7F
+        size = int.from_bytes(file.read(2), "big") if size == 126 else size
+        key = file.read(4)
+        text = bytes(byte ^ key[n % 4] for n, byte in enumerate(file.read(size)))
+        if head[0] != FIN | TEXT:
+            continue
+        asked.message = json.loads(text)
+        asked.id = asked.message.get("id")
+        method, params = asked.message.get("method"), asked.message.get("params") or {}
+        if method == "initialize":
+            info = {"name": "h", "version": "1"}
+            say(asked.answer({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}))
+        elif asked.id is None or method is None:
+            continue
+        elif params.get("name") != "harm":
+            say(asked.answer())
+        elif framed:
+            for each in from_a_server(params.get("_meta", {}).get("progressToken"), many):
+                say(each.decode(errors="replace").encode())  # else it is the frame that is wrong
+            say(asked.answer())
+        else:
+            right = [frame(FIN | TEXT, each, masked=False) for each in (*from_a_server(1, 3), asked.answer())]
+            right.insert(rng.randrange(4), frame(FIN | PING, b"p", masked=False))
+            asked.write(changed(rng, b"".join(right)))
+            raise OSError
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 import trio
 
 import trimcp
+from tests.fuzz.effort import PATIENCE, count
+from tests.guarantees.report import figure
 from tests.hostile import server_for_clients
 from tests.hostile.peers import ENVIRONMENT, KIB, MIB, memory_of
 from trimcp.transports.http.client import HttpServer, Timeouts
@@ -56,7 +59,7 @@ async def session_with(port: int, way: str, **options: Any) -> AsyncIterator[tri
     """A session with the server, which does this to a call of its tool `harm` and serves any other."""
     options.setdefault("max_message", LIMIT)
     server = HttpServer(f"http://127.0.0.1:{port}/{way}", {"x-port": str(port)}, **options)
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE):
         async with trimcp.Client("c").connect(server, revision=V2025_11_25) as session:
             await session.call_tool("fine")
             yield session
@@ -169,9 +172,89 @@ async def test_twenty_thousand_mutations_from_a_server_do_no_harm(port: int) -> 
         base = memory_of(os.getpid())
         await session.call_tool("harm")
         kept = memory_of(os.getpid()) - base
-        print(f"{kept / MIB:.2f} MiB kept after 20,000 mutations")
+        figure(12, "kept after 20,000 mutations", round(kept / MIB, 3), 2, "MiB", "events of HTTP, client")
         assert kept <= 2 * MIB
         await session.call_tool("fine")
+
+
+async def test_mutations_of_replies_fail_their_calls_alone(port: int) -> None:
+    many = count(200)
+    async with session_with(port, "mutated_reply", timeouts=Timeouts(silence=1.0)) as session:
+        await _call_all(session, min(many, 1_000))
+        base, before = memory_of(os.getpid()), _counts()
+        answered = await _call_all(session, many)
+        with trio.fail_after(10):
+            while _counts() > before:  # noqa: ASYNC110  # a connection that was given up closes when the other side does
+                await trio.sleep(0.01)
+        kept = memory_of(os.getpid()) - base
+        print(f"{answered} of {many} replies were answers all the same")
+        figure(12, f"kept after {many:,} mutations", round(kept / MIB, 3), 2, "MiB", "replies of HTTP, client")
+        assert answered
+        assert kept <= 2 * MIB
+
+
+async def _call_all(session: trimcp.ClientSession, count: int) -> int:
+    answered = 0
+    for n in range(count):
+        with trio.fail_after(10):
+            try:
+                await session.call_tool("harm")
+                answered += 1
+            except (trimcp.ConnectionLost, trimcp.InvalidReply, trimcp.RemoteError):
+                pass
+            if n % 50 == 0:
+                await session.call_tool("fine")
+    return answered
+
+
+def _counts() -> tuple[int, int]:
+    """Tasks and descriptors of this process."""
+    gc.collect()
+    return trio.lowlevel.current_statistics().tasks_living, len(os.listdir("/proc/self/fd"))
+
+
+async def test_mutations_over_websocket_do_no_harm(port: int) -> None:
+    many = count(2_000)
+    server = WebSocketServer(f"ws://127.0.0.1:{port}/ws_mutations?{many}", max_message=LIMIT)
+    with trio.fail_after(PATIENCE):
+        async with trimcp.Client("c").connect(server, revision=V2025_11_25) as session:
+            await session.call_tool("harm")
+            base, before = memory_of(os.getpid()), _counts()
+            await session.call_tool("harm")
+            kept = memory_of(os.getpid()) - base
+            figure(
+                12, f"kept after {many:,} mutations", round(kept / MIB, 3), 2, "MiB", "messages over WebSocket, client"
+            )
+            assert kept <= 2 * MIB
+            assert _counts() == before
+            await session.call_tool("fine")
+
+
+async def test_mutations_of_frames_end_their_connection_alone(port: int) -> None:
+    many = count(150)
+    answered = await _connect_all(port, min(many, 1_000))
+    base, before = memory_of(os.getpid()), _counts()
+    answered = await _connect_all(port, many)
+    kept = memory_of(os.getpid()) - base
+    print(f"{answered} of {many} calls were answered all the same")
+    figure(12, f"kept after {many:,} mutations", round(kept / MIB, 3), 2, "MiB", "frames over WebSocket, client")
+    assert answered
+    assert kept <= 2 * MIB
+    assert _counts() == before
+
+
+async def _connect_all(port: int, count: int) -> int:
+    server = WebSocketServer(f"ws://127.0.0.1:{port}/ws_frames", max_message=LIMIT)
+    answered = 0
+    for _ in range(count):
+        try:
+            with trio.fail_after(10):
+                async with trimcp.Client("c").connect(server, revision=V2025_11_25) as session:
+                    await session.call_tool("harm")
+                    answered += 1
+        except (trimcp.ConnectionLost, trimcp.InvalidReply, trimcp.RemoteError):
+            pass
+    return answered
 
 
 @pytest.mark.parametrize(
