@@ -1,0 +1,228 @@
+"""Hooks that note where tasks, threads, descriptors, child processes and sessions are made while a test is watched.
+
+They are there for the duration of the test and change nothing but the time it takes. What is made behind their back
+(in C, or through a name that was imported before) is still found in the end, but nobody knows where it was made.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import shutil  # looks at import time whether `os.open` is the real one
+import socket
+import subprocess
+import tempfile  # likewise
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+import attrs
+import trio
+from trio import _core as core
+
+from trimcp.session.session import Session
+from trimcp.testing.leak_places import Place, here
+
+__all__ = ["Hooks", "Run"]
+
+_LOADED: Final = (shutil, tempfile)
+_OPENERS: Final = ("open", "pipe", "pipe2", "dup", "dup2", "openpty", "eventfd", "memfd_create", "pidfd_open")
+_FORKS: Final = ("fork", "forkpty", "posix_spawn", "posix_spawnp")
+_ENTRY_QUEUE: Final = "<TrioToken.run_sync_soon task>"
+
+
+class _Noting:
+    """Stands for a built-in function and, like one, becomes no method where a class has it as an attribute."""
+
+    def __init__(
+        self, function: Callable[..., Any], note: Callable[[Any, Place], None], started: Callable[[], Place | None]
+    ) -> None:
+        self._function: Callable[..., Any] = function
+        self._note: Callable[[Any, Place], None] = note
+        self._started: Callable[[], Place | None] = started
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made = self._function(*args, **kwargs)
+        self._note(made, here(self._started()))
+        return made
+
+
+@attrs.define(eq=False)
+class Run(trio.abc.Instrument):
+    """What one `trio.run` has under way.
+
+    Attributes:
+        tasks: those that have not ended, with where they were started.
+        ended: called when the main task ends, before what is left is cancelled.
+    """
+
+    ended: Callable[[Run], None]
+    tasks: dict[trio.lowlevel.Task, Place] = attrs.field(init=False, factory=dict)
+    _main: trio.lowlevel.Task | None = attrs.field(init=False, default=None)
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        """Note where a task is started."""
+        if task.parent_nursery is None or task.name == _ENTRY_QUEUE:
+            return  # the run's own
+        if self._main is None:
+            self._main = task
+        self.tasks[task] = here(self.started())
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        """Forget a task; with the main one, see what is left."""
+        self.tasks.pop(task, None)
+        if task is self._main:
+            self.ended(self)
+            self.tasks.clear()
+
+    def started(self) -> Place | None:
+        """Return where the current task was started; None outside this run."""
+        try:
+            return self.tasks.get(trio.lowlevel.current_task())
+        except RuntimeError:
+            return None
+
+    def below(self, ancestor: trio.lowlevel.Task) -> list[trio.lowlevel.Task]:
+        """Return the tasks that run directly in nurseries of a task."""
+        return [task for task in self.tasks if _parent(task) is ancestor]
+
+
+def _parent(task: trio.lowlevel.Task) -> trio.lowlevel.Task | None:
+    nursery = task.parent_nursery
+    return None if nursery is None else nursery.parent_task
+
+
+@attrs.define(eq=False)
+class Hooks:
+    """What was noted, and by which hooks.
+
+    Attributes:
+        run_ended: called when the main task of a run ends.
+        runs: the runs that are under way.
+        descriptors: where each number was opened last.
+        processes: where each child was started, and its command, by its process id.
+        threads: where each thread was started.
+        jobs: where the job that a thread of Trio's cache does was given to it, by the thread's identity.
+        sessions: where each session was made, and by which task.
+    """
+
+    run_ended: Callable[[Run], None]
+    runs: WeakSet[Run] = attrs.field(init=False, factory=WeakSet)
+    descriptors: dict[int, Place] = attrs.field(init=False, factory=dict)
+    processes: dict[int, tuple[Place, str]] = attrs.field(init=False, factory=dict)
+    threads: WeakKeyDictionary[threading.Thread, Place] = attrs.field(init=False, factory=WeakKeyDictionary)
+    jobs: dict[int, Place] = attrs.field(init=False, factory=dict)
+    sessions: WeakKeyDictionary[Session, tuple[Place, trio.lowlevel.Task | None]] = attrs.field(
+        init=False, factory=WeakKeyDictionary
+    )
+    _before: list[tuple[Any, str, Any, Any]] = attrs.field(init=False, factory=list)
+
+    def install(self) -> None:
+        """Begin to note."""
+        for name in _OPENERS:
+            if hasattr(os, name):
+                self._put(os, name, _Noting(getattr(os, name), self._opened, self._task_started))
+        opened = _Noting(builtins.open, self._opened, self._task_started)
+        self._put(builtins, "open", opened)
+        self._put(io, "open", opened)
+        for name in _FORKS:
+            if hasattr(os, name):
+                self._put(os, name, _Noting(getattr(os, name), self._forked, self._task_started))
+        self._after(socket.socket, "__init__", lambda made, place: self._opened(made.fileno(), place))
+        self._after(subprocess.Popen, "__init__", self._started)
+        self._after(threading.Thread, "start", self.threads.__setitem__)
+        self._after(Session, "__attrs_post_init__", self._made)
+        self._watch_thread_cache()
+        self._watch_runs()
+        os.supports_dir_fd.add(os.open)
+
+    def remove(self) -> None:
+        """Put everything back. Where somebody else has hooked in meanwhile, theirs stays, and ours does no harm."""
+        os.supports_dir_fd.discard(os.open)
+        for owner, name, ours, before in reversed(self._before):
+            if getattr(owner, name) is ours:
+                setattr(owner, name, before)
+        self._before.clear()
+
+    def run_of(self, task: trio.lowlevel.Task) -> Run | None:
+        """Return the run that a task belongs to."""
+        return next((run for run in self.runs if task in run.tasks), None)
+
+    def _task_started(self) -> Place | None:
+        return next((place for run in self.runs if (place := run.started()) is not None), None)
+
+    def _put(self, owner: Any, name: str, ours: Any) -> None:
+        self._before.append((owner, name, ours, getattr(owner, name)))
+        setattr(owner, name, ours)
+
+    def _after(self, owner: type, name: str, note: Callable[[Any, Place], object]) -> None:
+        """Have a method note its object once it has done its work."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def noting(made: Any, *args: Any, **kwargs: Any) -> Any:
+            result = method(made, *args, **kwargs)
+            note(made, here(self._task_started()))
+            return result
+
+        self._put(owner, name, noting)
+
+    def _watch_thread_cache(self) -> None:
+        cache = getattr(getattr(core, "_thread_cache", None), "ThreadCache", None)
+        if cache is None:
+            return
+        start = cache.start_thread_soon
+
+        def start_thread_soon(this: Any, function: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
+            place = here(self._task_started())
+
+            def job() -> Any:
+                self.jobs[threading.get_ident()] = place
+                return function()
+
+            start(this, job, *args, **kwargs)
+
+        self._put(cache, "start_thread_soon", start_thread_soon)
+
+    def _watch_runs(self) -> None:
+        """Show every run an instrument, however `trio.run` is reached; Trio has no public place for it."""
+        module = getattr(core, "_run", None)
+        setup = getattr(module, "setup_runner", None)
+        if setup is None:
+            return
+
+        def setup_runner(clock: Any, instruments: Any, *args: Any, **kwargs: Any) -> Any:
+            run = Run(self.run_ended)
+            self.runs.add(run)
+            return setup(clock, [*instruments, run], *args, **kwargs)
+
+        self._put(module, "setup_runner", setup_runner)
+
+    # What was made
+
+    def _opened(self, made: Any, place: Place) -> None:
+        if hasattr(made, "fileno"):
+            made = made.fileno()
+        for number in made if isinstance(made, tuple) else (made,):
+            self.descriptors[number] = place
+
+    def _forked(self, made: Any, place: Place) -> None:
+        pid = made[0] if isinstance(made, tuple) else made
+        if pid:  # else this is the child
+            self.processes[pid] = place, "a copy of this process"
+
+    def _started(self, made: Any, place: Place) -> None:
+        args = made.args
+        words = [args] if isinstance(args, str | bytes | os.PathLike) else args
+        self.processes[made.pid] = place, " ".join(map(os.fsdecode, words))
+
+    def _made(self, made: Session, place: Place) -> None:
+        try:
+            task = trio.lowlevel.current_task()
+        except RuntimeError:
+            task = None
+        self.sessions[made] = place, task

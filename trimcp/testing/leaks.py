@@ -1,0 +1,334 @@
+"""What a test leaves behind, and where it was made: tasks, sockets, descriptors, threads, child processes, sessions.
+
+It compares what is there before and after. It knows no pytest; `plugin` does, and says when.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.session.session import Session
+from trimcp.testing.leak_hooks import Hooks, Run
+from trimcp.testing.leak_places import Place, place_of, told
+
+__all__ = ["KINDS", "Leak", "LeakWatch", "spell"]
+
+KINDS: Final = ("task", "socket", "descriptor", "thread", "process", "session")
+"""What is looked for."""
+
+_GRACE: Final = 1.0  # seconds of real time that a thread or a process that is ending may take to do so
+_TURNS: Final = 30  # of the event loop, that a task that is ending may take
+_DESCRIPTORS: Final = next((path for path in ("/proc/self/fd", "/dev/fd") if os.path.isdir(path)), None)
+_CHILDREN: Final = Path("/proc/self/task")
+
+
+@attrs.frozen
+class Leak:
+    """One thing that was left behind.
+
+    Attributes:
+        kind: one of `KINDS`.
+        name: what an allowance can call it by: a thread's or task's name, a file's path, a command.
+        state: what it is or does, for people.
+        place: the stack where it was made, innermost first; empty if nobody saw it.
+    """
+
+    kind: str
+    name: str
+    state: str
+    place: Place = attrs.field(repr=False)
+
+    def __str__(self) -> str:
+        text = f"{self.kind} {self.name!r}" + (f", {self.state}" if self.state else "")
+        first, *others = told(self.place) or ["a place nobody saw: in C, or before the test began"]
+        return "\n".join((text, f"    made at {first}", *(f"       from {other}" for other in others)))
+
+
+@attrs.frozen
+class _Stock:
+    """What there is at one moment."""
+
+    descriptors: dict[int, object]
+    threads: frozenset[threading.Thread]
+    processes: frozenset[int]
+
+
+def _descriptors() -> dict[int, object]:
+    """Return what every open descriptor is, so that one can be told from another of the same number."""
+    numbers = range(3, 1024) if _DESCRIPTORS is None else map(int, os.listdir(_DESCRIPTORS))
+    found: dict[int, object] = {}
+    for number in numbers:
+        try:
+            status = os.fstat(number)
+        except OSError:
+            continue  # the one that listed the others
+        found[number] = status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode)
+    return found
+
+
+def _children() -> frozenset[int] | None:
+    """Return our child processes, ended ones that nobody waited for included; None where the system does not say."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir(_CHILDREN):
+            try:
+                found.update(map(int, (_CHILDREN / task / "children").read_text().split()))
+            except FileNotFoundError:
+                if not (_CHILDREN / str(os.getpid()) / "children").exists():
+                    return None
+    except OSError:
+        return None
+    return frozenset(found)
+
+
+@attrs.define(eq=False)
+class LeakWatch:
+    """Watches one test: the fixture `trimcp_leaks`.
+
+    Args:
+        allowed: kinds (`"thread"`), names (`"logger-*"`, with wildcards), or both (`"thread:logger-*"`), of what may
+            stay.
+    """
+
+    allowed: list[str] = attrs.field(factory=list, converter=list)
+    _hooks: Hooks = attrs.field(init=False)
+    _before: _Stock = attrs.field(init=False)
+    _seen: list[Leak] = attrs.field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self._hooks = Hooks(self._run_ended)
+
+    def allow(self, *kinds_or_names: str) -> None:
+        """Let some of this stay; see `allowed`."""
+        self.allowed.extend(kinds_or_names)
+
+    def found(self) -> list[Leak]:
+        """Return what has been left behind so far and is not allowed.
+
+        Where there seems to be something, garbage is collected first, and threads and processes that are ending get a
+        second to do so.
+        """
+        if not (found := self._look()):
+            return found
+        gc.collect()
+        give_up = time.monotonic() + _GRACE
+        while (found := self._look()) and time.monotonic() < give_up:
+            if not {"thread", "process"} & {leak.kind for leak in found}:
+                break
+            time.sleep(0.01)
+        return found
+
+    # For the plugin
+
+    def begin(self) -> None:
+        """Take stock, and note from now on where things are made."""
+        self._before = self._stock()
+        self._hooks.install()
+
+    def end(self) -> None:
+        """Note no more."""
+        self._hooks.remove()
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Let everything stay that the block makes: it belongs to more than this test."""
+        before = self._stock()
+        try:
+            yield
+        finally:
+            after, ours = self._stock(), self._before
+            new = {number: what for number, what in after.descriptors.items() if before.descriptors.get(number) != what}
+            self._before = _Stock(
+                {**ours.descriptors, **new},
+                ours.threads | (after.threads - before.threads),
+                ours.processes | (after.processes - before.processes),
+            )
+
+    async def body_ended(self) -> None:
+        """See what the body of an async test leaves in nurseries that others will cancel, which it called from."""
+        body = trio.lowlevel.current_task()
+        run = self._hooks.run_of(body)
+        if run is None:
+            return
+        for _ in range(_TURNS):
+            if not run.below(body):
+                return
+            await trio.lowlevel.checkpoint()
+        self._see_tasks(run, lambda task: task in run.below(body))
+        self._see_sessions(lambda maker: maker is not None and _is_below(maker, body))
+
+    # What there is
+
+    def _stock(self) -> _Stock:
+        children = _children()
+        if children is None:
+            children = frozenset(pid for pid in self._hooks.processes if _state_of(pid) is not None)
+        return _Stock(_descriptors(), frozenset(threading.enumerate()), children)
+
+    def _look(self) -> list[Leak]:
+        now = self._stock()
+        threads, processes = partial(self._threads, now), partial(self._processes, now)
+        looks: list[Callable[[], Iterable[Leak]]] = [threads, processes, partial(self._open, now), self._sessions]
+        found = list(self._seen)
+        for look in looks:
+            found += look()
+        return [leak for leak in found if not any(_covers(each, leak) for each in self.allowed)]
+
+    def _open(self, now: _Stock) -> Iterator[Leak]:
+        for number, what in now.descriptors.items():
+            if self._before.descriptors.get(number) != what and number > 2:
+                kind, name, state = _describe_descriptor(number)
+                yield Leak(kind, name, state, self._hooks.descriptors.get(number, ()))
+
+    def _threads(self, now: _Stock) -> Iterator[Leak]:
+        frames = sys._current_frames()
+        for thread in now.threads:
+            frame = None if thread.ident is None else frames.get(thread.ident)
+            place = self._hooks.threads.get(thread, ())
+            if frame is not None and _is_cached(thread):
+                if frame.f_code.co_name == "_work" or thread.ident not in self._hooks.jobs:
+                    continue  # it waits for something to do, or does something for somebody else
+                place = self._hooks.jobs[thread.ident]
+            elif thread in self._before.threads:
+                continue
+            at = told(_stack(frame), most=1)
+            yield Leak("thread", thread.name, f"now at {at[0]}" if at else "", place)
+
+    def _processes(self, now: _Stock) -> Iterator[Leak]:
+        for pid in sorted(now.processes - self._before.processes):
+            state = _state_of(pid)
+            if state is None:
+                continue
+            place, command = self._hooks.processes.get(pid, ((), f"process {pid}"))
+            yield Leak("process", command, f"process {pid}, {state}", place)
+
+    def _sessions(self) -> Iterator[Leak]:
+        if any(leak.kind == "session" for leak in self._seen):
+            return  # told already
+        for session, (place, _) in list(self._hooks.sessions.items()):
+            if _is_open(session):
+                yield _session_leak(session, place)
+
+    # What is only there as long as a run is
+
+    def _run_ended(self, run: Run) -> None:
+        self._see_tasks(run, lambda task: _is_top(task, run))
+        self._see_sessions(lambda maker: maker in run.tasks)
+
+    def _see_tasks(self, run: Run, wanted: Callable[[trio.lowlevel.Task], bool]) -> None:
+        for task, place in list(run.tasks.items()):
+            if wanted(task):
+                at = told(_task_stack(task), most=1)
+                self._seen.append(Leak("task", task.name, f"now at {at[0]}" if at else "", place))
+
+    def _see_sessions(self, wanted: Callable[[trio.lowlevel.Task | None], bool]) -> None:
+        for session, (place, maker) in list(self._hooks.sessions.items()):
+            if _is_open(session) and wanted(maker):
+                self._seen.append(_session_leak(session, place))
+
+
+def spell(leaks: Iterable[Leak]) -> str:
+    """Return what is told of a test that left something behind."""
+    leaks = list(leaks)
+    some = "something" if len(leaks) == 1 else f"{len(leaks)} things"
+    return "\n".join((f"the test left {some} behind:", *(f"  {leak}" for leak in leaks)))
+
+
+def _covers(allowed: str, leak: Leak) -> bool:
+    kind, colon, name = allowed.partition(":")
+    if kind in KINDS:
+        return kind == leak.kind and (not colon or fnmatchcase(leak.name, name))
+    return fnmatchcase(leak.name, allowed)
+
+
+def _is_below(task: trio.lowlevel.Task, ancestor: trio.lowlevel.Task) -> bool:
+    step: trio.lowlevel.Task | None = task
+    while step is not None and step is not ancestor:
+        nursery = step.parent_nursery
+        step = None if nursery is None else nursery.parent_task
+    return step is not None
+
+
+def _is_top(task: trio.lowlevel.Task, run: Run) -> bool:
+    nursery = task.parent_nursery
+    return nursery is not None and nursery.parent_task not in run.tasks
+
+
+def _is_cached(thread: threading.Thread) -> bool:
+    target: Any = getattr(thread, "_target", None)
+    return getattr(target, "__module__", None) == "trio._core._thread_cache"
+
+
+def _is_open(session: Session) -> bool:
+    """Whether a session was ever driven and has not ended; one that was not is no more than an object."""
+    return session.runner is not None and not session.closed.is_set()
+
+
+def _session_leak(session: Session, place: Place) -> Leak:
+    revision = session.revision
+    state = f"open, {len(session.jobs)} requests under way, {len(session.pending)} calls pending"
+    name = f"{session.engine.role.value} session"
+    return Leak("session", name, state + (f", {revision.name}" if revision else ""), place)
+
+
+def _describe_descriptor(number: int) -> tuple[str, str, str]:
+    """Return kind, name and state of an open descriptor."""
+    try:
+        target = os.readlink(f"/proc/self/fd/{number}")
+    except OSError:
+        target = f"descriptor {number}"
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        return "descriptor", target, f"descriptor {number}"
+    name, state = target, f"descriptor {number}"
+    with socket.socket(fileno=os.dup(number)) as copy:
+        try:
+            name = _address(copy.getsockname()) or target
+            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                state += ", listening"
+            else:
+                state += f", connected to {_address(copy.getpeername()) or 'its other end'}"
+        except OSError:
+            pass  # not every socket has addresses, or is connected
+    return "socket", name, state
+
+
+def _address(address: Any) -> str:
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else os.fsdecode(address)
+
+
+def _state_of(pid: int) -> str | None:
+    """Say what a child does, without taking the news of its end from who waits for it; None if there is none."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except (ChildProcessError, AttributeError):
+        return None
+    return "running" if ended is None else "ended, but nobody has waited for it"
+
+
+def _stack(frame: Any) -> Place:
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return place_of(frames)
+
+
+def _task_stack(task: trio.lowlevel.Task) -> Place:
+    steps = list(task.iter_await_frames())[::-1]
+    own = [step for step in steps if not (step[0].f_globals.get("__name__") or "").startswith("trio.")]
+    return place_of([frame for frame, _ in own], [line for _, line in own])
