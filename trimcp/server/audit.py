@@ -152,7 +152,7 @@ class Audit:
         request = job.request
         admission = request.admission
         now = trio.current_time()
-        began = job.since or job.queued or now
+        began = job.since if job.started else job.queued or now
         waited = job.waited + (began - job.queued if job.queued else 0.0)
         id = request.id
         record: dict[str, Any] = {
