@@ -15,8 +15,9 @@ import trimcp
 from tests.hostile.network import Wire
 from tests.hostile.server_for_attack import make_server
 from trimcp.transports.http.settings import Settings
+from trimcp.wire.revisions import LATEST_LEGACY, OLDEST
 
-__all__ = ["BINDS", "Near", "near"]
+__all__ = ["BINDS", "WAYS", "Near", "near", "reached"]
 
 BINDS: dict[str, Any] = {
     "127.0.0.1": {"host": "127.0.0.1", "port": 0},
@@ -25,6 +26,8 @@ BINDS: dict[str, Any] = {
     "every address": {"host": None, "port": 0},
     "a Unix socket": {"uds": "mcp.sock"},
 }
+
+WAYS = ["memory", "framed", "session", "session on hypercorn", "http+sse", "websocket", "websocket on hypercorn"]
 
 
 @attrs.frozen
@@ -75,3 +78,24 @@ async def near(
 
         yield Near((await nursery.start(serve))[0])
         stop.set()
+
+
+@asynccontextmanager
+async def reached(
+    server: trimcp.Server[Any], way: str, client: trimcp.Client | None = None, **options: Any
+) -> AsyncIterator[trimcp.ClientSession]:
+    """A session with a server in this process, in one of WAYS; options are those of `near`."""
+    client = client or trimcp.Client("tester")
+    revision = OLDEST if way == "http+sse" else LATEST_LEGACY
+    if way in ("memory", "framed"):
+        async with client.connect(trimcp.in_process(server, framed=way == "framed"), revision=revision) as session:
+            yield session
+        return
+    async with near("hypercorn" if "hypercorn" in way else "own", server, **options) as place:
+        target: Any = trimcp.http(place.url)
+        if way == "http+sse":
+            target = trimcp.http(place.url.replace("/mcp", "/sse"), mode="sse")
+        elif "websocket" in way:
+            target = trimcp.websocket(place.url.replace("http", "ws", 1).replace("/mcp", "/ws"))
+        async with client.connect(target, revision=revision) as session:
+            yield session

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 import trio
 import trio.testing
 
 import trimcp
+from tests.guarantees.near import WAYS, reached
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
 from tests.hostile.network import HOSTS, Served, Wire, hello, http, post
@@ -21,7 +20,7 @@ from tests.transports.http.support import memory
 from trimcp.session.limits import Limits
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.settings import Settings
-from trimcp.wire.revisions import LATEST, LATEST_LEGACY, OLDEST, Revision
+from trimcp.wire.revisions import LATEST, Revision
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,40 +166,10 @@ def _gated(gate: Gate, most: int | None = None) -> trimcp.Server[None]:
     return server
 
 
-@asynccontextmanager
-async def _reached(server: trimcp.Server[None], way: str) -> AsyncIterator[trimcp.ClientSession]:
-    """A session with a server in this process."""
-    client = trimcp.Client("tester")
-    revision = OLDEST if way == "http+sse" else LATEST_LEGACY
-    if way in ("memory", "framed"):
-        async with client.connect(trimcp.in_process(server, framed=way == "framed"), revision=revision) as session:
-            yield session
-        return
-    stop = trio.Event()
-    software: Any = "hypercorn" if "hypercorn" in way else "own"
-    async with trio.open_nursery() as nursery:
-
-        async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
-            await trimcp.serve_http(server, port=0, software=software, stop=stop, task_status=task_status)
-
-        [url] = await nursery.start(serve)
-        target: Any = trimcp.http(url)
-        if way == "http+sse":
-            target = trimcp.http(url.replace("/mcp", "/sse"), mode="sse")
-        elif "websocket" in way:
-            target = trimcp.websocket(url.replace("http", "ws", 1).replace("/mcp", "/ws"))
-        async with client.connect(target, revision=revision) as session:
-            yield session
-        stop.set()
-
-
-_WAYS = ["memory", "framed", "session", "session on hypercorn", "http+sse", "websocket", "websocket on hypercorn"]
-
-
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize("way", WAYS)
 async def test_no_more_requests_of_a_session_are_under_way_than_may_be(way: str) -> None:
     gate, many, most = Gate(), 40, 10
-    async with _reached(_gated(gate, most), way) as session, trio.open_nursery() as nursery:
+    async with reached(_gated(gate, most), way) as session, trio.open_nursery() as nursery:
         passed = 0
 
         async def call() -> None:
