@@ -58,6 +58,9 @@ CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=
 # Sessions kept for the next requests that need one for themselves, some 4 KiB each.
 _MOST_SPARE = 128
 
+# Seconds past its deadline in which a caller may say itself that it gives up, and why: that is the better reason.
+_SLACK = 0.05
+
 # Calls that may wait for a thread, over all sessions.
 _MOST_WAITING = 100_000
 
@@ -420,7 +423,7 @@ async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds:
     deadline = job.arrived + seconds
     ctx.caller_waits_until(deadline)
     if deadline > trio.current_time():
-        with trio.CancelScope(deadline=deadline) as scope:
+        with trio.CancelScope(deadline=deadline + _SLACK) as scope:
             return await handler(ctx, job.params)
         assert scope.cancelled_caught
     job.timed_out("the caller's time was over")

@@ -64,7 +64,7 @@ class Job:
         retry_after: seconds after which it makes sense to try again, if that is what the error says.
         failed: whether its result says `isError`; looked at only where `Session.on_finished` is told.
         reason: why it was cancelled, or None; `detail` is what the canceller said.
-        queued: when it began to wait for a running slot, on Trio's clock; 0 if it never did.
+        queued: when it began to wait for a running slot, on Trio's clock; None if it never did.
         started: whether its handler has begun, and `since` when, on Trio's clock; `over`: whether its answer is queued.
         waited: seconds its handler waited for its turn, where a quota made it.
         crash: what the handler raised, where its crash is to end the session.
@@ -89,7 +89,7 @@ class Job:
     failed: bool = attrs.field(init=False, default=False)
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
-    queued: float = attrs.field(init=False, default=0.0)
+    queued: float | None = attrs.field(init=False, default=None)
     waited: float = attrs.field(init=False, default=0.0)
     started: bool = attrs.field(init=False, default=False)
     since: float = attrs.field(init=False, default=0.0)
@@ -103,7 +103,7 @@ class Job:
     @property
     def arrived(self) -> float:
         """When it came in, on Trio's clock; 0 if it was refused before anything was noted."""
-        return self.queued or self.since
+        return self.since if self.queued is None else self.queued
 
     def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
         """Stop the handler; the first reason given is the one it can read, and what the log says."""
