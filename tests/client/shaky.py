@@ -40,14 +40,16 @@ class Shaky:
     """Serves in this process; each connection is one of its own.
 
     Attributes:
-        refusals: how many openings from now on fail.
+        refusals, stalls: how many openings from now on fail, or never end.
         times: when it was connected to.
+        instead: another target to connect to from now on.
         handled: what its tools were called with, in order; `ended` how they ended.
     """
 
     server: trimcp.Server[Any] = attrs.field(factory=lambda: trimcp.Server("shaky", "1", dynamic=True))
     refusals: float = 0
     stalls: float = 0
+    instead: Any = None
     times: list[float] = attrs.field(factory=list)
     handled: list[Any] = attrs.field(factory=list)
     ended: list[trimcp.CancelReason | None] = attrs.field(factory=list)
@@ -88,6 +90,10 @@ class Shaky:
         if self.stalls > 0:
             self.stalls -= 1
             await trio.sleep_forever()
+        if self.instead is not None:
+            async with self.instead.connect() as channel:
+                yield channel
+            return
         self._ours, theirs = memory_channels()
         self.channel = Freezable(theirs)
         async with open_service_nursery() as nursery:
