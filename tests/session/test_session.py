@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 import trio
+import trio.testing
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from tests.session.support import (
@@ -25,13 +26,14 @@ from tests.session.support import (
 from trimcp.channel import Incoming
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, Overloaded, RemoteError
 from trimcp.session.drive import driving
+from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.outbox import Outbox
 from trimcp.session.session import Session
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INVALID_REQUEST
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST
 from trimcp.wire.jsonrpc import encode_error, encode_notification, encode_request, encode_result, parse
 from trimcp.wire.revisions import LATEST_LEGACY, REVISIONS, V2025_03_26, Revision
-from trimcp.wire.tools import CallToolParams
+from trimcp.wire.tools import CallToolParams, CallToolResult
 
 
 def _client(revision: Revision = LATEST_LEGACY, limits: Limits = NO_ONE_WAITS) -> Session:
@@ -589,3 +591,75 @@ async def test_latest_notifications_keep_one_each() -> None:
         wire.release()
         await wait_all_tasks_blocked()
         assert len(wire.take()) == 3
+
+
+# What is told of requests that ended
+
+
+async def test_every_request_that_ended_is_told_of_once(autojump_clock: trio.testing.MockClock) -> None:
+    """With its reply as it leaves, or None where it gets none; refused ones, too."""
+    told: list[tuple[Any, bytes | None, int | None, CancelReason | None, bool]] = []
+
+    async def run(ctx: Any) -> Any:
+        what = ctx._job.params.arguments["what"]
+        if what == "wait":
+            await trio.sleep_forever()
+        if what == "fail":
+            return CallToolResult(content=[], is_error=True)
+        if what == "crash":
+            raise ValueError("secret")
+        return "fine"
+
+    async with served({"run": run}, limits=Limits(max_running=1, backlog_requests=2)) as (wire, session):
+        session.on_finished = lambda job, reply: told.append((job.request.id, reply, job.error, job.reason, job.failed))
+        for id, what in ((1, "fine"), (2, "fail"), (3, "crash")):
+            wire.feed(call(id, what=what))
+            await wait_all_tasks_blocked()
+        wire.feed(call(4, what="wait"), call(5, what="fine"), cancel(4, "no use"), cancel(5))
+        await wait_all_tasks_blocked()
+        session.draining.set()
+        wire.feed(call(6, what="fine"))
+        await wait_all_tasks_blocked()
+        sent = {reply["id"]: reply for reply in wire.take()}
+    assert [(id, error, reason, failed) for id, _, error, reason, failed in told] == [
+        (1, None, None, False),
+        (2, None, None, True),
+        (3, INTERNAL_ERROR, None, False),
+        (5, None, CancelReason.PEER, False),
+        (4, None, CancelReason.PEER, False),
+        (6, CANCELLED_BY_DRAIN, None, False),
+    ]
+    assert {id: None if reply is None else orjson.loads(reply) for id, reply, *_ in told} == {**sent, 4: None, 5: None}
+
+
+async def test_whoever_is_told_and_crashes_costs_no_reply(caplog: pytest.LogCaptureFixture) -> None:
+    def crash(job: Any, reply: Any) -> None:
+        raise ValueError("books")
+
+    async with served({"run": _echo}) as (wire, session):
+        session.on_finished = crash
+        wire.feed(call(1, n=1))
+        await wait_all_tasks_blocked()
+        assert [reply["id"] for reply in wire.take()] == [1]
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info is not None) == ("ERROR", True)
+
+
+@pytest.mark.parametrize("revision", REVISIONS, ids=str)
+async def test_a_result_larger_than_may_be_sent_becomes_an_error(
+    revision: Revision, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(ctx: Any) -> str:
+        return "x" * int(ctx._job.params.arguments["n"])
+
+    async with linked({"run": run}, revision, limits=Limits(max_result=2_000)) as pair:
+        await pair.client.call("tools/call", _run(n=1_000))
+        with pytest.raises(RemoteError) as caught:
+            await pair.client.call("tools/call", _run(n=2_000))
+        assert caught.value.code == INTERNAL_ERROR
+        assert caught.value.message == "the result is larger than 2000 bytes"
+        assert caught.value.data == {"reason": "result_size"}
+        await pair.client.call("tools/call", _run(n=1_000))
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "at most 2000 are sent" in record.getMessage()

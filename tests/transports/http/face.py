@@ -146,6 +146,7 @@ class Visitor:
     revision: Revision = LATEST
     headers: dict[str, str] = attrs.field(factory=dict)
     session: str | None = None
+    peer: str = ""
     _last: int = 0
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
@@ -153,7 +154,7 @@ class Visitor:
         sent = {"host": "localhost:8000", "accept": BOTH, **self.headers, **(headers or {})}
         sent = {name: value for name, value in sent.items() if value is not None}
         path, _, query = path.partition("?")
-        found = await self.face.admit(Head(method, path, query, sent))
+        found = await self.face.admit(Head(method, path, query, sent, self.peer))
         answer = Answer()
         if isinstance(found, Response):
             answer.send(found)

@@ -6,13 +6,15 @@ import pytest
 import trio
 import trio.testing
 
-from tests.transports.http.face import LEGACY, visiting
+from tests.transports.http.face import LEGACY, Visitor, visiting
 from trimcp.errors import LocalError
+from trimcp.net import http_face
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
+from trimcp.session.limits import Limits, Quota
 from trimcp.transports.http.settings import Settings
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INVALID_PARAMS, METHOD_NOT_FOUND
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.revisions import LATEST, REVISIONS, V2025_03_26, Revision
 
 _LONG = (("wait", "seconds"), ("steps", "count"))
@@ -392,3 +394,50 @@ async def test_nobody_can_be_asked_outside_a_request_in_2026(autojump_clock: Any
     async with visiting(server) as visitor:
         await (await visitor.call("rude")).done()
         assert caught
+
+
+# Quotas
+
+
+@ERAS
+async def test_who_is_refused_is_told_when_to_come_again(revision: Revision, autojump_clock: Any) -> None:
+    server: Server[Any] = Server("s")
+
+    @server.tool(quota=Quota(per_second=0.2, burst=1, waiting=0))
+    async def rare() -> str:
+        return "once"
+
+    async with visiting(server, revision) as visitor:
+        if not revision.modern:
+            await visitor.initialize()
+        assert (await (await visitor.call("rare")).done()).status == 200
+        refused = await (await visitor.call("rare")).done()
+        error = refused.json["error"]
+        assert (error["code"], error["data"]["reason"]) == (OVERLOADED, "overloaded")
+        assert error["data"]["retryAfter"] == pytest.approx(5, abs=0.01)
+        if revision.modern:
+            assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+        else:  # whose clients do not read the body of another status
+            assert refused.status == 200
+        await trio.sleep(5)
+        assert (await (await visitor.call("rare")).done()).status == 200
+
+
+async def test_clients_without_a_session_are_told_apart_by_where_they_are(autojump_clock: Any) -> None:
+    """Since 2026-07-28 each request has a session of its own, so a quota of sessions counts by principal or address."""
+    server = make_server()
+    server.limits = Limits(session=Quota(running=1, waiting=0))
+    async with http_face(server) as face, trio.open_nursery() as nursery:
+        first, second = Visitor(face, LATEST, peer="10.0.0.1:4711"), Visitor(face, LATEST, peer="10.0.0.2:4711")
+        waiting = await first.call("wait", seconds=5)
+        first.peer = "10.0.0.1:4712"
+        await trio.testing.wait_all_tasks_blocked()
+        refused = await (await first.call("echo", text="hi")).done()
+        assert refused.status == 503
+        assert refused.json["error"]["message"] == "this session: too many calls wait already"
+        assert (await (await second.call("echo", text="hi")).done()).status == 200
+        assert server.statistics().hosts == {"connections": 0, "exchanges": 1, "sessions": 0, "streams": 0}
+        await waiting.done()
+        assert (await (await first.call("echo", text="hi")).done()).status == 200
+        nursery.cancel_scope.cancel()
+    assert server.statistics().hosts == {}
