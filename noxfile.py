@@ -129,6 +129,24 @@ def bench(session: nox.Session) -> None:
         session.run("python", "benchmarks/run.py", *session.posargs)
 
 
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Try what no peer should say: 20,000 mutations on each transport, and more; or `-- --atheris --seconds 60`."""
+    session.install(".[cli]", *groups("tests"))
+    if "--atheris" in session.posargs:
+        session.install("atheris>=3.0")
+        rest = [arg for arg in session.posargs if arg != "--atheris"]
+        with timed(session):
+            session.run("python", "-m", "tests.fuzz.run_atheris", *rest)
+        return
+    what = session.posargs or ["tests/fuzz", "tests/protocol/test_machine.py", "tests/session/test_machine.py"]
+    with timed(session):
+        env = {"TRIMCP_FUZZ": "1"}
+        session.run("pytest", "-o", "timeout=1800", "-s", "--durations=0", "--durations-min=1", *what, env=env)
+        if not session.posargs:
+            session.run("pytest", "-o", "timeout=1800", "-s", "--durations=0", "-k", "mutat", "tests/hostile", env=env)
+
+
 @nox.session(name="bench-sessions")
 def bench_sessions(session: nox.Session) -> None:
     """Measure a thousand sessions with open streams on every implementation."""
