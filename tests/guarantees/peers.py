@@ -15,7 +15,7 @@ import trio
 from tests.hostile.network import Answer, Served, Wire, hello, http, initialize, post, upgrade
 from tests.hostile.peers import Target, enveloped, notice, request
 from tests.interaction.links import as_json
-from tests.transports.websocket_support import FIN, PING, PONG, TEXT, Raw, frame, message
+from tests.transports.websocket_support import CLOSE, FIN, PING, PONG, TEXT, Raw, frame, message
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.session.direct import DirectEnd
 
@@ -85,6 +85,10 @@ class Peer:
         """Give a request up, as its era does."""
         await self.say(notice("notifications/cancelled", requestId=id)[:-1])
 
+    async def hang_up(self) -> None:
+        """Be gone without a word, where that ends all that there is of this peer."""
+        raise NotImplementedError
+
     async def meet(self) -> None:
         """Do what has to be done before the first request."""
         if not self.modern:
@@ -114,6 +118,10 @@ class LinePeer(Peer):
     async def hear_any(self) -> Any:
         return await self.target.hear()
 
+    async def hang_up(self) -> None:
+        assert self.target.process.stdin is not None
+        await self.target.process.stdin.aclose()
+
 
 # Memory
 
@@ -132,6 +140,10 @@ class ChannelPeer(Peer):
         while not self._arrived:
             self._arrived.extend(as_json(incoming.message) for incoming in await self.channel.receive())
         return self._arrived.popleft()
+
+
+    async def hang_up(self) -> None:
+        await self.channel.aclose()
 
 
 @attrs.define(eq=False)
@@ -164,6 +176,9 @@ class DirectPeer(Peer):
         """Let go of what nobody heard."""
         self._arrived.clear()
 
+    async def hang_up(self) -> None:
+        self.end.close()
+
     def lose(self, why: str) -> None:
         self.closed.set()
 
@@ -189,6 +204,7 @@ class DirectPeer(Peer):
             if self.end.full:
                 await self.end.room()
             self.end.post(Outgoing(text, Kind.REQUEST))
+        await trio.lowlevel.checkpoint()
 
     async def hear_any(self) -> Any:
         while not self._arrived:
@@ -218,10 +234,14 @@ class FramePeer(Peer):
             assert first == FIN | TEXT, (first, payload)
             return orjson.loads(payload)
 
-    async def leave(self) -> None:
-        """Say goodbye, and hear the same."""
+    async def hang_up(self) -> None:
+        await trio.aclose_forcefully(self.raw.stream)
+
+    async def say_goodbye(self) -> None:
+        """Close as RFC 6455 wants it."""
         await self.raw.say(b"\x88\x82\0\0\0\0\x03\xe8")
-        await self.raw.close_code()
+        while (await self.raw.hear())[0] not in (0, FIN | CLOSE):
+            pass
 
 
 # HTTP
@@ -343,10 +363,14 @@ class PostPeer(_Exchanges):
         if not self.modern:
             self.session = await initialize(self.server)
 
+    async def hang_up(self) -> None:
+        await self.leave()
+
     async def delete(self) -> int:
         """End the session."""
+        session, self.session = self.session, None
         async with self.server.wire() as wire:
-            return (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {self.session}"))).status
+            return (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status
 
 
 @attrs.define(eq=False)
@@ -365,10 +389,13 @@ class StreamPeer(_Exchanges):
             self._refusals.extend(answer.messages if answer.body else ())
 
     def piped(self, answer: Answer) -> None:
-        assert answer.status == 202
+        self._refusals.extend(answer.messages if answer.body else ())
 
     async def hear_any(self) -> Any:
         return self._refusals.popleft() if self._refusals else await self.stream.message()
+
+    async def hang_up(self) -> None:
+        await trio.aclose_forcefully(self.stream.stream)
 
     async def pour(self, texts: Sequence[bytes]) -> None:
         """Pipeline them on ten connections."""
@@ -410,7 +437,7 @@ async def over_the_network(transport: str, served: Served, *, modern: bool, read
                 await stream.say(http("GET", "/sse", _EVENTS))
                 assert (await stream.head()).status == 200
                 [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
-                peer = StreamPeer(modern, served, nursery, True, path.decode(), stream=stream)
+                peer = StreamPeer(modern, served, nursery, reading, path.decode(), stream=stream)
                 await peer.meet()
                 try:
                     yield peer

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ __all__ = ["make_server"]
 def make_server(journal: Path) -> trimcp.Server[None]:
     """The server under attack, with tools that tell how they began and how they ended."""
     server = server_for_attack.make_server()
-    released = threading.Event()
+    released: defaultdict[str, threading.Event] = defaultdict(threading.Event)
 
     def note(what: str, name: str, **more: Any) -> None:
         line = json.dumps({"what": what, "name": name, "at": time.monotonic(), **more}) + "\n"
@@ -69,19 +70,26 @@ def make_server(journal: Path) -> trimcp.Server[None]:
     def stuck(name: str) -> str:
         """Block a thread, which nothing can stop, until `unstick`."""
         note("begun", name)
-        released.wait(60)
+        released[name].wait(60)
         note("ended", name, reason=None)
         return "unstuck"
 
     @server.tool
-    async def unstick() -> str:
-        released.set()
+    async def unstick(name: str) -> str:
+        released[name].set()
         return "done"
 
     @server.tool
     async def abandoned(ctx: trimcp.Context[None]) -> int:
         session, _ = ctx.internals
         return sum(each.abandoned_threads for each in session.endpoint.sessions)  # type: ignore[attr-defined]
+
+    @server.tool
+    async def watch(gate: str, filling: str) -> str:
+        """Wait for a file, for callers who cannot say more."""
+        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC110, ASYNC240
+            await trio.sleep(0.1)
+        return "waited"
 
     @server.tool
     async def freeze(name: str, seconds: float) -> str:

@@ -103,6 +103,10 @@ class Journal:
         found = [json.loads(line) for line in lines if f'"{name}"' in line and f'"{what}"' in line]
         return [line for line in found if line["name"] == name and line["what"] == what]
 
+    def open(self, gate: str) -> None:
+        """Let those go on that `watch` this gate."""
+        self.path.with_name(f"{self.path.name}.{gate}").touch()
+
     async def until(self, what: str, *names: str, seconds: float = 10) -> list[dict[str, Any]]:
         """Wait until this was written of each name, and return a line of each."""
         found: list[dict[str, Any]] = []

@@ -1,0 +1,141 @@
+"""Promise 5: who pipelines without reading is read up to a bounded window, and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.guarantees.peers import DirectPeer, Peer, text_of
+from tests.guarantees.report import figure
+from tests.guarantees.test_04_slow_readers import noticed, p99
+from tests.guarantees.worlds import WORLDS, Homes, World
+from tests.hostile.peers import MIB
+from trimcp.session.limits import Limits
+from trimcp.wire.codes import OVERLOADED
+
+pytestmark = pytest.mark.slow
+Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
+
+WINDOW = 16 * MIB
+
+
+MOST = 60_000
+RUNNING = Limits().max_running
+
+
+@attrs.define
+class Pouring:
+    """A peer that asks and reads nothing, until nothing more is taken."""
+
+    peer: Peer
+    make: Callable[[int], bytes]
+    written: int = 0
+    size: int = 0
+    answers: dict[Any, Any] = attrs.field(factory=dict)
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    _over: bool = False
+
+    async def pour(self) -> None:
+        while not self._over and self.written < MOST:
+            texts = [self.make(id) for id in range(self.written, self.written + 20)]
+            await self.peer.pipeline(*texts)
+            self.written += 20
+            self.size += sum(map(len, texts))
+        self.ended.set()
+
+    async def stuck(self) -> None:
+        """Wait until nothing was taken for a while."""
+        before = -1
+        while self.written != before or not before:
+            before = self.written
+            await trio.sleep(0.4)
+        self._over = True
+
+    async def read(self) -> None:
+        """Take every answer, each but once."""
+        self.peer.read_on()
+        while True:
+            answer = await self.peer.hear()
+            assert answer["id"] not in self.answers
+            self.answers[answer["id"]] = answer
+
+    async def read_all(self) -> None:
+        """Read on, and wait until all that was asked is answered, or no longer."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.read)
+            await self.ended.wait()
+            with trio.move_on_after(30):
+                while len(self.answers) < self.written:  # noqa: ASYNC110  # nobody tells when the last one came
+                    await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+    @property
+    def refused(self) -> int:
+        """How many were turned away because too much waits, as a POST that cannot wait is, with its id and a 503."""
+        return sum(answer.get("error", {}).get("code") == OVERLOADED for answer in self.answers.values())
+
+    def wrong(self, right: Callable[[int], str]) -> int:
+        """How many answers are missing or not what was asked for."""
+        right_ones = sum("result" in said and text_of(said) == right(id) for id, said in self.answers.items())
+        return self.written - self.refused - right_ones
+
+
+@Everywhere
+async def test_reading_stops_at_a_window_and_nothing_is_lost(homes: Homes, world: World) -> None:
+    filling = "." * 500
+    async with homes(world) as home:
+        await home.warm()
+        control = await p99(home, "alone")
+        async with home.peer(reading=False) as peer:
+            if isinstance(peer, DirectPeer):
+                peer.paused = True
+            pouring = Pouring(peer, lambda id: peer.call(id, "echo", text=f"number {id}{filling}"))
+            base = home.forget_peak()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pouring.pour)
+                await pouring.stuck()
+                spent, taken = home.peak - base, pouring.size
+                echo = await p99(home, "beside")
+                await pouring.read_all()
+    wrong = pouring.wrong(lambda id: f"number {id}{filling}")
+    taken -= pouring.refused * taken // pouring.written
+    # In one process the caller's end is in the figure, too. HTTP+SSE counts what waits by its bytes on the wire, and an
+    # unread stream beside it; and so do both with many small requests, each of which is larger in memory.
+    bound = None if str(world) in ("direct 2025", "direct 2026", "sse own 2024") else 16
+    figure(5, "taken of a pipeline before reading stopped", taken / MIB, 16, "MiB", str(world))
+    figure(5, "memory for what was pipelined and not read", spent / MIB, bound, "MiB", str(world))
+    figure(5, f"answers lost or wrong, of {pouring.written:,} then", wrong, 0, "answers", str(world))
+    noticed(world, "one that pipelines and does not read", echo, control)
+    assert taken <= WINDOW
+    assert wrong == 0
+    # Over HTTP+SSE answers come somewhere else than requests go, which is why these are refused and not left unread.
+    assert world.transport == "sse" or (not pouring.refused and pouring.written < MOST), "reading never stopped"
+    assert bound is None or spent <= WINDOW
+
+
+STREAMS = [world for world in WORLDS if str(world) in ("stdio 2025", "framed 2026", "websocket own 2025")]
+
+
+@pytest.mark.parametrize("world", STREAMS, ids=str)
+async def test_reading_stops_at_a_window_behind_handlers_that_take_their_time(homes: Homes, world: World) -> None:
+    """As many as may run are taken, and of those that wait for them 16 MiB."""
+    gate, filling = f"of {world}".replace(" ", "-"), "." * 3_000
+    async with homes(world) as home, home.peer() as peer:
+        pouring = Pouring(peer, lambda id: peer.call(id, "watch", gate=gate, filling=filling))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pouring.pour)
+            await pouring.stuck()
+            taken = pouring.size
+            running = RUNNING * taken // pouring.written
+            # Nothing can be said here any more, so what opens the gate is said in the journal.
+            home.journal.open(gate)
+            await pouring.read_all()
+    wrong = pouring.wrong(lambda id: "waited")
+    figure(5, "taken behind handlers at work", (taken - running) / MIB, 16, "MiB", str(world))
+    assert pouring.written < MOST, "reading never stopped"
+    assert wrong == 0
+    assert taken - running <= WINDOW + MIB  # and what is on its way in pipes
