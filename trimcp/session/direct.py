@@ -6,6 +6,7 @@ same: neither side can see the other's objects, and what a wire would refuse is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
 
 import attrs
@@ -17,6 +18,8 @@ from trimcp.session.session import Session
 from trimcp.wire.jsonrpc import RequestId, parse
 
 __all__ = ["DirectEnd", "direct_ends", "wind_down"]
+
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 def direct_ends() -> tuple[DirectEnd, DirectEnd]:
@@ -107,6 +110,7 @@ class DirectEnd:
         if session is None or session.closed.is_set():
             return
         session.lose("the peer closed the connection")
+        log.debug("the peer is gone: %s", session.lost)
         assert session.runner is not None
         session.runner.nursery.start_soon(wind_down, session, session.limits.eof_grace)
 
