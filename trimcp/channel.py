@@ -255,6 +255,9 @@ class MessageChannel(ABC):
     half_open: bool = True
     """Whether the peer still reads after it has closed its side (a pipe). If not, its requests are cancelled then."""
 
+    too_slow: bool = False
+    """Whether the connection was ended on our side because the peer took nothing for too long."""
+
     @abstractmethod
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send every message of the batch, in order, in as few writes as possible.
@@ -293,7 +296,8 @@ class MessageChannel(ABC):
         """Return what changes whenever the peer takes more of the send under way; None if nobody can tell.
 
         Asked now and then while a send lasts. A peer that takes a little is slow; one that takes nothing for
-        `Limits.stall_timeout` seconds is dropped. Where nobody can tell, a send that lasts so long counts as nothing.
+        `Limits.stall_timeout` seconds is dropped. Where nobody can tell, a send that lasts so long is taken for that.
+        A channel that itself gives up such a peer returns something new each time, and says so in `too_slow`.
         """
         return None
 

@@ -141,24 +141,38 @@ async def _deliver(session: Session, channel: MessageChannel) -> None:
             session.deliver(await channel.receive())
             await session.readable()
     except trio.EndOfChannel:
-        session.lose(channel.obituary() or "the peer closed the connection")
+        _lose(session, channel, channel.obituary() or "the peer closed the connection")
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        session.lose(f"the connection broke: {error}" if str(error) else "the connection broke")
+        _lose(session, channel, f"the connection broke: {error}" if str(error) else "the connection broke")
     log.debug("the peer is gone: %s", session.lost)
+
+
+def _lose(session: Session, channel: MessageChannel, why: str) -> None:
+    """Note that the peer is gone, and whether it was its channel that dropped it for taking nothing."""
+    first = session.lost is None
+    slow = first and channel.too_slow
+    session.lose((slow and channel.obituary()) or why)
+    if slow:
+        _report(session)
 
 
 def _drop(session: Session, watch: StallWatch, writer: trio.CancelScope) -> None:
     """End a session whose peer takes nothing. What waits for it goes nowhere, so nobody waits for that."""
-    from trimcp.security import security_event
-
     why = f"the peer read nothing for {watch.patience:g} seconds"
-    queued, unread = watch.outbox.waiting()
-    unread += sum(len(outgoing.data) for outgoing in queued)
-    security_event("peer_stalled", seconds=watch.patience, unread_bytes=unread, requests=len(session.jobs))
     session.lose(why)
-    session.cancel_jobs(CancelReason.LIMIT, why)
+    _report(session)
     writer.cancel(reason=why)
     session.close()
+
+
+def _report(session: Session) -> None:
+    """Report a peer that was dropped because it took nothing, and stop its handlers for that reason."""
+    from trimcp.security import security_event
+
+    why, stats = str(session.lost), session.statistics()
+    unread = stats.outbox_bytes + stats.unread_bytes
+    security_event("peer_stalled", why=why, unread_bytes=unread, requests=len(session.jobs))
+    session.cancel_jobs(CancelReason.LIMIT, why)
 
 
 async def _write(session: Session, watch: StallWatch, scope: trio.CancelScope) -> None:
@@ -177,7 +191,7 @@ async def _write(session: Session, watch: StallWatch, scope: trio.CancelScope) -
             pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             # The reader may never notice, where the peer closed only this direction. Nobody is listening all the same.
-            session.lose("the peer stopped listening")
+            _lose(session, channel, "the peer stopped listening")
             session.cancel_jobs(CancelReason.DISCONNECTED)
             session.close()
     outbox.abandon()

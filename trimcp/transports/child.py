@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -163,6 +163,10 @@ class ChildChannel(MessageChannel):
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Write the batch to the child's standard input; see `MessageChannel.send`."""
         await self._messages.send(batch)
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever the child reads more; see `MessageChannel.taken`."""
+        return self._messages.taken()
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message the child has written; see `MessageChannel.receive`."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import sys
+from collections.abc import Hashable
 from typing import Final
 
 import trio
@@ -17,10 +19,14 @@ if sys.platform != "win32":
     import fcntl
     import termios
 
-__all__ = ["READ_SIZE", "FdReceiver", "FdSender"]
+__all__ = ["PIECE", "READ_SIZE", "FdReceiver", "FdSender", "progress_of", "unread_bytes"]
 
 READ_SIZE: Final = 65536
 """Bytes asked for per read: what a Linux pipe holds; malloc would map pages for much larger buffers."""
+
+
+PIECE: Final = 65536
+"""Bytes of a large write to a stream of somebody else's that are counted as one step; see `progress_of`."""
 
 
 class _Descriptor:
@@ -152,6 +158,7 @@ class FdSender(trio.abc.SendStream):
     def __init__(self, fd: int, *, dontwait: bool = False, restore: bool = False) -> None:
         self._descriptor = _Descriptor(fd, dontwait=dontwait, restore=restore)
         self._broken = False
+        self._taken = 0  # bytes of writes that were not taken at once
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data`, at once if the system takes it. Cancelling may leave a part of it written.
@@ -170,7 +177,9 @@ class FdSender(trio.abc.SendStream):
             while sent < total:
                 await self._writable()
                 with view[sent:] as rest:
-                    sent += self._write(rest)
+                    taken = self._write(rest)
+                sent += taken
+                self._taken += taken
 
     def send_nowait(self, data: bytes | bytearray | memoryview) -> int:
         """Write what the system takes now and return how many bytes that were. Raises what `send_all` does."""
@@ -206,6 +215,10 @@ class FdSender(trio.abc.SendStream):
         except OSError as exc:
             raise trio.BrokenResourceError(f"writing failed: {exc}") from exc
 
+    def taken(self) -> Hashable:
+        """Return what changes whenever more of the write under way is taken, or more is read of what was."""
+        return self._taken, unread_bytes(self._descriptor.fd)
+
     def give_up(self) -> None:
         """Let every write from now on, and the one under way, raise `trio.BrokenResourceError`."""
         self._broken = True
@@ -222,13 +235,42 @@ class FdSender(trio.abc.SendStream):
         await trio.lowlevel.checkpoint()
 
 
+def progress_of(stream: object) -> Hashable:
+    """Return what changes while the peer reads what was written to a Trio stream; None if nobody can tell.
+
+    A stream of ours is asked for `taken`; of a socket's, also under TLS, the system knows how much waits in it. That
+    alone may be the same again after it was filled up anew, so whoever writes much counts its pieces, too.
+    """
+    taken = getattr(stream, "taken", None)
+    if taken is not None:
+        progress: Hashable = taken()
+        return progress
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    elif isinstance(stream, trio.StapledStream):
+        stream = stream.send_stream
+    return unread_bytes(stream.socket.fileno()) if isinstance(stream, trio.SocketStream) else None
+
+
 if sys.platform != "win32":
 
     def _bytes_buffered(fd: int) -> int:
         answer = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
         return int.from_bytes(answer, sys.byteorder)
 
+    def unread_bytes(fd: int) -> int:
+        """Return how much of what was written to a pipe, socket or terminal was not taken out of it yet."""
+        try:
+            if stat.S_ISFIFO(os.fstat(fd).st_mode):
+                return _bytes_buffered(fd)
+            return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0  # closed, or nothing that knows
+
 else:
+
+    def unread_bytes(fd: int) -> int:
+        return 0
 
     def _bytes_buffered(fd: int) -> int:
         return 0

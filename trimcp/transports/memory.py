@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import attrs
 import trio
@@ -97,11 +97,16 @@ def _byte_pipe() -> tuple[_PipeSender, _PipeReceiver]:
 @attrs.define(eq=False, repr=False)
 class _PipeSender(trio.abc.SendStream):
     _chunks: trio.MemorySendChannel[bytes]
+    _sent: int = attrs.field(init=False, default=0)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         whole = bytes(data)
         for start in range(0, len(whole), _CHUNK_SIZE):
             await self._chunks.send(whole[start : start + _CHUNK_SIZE])
+            self._sent += 1
+
+    def taken(self) -> Hashable:
+        return self._sent
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -5,7 +5,7 @@ It knows framing and batching. It does not know what the bytes travel through: a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 import attrs
@@ -13,7 +13,7 @@ import trio
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import Decoder, encode_lines
-from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 
 __all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
@@ -47,6 +47,7 @@ class StreamChannel(MessageChannel):
     max_message: int = attrs.field(default=SERVER_MAX_MESSAGE, kw_only=True)
     limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
     _decoder: Decoder = attrs.field(init=False)
+    _pieces: int = attrs.field(default=0, init=False)
     _sending: bool = attrs.field(default=False, init=False)
     _receiving: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
@@ -71,10 +72,28 @@ class StreamChannel(MessageChannel):
                 return
             data = encode_lines([message.data for message in batch])
             self._broken = True  # until the last byte is out
-            await self._sender.send_all(data)
+            if len(data) <= PIECE:
+                await self._sender.send_all(data)
+            else:
+                await self._send_large(data)
             self._broken = False
         finally:
             self._sending = False
+
+    async def _send_large(self, data: bytes) -> None:
+        """Write what may take its time, so that it can be seen how far it is."""
+        if hasattr(self._sender, "taken"):
+            await self._sender.send_all(data)
+            return
+        with memoryview(data) as view:
+            for start in range(0, len(data), PIECE):
+                with view[start : start + PIECE] as piece:
+                    await self._sender.send_all(piece)
+                self._pieces += 1
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever the peer takes more of the send under way; see `MessageChannel.taken`."""
+        return self._pieces, progress_of(self._sender)
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`.

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Hashable
 
 import trio
 
-from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.descriptors import PIECE, READ_SIZE, unread_bytes
 
 __all__ = ["ThreadReceiver", "ThreadSender"]
 
@@ -114,6 +115,7 @@ class ThreadSender(trio.abc.SendStream):
         self._broken = False
         self._todo: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._report, self._reports = trio.open_memory_channel[OSError | None](1)
+        self._taken = 0  # bytes, counted by the thread
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data`. Cancelling it leaves the write to the thread and the stream broken."""
@@ -148,7 +150,9 @@ class ThreadSender(trio.abc.SendStream):
                 try:
                     view = memoryview(data)
                     while view:
-                        view = view[os.write(self._fd, view) :]
+                        taken = os.write(self._fd, view[:PIECE])  # it would block until all was taken
+                        self._taken += taken
+                        view = view[taken:]
                 except OSError as exc:
                     error = exc
                 token.run_sync_soon(self._finish, error)
@@ -156,6 +160,10 @@ class ThreadSender(trio.abc.SendStream):
             pass
         finally:
             os.close(self._fd)
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever more of the write under way is taken, or more is read of what was."""
+        return self._taken, 0 if self._closed else unread_bytes(self._fd)
 
     def _finish(self, error: OSError | None) -> None:
         if not self._closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -143,3 +143,10 @@ class _Traced(MessageChannel):
 
     def obituary(self) -> str | None:
         return self._channel.obituary()
+
+    def taken(self) -> Hashable:
+        return self._channel.taken()
+
+    @property
+    def too_slow(self) -> bool:  # type: ignore[override]
+        return self._channel.too_slow

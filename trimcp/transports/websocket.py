@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -115,6 +115,10 @@ class WebSocketChannel(MessageChannel):
             # The stream is also closed here when the peer has left, or has been silent for too long.
             self._check_open()
             raise trio.BrokenResourceError(self._link.trouble) from None
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever the peer takes more of the send under way; see `MessageChannel.taken`."""
+        return self._link.gated.progress()
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""

@@ -175,7 +175,9 @@ class Link:
             while True:
                 now = trio.current_time()
                 heard = gated.since if gated.reading else now
-                dead = heard + self.keep_alive.dead_after
+                # A peer that is busy with a large message of ours says nothing meanwhile, and who does not read answers
+                # no ping. Whoever sends that message knows better how long to wait (`Limits.stall_timeout`).
+                dead = heard + self.keep_alive.dead_after * (2 if gated.writing else 1)
                 if now >= dead:
                     self._silent = True
                     await trio.aclose_forcefully(self.stream)

@@ -7,14 +7,14 @@ in one write. Knows bytes and frames, and no messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
 from trimcp.framing.frames import FrameGate
-from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
 
 if TYPE_CHECKING:
     from trio_websocket import WebSocketConnection
@@ -97,6 +97,7 @@ class GatedStream(trio.abc.Stream):
         self.connection: WebSocketConnection | None = None
         self._held: list[bytes] = []
         self._turn = trio.Lock()
+        self._pieces = 0
 
     # What trio-websocket calls
 
@@ -177,9 +178,14 @@ class GatedStream(trio.abc.Stream):
                 self.writing = True  # until the last byte is out
                 for piece in _gathered(held):
                     await self._stream.send_all(piece)
+                    self._pieces += 1
                 self.writing = False
         finally:
             self._turn.release()
+
+    def progress(self) -> Hashable:
+        """Return what changes whenever the peer takes more of the write under way."""
+        return self._pieces, progress_of(self._stream)
 
     def taken(self, size: int) -> None:
         """Note that a message of so many bytes was taken."""
@@ -233,8 +239,8 @@ class GatedStream(trio.abc.Stream):
         return bytes(head[:end])
 
 
-def _gathered(pieces: list[bytes]) -> Iterator[bytes]:
-    """Join small pieces; a large one is not copied."""
+def _gathered(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
+    """Join small pieces; a large one is not copied, and leaves bit by bit so that it can be seen how far it is."""
     small: list[bytes] = []
     for piece in pieces:
         if len(piece) < _PIECE:
@@ -243,6 +249,9 @@ def _gathered(pieces: list[bytes]) -> Iterator[bytes]:
         if small:
             yield b"".join(small)
             small.clear()
-        yield piece
+        with memoryview(piece) as view:
+            for start in range(0, len(piece), PIECE):
+                with view[start : start + PIECE] as part:
+                    yield part
     if small:
         yield b"".join(small)

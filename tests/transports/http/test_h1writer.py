@@ -88,7 +88,8 @@ async def test_a_reader_that_takes_nothing_is_cut(autojump_clock: MockClock, cap
         ((path, status, sent),) = site.face.ended
         assert (path, status) == ("/wait", 200)
         assert 0 < sent < 1_000_000
-        assert [record.levelname for record in caplog.records] == ["DEBUG"]
+        assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
+        assert vars(caplog.records[0])["event"] == "peer_stalled"
 
 
 async def test_whoever_waits_for_room_is_let_go_when_the_reader_leaves(autojump_clock: MockClock) -> None:
@@ -142,6 +143,9 @@ class _Taker:
         await self.room.wait()
         self.waited.append(bytes(data))
         return len(data)
+
+    def progress(self) -> int:
+        return len(self.waited)
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ _BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
 _SMALL: Final = 4 * 1024  # a body that is taken also while others wait for the rest of theirs
 _MAX_DIGITS: Final = 18
+_NEARLY: Final = 0.9
 
 
 @attrs.define(eq=False)
@@ -66,6 +67,8 @@ class HttpCall:
     _received: bool = attrs.field(init=False, default=False)
     _drained: int = attrs.field(init=False, default=0)
     _enough: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _sending: float | None = attrs.field(init=False, default=None)
+    _stalled: bool = attrs.field(init=False, default=False)
 
     async def run(self) -> None:
         """Answer the request. Returns once the response is with the server or the client has left."""
@@ -163,10 +166,13 @@ class HttpCall:
 
     async def _body(self, piece: bytes) -> bool:
         """Hand over a piece; False if it was not taken for too long: over HTTP/2 a client may never grant a window."""
+        self._sending = trio.current_time()
         with trio.move_on_after(self.limits.stall_timeout):
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             self._sent += len(piece)
+            self._sending = None
             return True
+        self._stalled = True
         return False
 
     async def _end(self) -> None:
@@ -198,6 +204,22 @@ class HttpCall:
     def _leave(self, reply: AsgiReply, handler: Handler | None) -> None:
         """Note that nobody reads the response any more, if it is not finished: at once, whatever `send` waits for."""
         if not self._ending and not reply.aborted and not reply.lost:
+            unread = reply.waiting
             reply.lose()
+            slow = self._too_slow(unread) if self._stalled or self._cut_by_server else None
             if handler is not None:
-                handler.disconnected()
+                handler.disconnected(slow)
+
+    @property
+    def _cut_by_server(self) -> bool:
+        """Whether the client did not leave, but a server that limits a send (ours does, as here) ended it."""
+        began = self._sending
+        return began is not None and trio.current_time() - began >= _NEARLY * self.limits.stall_timeout
+
+    def _too_slow(self, unread: int) -> str:
+        """Report a client that was dropped because it took nothing, and return the reason in words."""
+        from trimcp.security import security_event
+
+        seconds = self.limits.stall_timeout
+        security_event("peer_stalled", peer=self.head.peer, seconds=seconds, unread_bytes=unread)
+        return f"the peer read nothing for {seconds:g} seconds"

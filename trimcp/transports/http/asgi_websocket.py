@@ -8,7 +8,7 @@ whoever uses the channel can be cancelled at once, whatever the peer does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -29,6 +29,7 @@ _NORMAL: Final = 1000
 _UNSUPPORTED_DATA: Final = 1003
 _TOO_BIG: Final = 1009
 
+_NEARLY: Final = 0.9
 _FAREWELL: Final = 2.0  # seconds a peer has to answer our close; a server that is not waited for resets the connection
 
 
@@ -47,6 +48,7 @@ class WebSocketCall:
     scope: Scope
     _receive: Receive
     _send: Send
+    _stall_timeout: float = 60.0
 
     async def run(self) -> None:
         """Serve the connection, or refuse it. Returns once the peer is gone."""
@@ -56,7 +58,9 @@ class WebSocketCall:
             if (await self._receive())["type"] != "websocket.connect":
                 return
             if isinstance(found, Upgrade):
-                channel = AsgiWebSocket(found.max_message, found.principal, found.headers)
+                channel = AsgiWebSocket(
+                    found.max_message, found.principal, found.headers, stall_timeout=self._stall_timeout
+                )
                 status = 101
                 try:
                     await self._serve(found, channel)
@@ -100,6 +104,7 @@ class AsgiWebSocket(MessageChannel):
         principal: who sends, for every `Incoming`.
         headers: of the upgrade, for every `Incoming`.
         limits: what else one message may cost.
+        stall_timeout: seconds after which the server drops a peer that takes nothing of a message.
 
     Attributes:
         over: set once the peer is gone.
@@ -112,6 +117,7 @@ class AsgiWebSocket(MessageChannel):
     principal: str | None = None
     headers: Mapping[str, str] | None = None
     limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
+    stall_timeout: float = attrs.field(default=60.0, kw_only=True)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
     sent: int = attrs.field(init=False, default=0)
     # Without buffers: what is handed over is with the other side.
@@ -122,6 +128,8 @@ class AsgiWebSocket(MessageChannel):
     _code: int = attrs.field(init=False, default=_NORMAL)
     _failure: str | None = attrs.field(init=False, default=None)
     _obituary: str | None = attrs.field(init=False, default=None)
+    too_slow: bool = attrs.field(init=False, default=False)
+    _handing_over: float | None = attrs.field(init=False, default=None)
     _sending: bool = attrs.field(init=False, default=False)
     _receiving: bool = attrs.field(init=False, default=False)
     _closed: bool = attrs.field(init=False, default=False)
@@ -149,6 +157,10 @@ class AsgiWebSocket(MessageChannel):
             raise trio.BrokenResourceError(self._failure) from None
         finally:
             self._sending = False
+
+    def taken(self) -> Hashable:
+        """Return something new: only the server sees how far it is with a message, and it drops who takes nothing."""
+        return object()
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""
@@ -187,9 +199,18 @@ class AsgiWebSocket(MessageChannel):
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     pass  # closed here, or after a failure: what still comes is dropped
             self.over.set()
+            self._look_why()
             # Servers tell a peer's clean close as they tell a cut (Hypercorn: 1006), so the code decides nothing.
-            self._obituary = f"the WebSocket was closed ({event.get('code', _NORMAL)})"
+            if self._obituary is None:
+                self._obituary = f"the WebSocket was closed ({event.get('code', _NORMAL)})"
             _log.debug("%s", self._obituary)
+
+    def _look_why(self) -> None:
+        """Note whether it was the server that ended the connection, with a message in its hands for too long."""
+        began = self._handing_over
+        if began is not None and trio.current_time() - began >= _NEARLY * self.stall_timeout:
+            self.too_slow = True
+            self._obituary = f"the peer read nothing for {self.stall_timeout:g} seconds"
 
     async def _take(self, event: AsgiEvent) -> None:
         text = event.get("text")
@@ -214,7 +235,9 @@ class AsgiWebSocket(MessageChannel):
             try:
                 async for text in self._left:
                     if text is not None:
+                        self._handing_over = trio.current_time()
                         await send({"type": "websocket.send", "text": text})
+                        self._handing_over = None
                 await send({"type": "websocket.close", "code": self._code})
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the peer is gone: how some servers tell it, or `pump_in` before

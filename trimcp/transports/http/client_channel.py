@@ -8,7 +8,7 @@ connection.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -235,6 +235,10 @@ class HttpChannel(MessageChannel):
                 await self._end_session()
             self._nursery.cancel_scope.cancel(reason="the channel was closed")
         await trio.lowlevel.checkpoint()
+
+    def taken(self) -> Hashable:
+        """Return something new: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
+        return object()
 
     def obituary(self) -> str | None:
         """Say what the server last had to say, as far as it matters for an error; None if nothing is known."""

@@ -90,7 +90,7 @@ class Exchange:
         body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
         return Response(413, (*JSON_HEADERS, *self.headers), body)
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
         self._gone = True
         stream = self._stream
@@ -100,7 +100,7 @@ class Exchange:
         own, self.own = self.own, None
         if own is not None and not self.answered:
             self._end()
-            own.disconnect("the client closed its request")
+            own.disconnect(slow or "the client closed its request", slow=slow is not None)
 
     def writable(self) -> None:
         """Write what was held back for a slow reader."""

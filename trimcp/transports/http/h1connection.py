@@ -319,7 +319,7 @@ class Connection:
         parser = self._parser
         while self._reply is not None:
             if self.writer.broken:
-                self._abandon("read nothing or left")
+                self._abandon("read nothing" if self.writer.stalled else "left")
             elif self._dry or parser.buffered >= self._limits.max_pipelined:
                 await self._parked.park()
             elif data := await self._wire.read(_READ_SIZE):
@@ -343,11 +343,20 @@ class Connection:
         sent = max(0, reply.sent - self.writer.undelivered)
         handler = None if reply.ended or reply.aborted else reply.handler
         reply.detach()
+        slow = self._too_slow() if self.writer.stalled else None
         if not reply.aborted:
             log.debug("%s %s before a response was finished", self._peer, how)
         if handler is not None:
-            handler.disconnected()
+            handler.disconnected(slow)
         self._face.done(reply.request.head, reply.status, sent)
+
+    def _too_slow(self) -> str:
+        """Report a client that was dropped because it took nothing, and return the reason in words."""
+        from trimcp.security import security_event
+
+        seconds, unread = self._limits.stall_timeout, self.writer.undelivered
+        security_event("peer_stalled", peer=self._peer, seconds=seconds, unread_bytes=unread)
+        return f"the peer read nothing for {seconds:g} seconds"
 
     # The end
 

@@ -86,7 +86,7 @@ async def serve_http1(
             sock.listen(limits.backlog)
         if port is not None:
             opened = await open_tcp(
-                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=limits.stall_timeout
+                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=2 * limits.stall_timeout
             )
             listening += [stack.enter_context(sock) for sock in opened]
         urls += [url_of(sock, secure=ssl_context is not None) for sock in listening]
@@ -171,6 +171,7 @@ class _Listener:
             return
         connection = Connection(self._hosting, wire, peer=peer, loopback=loopback, secure=self._ssl_context is not None)
         self._connections.add(connection)
+        self._hosting.face.connections += 1
         self._hosting.nursery.start_soon(self._serve, connection)
 
     def _wire(self, sock: socket.socket) -> Wire:
@@ -185,4 +186,5 @@ class _Listener:
             await connection.run()
         finally:
             self._connections.discard(connection)
+            self._hosting.face.connections -= 1
             self._ended.unpark_all()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 import trio
 
-from trimcp.transports.http.deadlines import Deadlines
+from trimcp.transports.http.deadlines import Deadline, Deadlines
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.wires import Wire
 
@@ -21,6 +22,8 @@ __all__ = ["Writer", "WriterOwner"]
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _BURST: Final = 0.001  # seconds after a piece that left at once in which others are gathered
+_LOOKS: Final = 4  # at a peer within the time it has to take something, once it was slow for all of it
+_NEARLY: Final = 0.001  # of that time: less is nothing
 _GATHERED: Final = 64 * 1024  # bytes for which to wait longer saves nothing
 
 
@@ -45,6 +48,7 @@ class Writer:
         limits: `stall_timeout` and `low_water`.
 
     Attributes:
+        stalled: whether it broke because the peer read nothing for too long.
         broken: whether what is written goes nowhere: the peer is gone, reads nothing, or this was closed.
         undelivered: bytes that waited when it broke.
     """
@@ -52,6 +56,7 @@ class Writer:
     __slots__ = (
         *("_deadlines", "_limits", "_nursery", "_owner", "_pending", "_room", "_scope", "_wire"),
         *("_began", "_followed", "_refused", "broken", "undelivered"),
+        *("_mark", "_since", "_stall", "stalled"),
     )
 
     def __init__(
@@ -68,6 +73,10 @@ class Writer:
         self._began = -math.inf  # when the burst did, on Trio's clock
         self._followed = False  # whether a task will look after what waits
         self._refused = False  # whether the wire did: only that task writes now
+        self._stall: Deadline | None = None  # while the wire refuses
+        self._since = 0.0  # when the peer last took anything then, as far as we know
+        self._mark: Hashable = None
+        self.stalled: bool = False
         self.broken: bool = False
         self.undelivered: int = 0
 
@@ -181,10 +190,27 @@ class Writer:
 
     async def _write_pending(self) -> None:
         pending = self._pending
-        stall = self._deadlines.new(self.give_up)
+        self._stall = stall = self._deadlines.new(self._look)
         try:
             while pending:
+                self._since, self._mark = trio.current_time(), self._wire.progress()
                 stall.set(self._limits.stall_timeout)
                 self._taken(await self._wire.write_some(pending))
         finally:
+            self._stall = None
             stall.close()
+
+    def _look(self) -> None:
+        """Give up if the peer has taken nothing for too long; the system may have room again long after it began to."""
+        stall, patience = self._stall, self._limits.stall_timeout
+        if stall is None:
+            return
+        now, progress = trio.current_time(), self._wire.progress()
+        left = self._since + patience - now
+        if progress != self._mark:
+            self._mark, self._since, left = progress, now, patience
+        if left > patience * _NEARLY:
+            stall.set(min(left, patience / _LOOKS))
+        else:
+            self.stalled = True
+            self.give_up()

@@ -111,8 +111,11 @@ class Handler(Protocol):
         """Return the answer to a request whose body is too large, of which this much was read. Nothing follows."""
         ...
 
-    def disconnected(self) -> None:
-        """Note that the client left before its response was finished. Called at most once, never before `start`."""
+    def disconnected(self, slow: str | None = None) -> None:
+        """Note that the client left before its response was finished. Called at most once, never before `start`.
+
+        `slow` is the reason if it was the host that dropped the client, because it took nothing for too long.
+        """
 
     def writable(self) -> None:
         """Note that the operating system has taken what waited: what was held back may be written now."""
@@ -141,7 +144,13 @@ Admitted: TypeAlias = Response | Handler | Upgrade
 
 
 class Face(Protocol):
-    """What a host serves."""
+    """What a host serves.
+
+    Attributes:
+        connections: open now; our own listener counts them.
+    """
+
+    connections: int
 
     async def admit(self, head: Head) -> Admitted:
         """Judge a request by its head. Quick, unless the application's identity check takes its time."""

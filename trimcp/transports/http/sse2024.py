@@ -96,10 +96,10 @@ class LegacyStream:
         """Refuse a body."""
         return Response(413)
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         """End the session: the stream is all there is of it."""
         self._stream.detach()
-        self.end("the client closed its stream")
+        self.session.disconnect(slow or "the client closed its stream", slow=slow is not None)
 
     def writable(self) -> None:
         """Write what was held back."""
@@ -202,7 +202,7 @@ class LegacyPost:
         body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
         return Response(413, (*JSON_HEADERS, *self.headers), body)
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         """Do nothing: the message was taken."""
 
     def writable(self) -> None:

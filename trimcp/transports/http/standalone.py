@@ -66,7 +66,7 @@ class Listening:
         """Refuse a body."""
         return Response(413)
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         """Note that nobody reads the stream, unless another connection has taken it over."""
         stream = self._stream
         if stream is not None and stream.reply is self._reply:
@@ -101,7 +101,7 @@ class Deletion:
         """Refuse a body."""
         return Response(413)
 
-    def disconnected(self) -> None:
+    def disconnected(self, slow: str | None = None) -> None:
         """Do nothing: it is done already."""
 
     def writable(self) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from collections.abc import Hashable
 from typing import Final, Protocol
 
 import trio
+
+from trimcp.transports.descriptors import progress_of, unread_bytes
 
 __all__ = ["PrefixedStream", "SocketWire", "StreamWire", "Wire"]
 
@@ -45,6 +48,10 @@ class Wire(Protocol):
         Raises:
             trio.BrokenResourceError: the peer is gone.
         """
+        ...
+
+    def progress(self) -> Hashable:
+        """Return what changes while the peer reads what was written; None if nobody can tell."""
         ...
 
     async def shut_write(self) -> None:
@@ -120,6 +127,10 @@ class SocketWire:
             if taken := self.try_write(data):
                 return taken
 
+    def progress(self) -> Hashable:
+        """See `Wire.progress`."""
+        return unread_bytes(self._fd) if self._open else None
+
     async def shut_write(self) -> None:
         """See `Wire.shut_write`."""
         try:
@@ -189,6 +200,10 @@ class StreamWire:
         await self._stream.send_all(piece)
         return len(piece)
 
+    def progress(self) -> Hashable:
+        """See `Wire.progress`."""
+        return progress_of(self._stream)
+
     async def shut_write(self) -> None:
         """See `Wire.shut_write`. TLS has no such thing."""
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
@@ -256,6 +271,10 @@ class PrefixedStream(trio.abc.Stream):
     async def wait_send_all_might_not_block(self) -> None:
         """See `trio.abc.SendStream.wait_send_all_might_not_block`."""
         await self._stream.wait_send_all_might_not_block()
+
+    def taken(self) -> Hashable:
+        """Return what changes while the peer reads what was written."""
+        return progress_of(self._stream)
 
     async def aclose(self) -> None:
         """Close the stream; see `trio.abc.AsyncResource.aclose`."""
