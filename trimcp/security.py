@@ -33,7 +33,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "peer_stalled": "a peer that took nothing for too long was dropped",
         "schema_refused": "a schema from a server is beyond the bounds, or no schema",
         "redirect_refused": "a server sent us to another origin",
-        "child_garbage": "a child's standard output carried what is no message",
+        "server_garbage": "a server sent what is no message; a child may have printed into its standard output",
         "too_many_questions": "a server asked more questions than one call may",
     }
 )

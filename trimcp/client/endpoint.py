@@ -157,7 +157,10 @@ class ClientEndpoint:
         if name not in self.client.served:
             raise ErrorReply(METHOD_NOT_FOUND, f"this client has no handler for {name}")
         if not self._bucket.take():
+            from trimcp.security import security_event
+
             most = self.client.asks_per_minute
+            security_event("too_many_questions", method=name, most_per_minute=most)
             raise ErrorReply(OVERLOADED, f"this client answers at most {most} questions a minute")
         if name == "roots/list":
             return await self._roots()

@@ -69,5 +69,8 @@ def _build(tool: Tool) -> Validator | None:
     try:
         return peer_validator(tool.output_schema)
     except SchemaError as error:
+        from trimcp.security import security_event
+
+        security_event("schema_refused", tool=tool.name, why=str(error))
         log.warning("results of the tool %r are not checked; its output schema is unusable: %s", tool.name, error)
         return None

@@ -73,6 +73,9 @@ class Receiver:
     def _receive_request(self, request: jsonrpc.Request, principal: str | None) -> Event:
         try:
             if request.id in self.inbound:
+                from trimcp.security import security_event
+
+                security_event("duplicate_id", method=request.method, id=request.id, principal=principal)
                 raise ErrorReply(INVALID_REQUEST, "a request with this id is already under way")
             return self._admit(request, principal)
         except ErrorReply as error:
@@ -187,10 +190,22 @@ class Receiver:
             # Garbage is never answered here: a server that prints into its output would be answered into its input.
             if message.id is not None and message.id in self.outbound:
                 return self._receive_reply(message.id, None, InvalidReply(message.message))
+            self._tell_garbage(message)
             return Ignored(f"not a message: {message.message}")
+        self._tell_garbage(message)
         data = {"reason": message.reason}
         reply = jsonrpc.encode_error(message.id, message.code, message.message, data, null_id=self._null_id)
         return Rejected(message.message, reply, message.id, message.code)
+
+    def _tell_garbage(self, message: jsonrpc.Malformed) -> None:
+        from trimcp.security import security_event
+
+        if self.role is Role.CLIENT:
+            security_event("server_garbage", why=message.message)
+        elif message.reason == "size":
+            security_event("oversize", why=message.message, id=message.id)
+        else:
+            security_event("garbage", why=message.message, id=message.id)
 
     @property
     def _null_id(self) -> bool:

@@ -137,6 +137,9 @@ class ToolEntry:
         if METHOD in headers and ctx.revision.method_headers:
             mismatch = check_params(self.mirrors, arguments, headers)
             if mismatch is not None:
+                from trimcp.security import security_event
+
+                security_event("header_mismatch", why=mismatch, tool=self.tool.name, principal=ctx.principal)
                 raise ErrorReply(HEADER_MISMATCH, mismatch)
 
     async def _timed(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:

@@ -194,5 +194,8 @@ class Turns:
         return max(by_rate, by_slots)
 
     def _refusal(self, text: str, expected: float) -> ErrorReply:
+        from trimcp.security import security_event
+
         self.refused += 1
+        security_event("flood_refused", what=self.name, running=self.running, waiting=self.waiting)
         return ErrorReply(OVERLOADED, text, {"reason": "overloaded", "retryAfter": round(max(expected, 0.001), 3)})

@@ -77,7 +77,11 @@ def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
             questions.memory = sealer.open(
                 state, digest=digest, principal=job.request.admission.principal, now=time.time()
             )
-        except InvalidState:
+        except InvalidState as error:
+            from trimcp.security import security_event
+
+            principal = job.request.admission.principal
+            security_event("request_state_refused", why=str(error), method=job.request.verb.name, principal=principal)
             raise ErrorReply(INVALID_PARAMS, "requestState is not valid for this request") from None
     responses = raw.get("inputResponses") or {}
     if type(responses) is not dict:

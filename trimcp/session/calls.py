@@ -146,6 +146,9 @@ class Rounds:
         if asked.input_requests is ABSENT and asked.request_state is ABSENT:
             raise InvalidReply(f"{self.name}: the server wants more input but does not say what")
         if self.left == 0:
+            from trimcp.security import security_event
+
+            security_event("too_many_questions", method=self.name)
             raise InvalidReply(f"{self.name}: the server keeps asking; no more of its questions are answered")
         self.left -= 1
         self.asked = True

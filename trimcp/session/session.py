@@ -188,6 +188,10 @@ class Session(Speaking):
         id = job.request.id
         job.over = True
         job.error = code
+        if code == OVERLOADED:
+            from trimcp.security import security_event
+
+            security_event("flood_refused", what=job.request.verb.name, principal=job.request.admission.principal)
         self.refused += 1
         reply = encode_error(id, code, message)
         wanted = self.engine.answered(id)

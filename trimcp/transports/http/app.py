@@ -7,7 +7,6 @@ by `initialize`. This is one of the three places that may ask about an era. (bas
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -16,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, MessageChannel
+from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.exchange import JSON_HEADERS, Exchange
@@ -34,8 +34,6 @@ from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
 from trimcp.wire.jsonrpc import Message, encode_error, parse
 
 __all__ = ["HttpFace"]
-
-log: logging.Logger = logging.getLogger("trimcp.http")
 
 _SUBPROTOCOL: Final = "mcp"
 
@@ -107,7 +105,7 @@ class HttpFace:
             return self._health(head)
         reason = settings.origins.refuse(head)
         if reason is not None:
-            log.debug("refused a request: %s", reason)
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
             return refusal(403, reason)
         admitted = await self._find(head)
         cors = settings.origins.cors(head)
@@ -141,6 +139,9 @@ class HttpFace:
             return preflight
         identity = None if settings.authenticate is None else await identify(settings.authenticate, head)
         if isinstance(identity, Refused):
+            # Who shows no credentials is only asking which are wanted, and a check that broke has an ERROR of its own.
+            if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
             return refusal(identity.status, identity.message, *identity.headers)
         principal = None if identity is None else identity.id
         if settings.access_log is not None and head in self._began:
@@ -176,6 +177,7 @@ class HttpFace:
         if not json and not sse:
             return refusal(406, "answers are application/json or text/event-stream")
         if self.exchanges >= self.settings.max_exchanges:
+            security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", ("Retry-After", "1"), code=OVERLOADED)
         return Exchange(self, head, principal, json, sse)
 
@@ -217,6 +219,8 @@ class HttpFace:
         if not accepts(head.headers.get("accept"))[1]:
             return refusal(406, "a GET is answered with text/event-stream")
         if len(self.streams) >= self.settings.max_sessions or self.draining:
+            if not self.draining:
+                security_event("flood_refused", what="sessions", peer=head.peer, most=self.settings.max_sessions)
             return refusal(503, "too many sessions; try again later", ("Retry-After", "1"))
         return LegacyStream(self, head, principal)
 

@@ -20,6 +20,7 @@ import attrs
 import httpx2
 import trio
 
+from trimcp.security import security_event
 from trimcp.transports.http.client import HttpServer, Timeouts
 from trimcp.transports.http.client_cookies import FewCookies
 from trimcp.transports.http.client_policy import refusal, status_text
@@ -204,7 +205,10 @@ class Http:
             auth = httpx2.USE_CLIENT_DEFAULT if self._auth is None else self._auth
             response = await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
             target = self.target(response)
-            if target is None or origin(target) != origin(url) or redirects == _MAX_REDIRECTS:
+            if target is not None and origin(target) != origin(url):
+                security_event("redirect_refused", server=origin(url), to=origin(target))
+                return response
+            if target is None or redirects == _MAX_REDIRECTS:
                 return response
             if method != "GET" and response.status_code not in (301, 307, 308):
                 return response  # it asks for a GET instead, or many believe it does

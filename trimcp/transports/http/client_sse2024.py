@@ -21,6 +21,7 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
 from trimcp.transports.http.client_handshake import LISTEN, VERSION, method_of
+from trimcp.security import security_event
 from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge, origin
 from trimcp.transports.http.client_inbox import Inbox
 from trimcp.transports.http.client_policy import Patience, Trouble, error_in, refusal
@@ -133,6 +134,7 @@ class EventRoad:
         if target is None:
             return "the endpoint that the server names is no URL"
         if origin(target) != origin(http.url):
+            security_event("redirect_refused", server=origin(http.url), to=origin(target))
             return f"the server's endpoint is on another origin ({origin(target)!r:.200}), where nothing is sent"
         _log.debug("the server speaks HTTP+SSE; messages go to %s", origin(target))  # the rest names the session
         self._endpoint = target

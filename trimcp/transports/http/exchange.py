@@ -15,6 +15,7 @@ import attrs
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
+from trimcp.security import security_event
 from trimcp.transports.http.model import Head, Reply, Response
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream
 from trimcp.wire.codes import ERRORS, INVALID_REQUEST
@@ -86,6 +87,7 @@ class Exchange:
     def too_large(self, beginning: bytes) -> Response:
         """Refuse a body beyond the limit, by the id of its request if that can be read."""
         self.answered = True
+        security_event("oversize", most=self.max_body, peer=self.head.peer, principal=self.principal)
         text = f"a message may have {self.max_body} bytes"
         body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
         return Response(413, (*JSON_HEADERS, *self.headers), body)

@@ -62,6 +62,20 @@ class Hosting:
     receiving: int = 0
 
 
+def _tell(refusal: Refused, peer: str) -> None:
+    """Say why a request was refused that never became one; one that came too slowly is nothing to tell of."""
+    from trimcp.security import security_event
+
+    if refusal.status in (413, 431):
+        security_event("oversize", status=refusal.status, why=refusal.reason, peer=peer)
+    elif refusal.status == 503:
+        security_event("flood_refused", what="bodies", why=refusal.reason, peer=peer)
+    elif refusal.status == 408:
+        log.debug("refused a request from %s: %d, %s", peer, refusal.status, refusal.reason)
+    else:
+        security_event("garbage", status=refusal.status, why=refusal.reason, peer=peer)
+
+
 class Connection:
     """Serves one client. `run` is its task.
 
@@ -361,7 +375,7 @@ class Connection:
     # The end
 
     def _refuse(self, refusal: Refused) -> None:
-        log.debug("refused a request from %s: %d, %s", self._peer, refusal.status, refusal.reason)
+        _tell(refusal, self._peer)
         self._closing = True
         body = f"{HTTPStatus(refusal.status).phrase}: {refusal.reason}\n".encode()
         headers = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body))))

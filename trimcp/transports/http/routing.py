@@ -13,6 +13,7 @@ import attrs
 
 from trimcp.channel import NOWHERE
 from trimcp.framing.headers import check_request
+from trimcp.security import security_event
 from trimcp.transports.http.exchange import JSON_HEADERS, Exchange
 from trimcp.transports.http.model import Response
 from trimcp.transports.http.settings import Settings
@@ -109,6 +110,7 @@ class Routing:
         if type(message) is Request:
             wrong = _mismatch(exchange, message)
             if wrong is not None:
+                security_event("header_mismatch", why=wrong, peer=exchange.head.peer, principal=exchange.principal)
                 raise _Refused(400, encode_error(message.id, HEADER_MISMATCH, wrong))
             exchange.awaited = 1
             exchange.always_streams = message.method == _LISTEN
@@ -138,6 +140,8 @@ class Routing:
 
     def _new(self, exchange: Exchange, message: Request) -> PushedSession:
         if self.sessions.full or exchange.face.draining:
+            if not exchange.face.draining:
+                security_event("flood_refused", what="sessions", peer=exchange.head.peer)
             raise _Refused(503, encode_error(message.id, OVERLOADED, "no more sessions now; try again later"))
         session = self.sessions.make(self.service, exchange.principal)
         session.exchange_began(exchange)
@@ -180,6 +184,7 @@ def _malformed(message: Malformed, version: str | None, *, modern: bool) -> _Ref
     revision = None if version is None else find(version)
     null_id = not modern and (revision is None or not revision.error_without_id)
     id = message.id if message.answerable else None
+    security_event("garbage", why=message.message, id=message.id)
     body = encode_error(id, message.code, message.message, {"reason": message.reason}, null_id=null_id)
     return _Refused(ERRORS[message.code].http_status, body)
 

@@ -16,6 +16,8 @@ import trio
 from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
+from trimcp.masking import digest
+from trimcp.security import security_event
 from trimcp.transports.http.events import EventStore, event_id, parse_event_id
 from trimcp.transports.http.model import Reply
 from trimcp.transports.http.settings import Settings
@@ -270,7 +272,10 @@ class SessionTable:
     def find(self, id: str, principal: str | None) -> HttpSession | None:
         """Return a session of this principal's; there is no other's."""
         session = self._sessions.get(id)
-        return session if session is not None and session.principal == principal else None
+        if session is not None and session.principal != principal:
+            security_event("foreign_session", session=digest(id), owner=session.principal, principal=principal)
+            return None
+        return session
 
     def remove(self, session: HttpSession, why: str) -> None:
         """End a session: its handlers are stopped, its streams end, its events are forgotten."""

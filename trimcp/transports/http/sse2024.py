@@ -16,6 +16,8 @@ import attrs
 
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import encode_event
+from trimcp.masking import digest
+from trimcp.security import security_event
 from trimcp.transports.http.accept import is_compressed, is_json
 from trimcp.transports.http.exchange import JSON_HEADERS
 from trimcp.transports.http.model import Admitted, Head, Reply, Response
@@ -50,7 +52,10 @@ class StreamTable:
     def find(self, id: str, principal: str | None) -> LegacyStream | None:
         """Return a stream of this principal's; there is no other's."""
         stream = self._streams.get(id)
-        return stream if stream is not None and stream.principal == principal else None
+        if stream is not None and stream.principal != principal:
+            security_event("foreign_session", session=digest(id), owner=stream.principal, principal=principal)
+            return None
+        return stream
 
     def remove(self, id: str) -> None:
         """Let it be found no longer."""
@@ -198,6 +203,7 @@ class LegacyPost:
 
     def too_large(self, beginning: bytes) -> Response:
         """Refuse a message beyond the limit, by the id of its request if that can be read."""
+        security_event("oversize", most=self.max_body, peer=self.head.peer)
         text = f"a message may have {self.max_body} bytes"
         body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
         return Response(413, (*JSON_HEADERS, *self.headers), body)
