@@ -109,8 +109,9 @@ class DirectEnd:
         session = self.session
         if session is None or session.closed.is_set():
             return
-        session.lose("the peer closed the connection")
-        log.debug("the peer is gone: %s", session.lost)
+        why = "the peer closed the connection"
+        session.lose(why)
+        log.debug("the peer is gone: %s", why)
         assert session.runner is not None
         session.runner.nursery.start_soon(wind_down, session, session.limits.eof_grace)
 
