@@ -1,0 +1,338 @@
+"""Promise 14: who leaves is one line at DEBUG; a crash is one ERROR, and its caller learns nothing of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+import trimcp
+from tests.guarantees.near import Near, near
+from tests.guarantees.peers import DirectPeer
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import LOCAL, Homes, World
+from tests.hostile.network import HOSTS, ROADS, Wire, http, initialize, on, post
+from tests.hostile.peers import Target, call, enveloped, request, target
+from tests.hostile.server_for_attack import make_server
+from tests.transports.websocket_support import close, message
+from trimcp.errors import McpError
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
+
+pytestmark = pytest.mark.slow
+OnBoth = pytest.mark.parametrize("host", HOSTS)
+
+_EVENTS = "Accept: text/event-stream"
+_RESET = struct.pack("ii", 1, 0)
+
+
+@attrs.define(eq=False)
+class Log:
+    """What was logged since it was asked last, by anybody."""
+
+    caplog: pytest.LogCaptureFixture
+
+    @property
+    def ours(self) -> list[str]:
+        """Lines of trimcp's, but those on calls that end with their caller: one for each."""
+        return [
+            record.getMessage()
+            for record in self.caplog.records
+            if record.name.startswith("trimcp") and " is cancelled: " not in record.getMessage()
+        ]
+
+    @property
+    def loud(self) -> list[str]:
+        """Lines above DEBUG, of whomever."""
+        return [f"{each.name}: {each.getMessage()}" for each in self.caplog.records if each.levelno > logging.DEBUG]
+
+    def forget(self) -> None:
+        self.caplog.clear()
+
+    async def settle(self, server: Near) -> None:
+        """Give it time to be said: somebody comes, is served, and goes without a line."""
+        with trio.move_on_after(5):
+            while not self.ours:  # noqa: ASYNC110  # nobody tells when a line was written
+                await trio.sleep(0.01)
+        for _ in range(5):
+            async with server.wire() as wire:
+                assert (await wire.ask(http("GET", "/healthz"))).status == 200
+            await trio.sleep(0.02)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Log:
+    caplog.set_level(logging.DEBUG)
+    return Log(caplog)
+
+
+# Leaving
+
+_HANG = request(1, "tools/call", name="hang", arguments={})[:-1]
+_HANG_NOW = enveloped(1, "tools/call", name="hang", arguments={})[:-1]
+_STREAM = enveloped(
+    1, "tools/call", name="stream", arguments={"count": 10**6, "size": 1000}, _meta={"progressToken": 1}
+)
+
+
+async def _vanish(wire: Wire, reset: bool) -> None:
+    if reset:
+        wire.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    await trio.aclose_forcefully(wire.stream)
+
+
+async def _of_a_post(server: Near, log: Log, text: bytes, reset: bool = False, session: str | None = None) -> None:
+    async with server.wire() as wire:
+        await wire.say(post(text, session=session))
+        await trio.sleep(0.3)  # that it is under way shows nowhere from outside
+        log.forget()
+        await _vanish(wire, reset)
+    await log.settle(server)
+
+
+async def _with_a_call(server: Near, log: Log) -> None:
+    await _of_a_post(server, log, _HANG_NOW)
+
+
+async def _with_a_reset(server: Near, log: Log) -> None:
+    await _of_a_post(server, log, _HANG_NOW, True)
+
+
+async def _in_the_middle_of_a_stream(server: Near, log: Log) -> None:
+    await _of_a_post(server, log, _STREAM[:-1])
+
+
+async def _with_a_call_of_a_session(server: Near, log: Log) -> None:
+    await _of_a_post(server, log, _HANG, session=await initialize(server))  # type: ignore[arg-type]
+
+
+async def _from_the_stream_of_a_session(server: Near, log: Log) -> None:
+    session = await initialize(server)  # type: ignore[arg-type]
+    async with server.wire() as wire:
+        await wire.say(http("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}"))
+        assert (await wire.head()).status == 200
+        log.forget()
+    await log.settle(server)
+
+
+async def _from_http_sse(server: Near, log: Log) -> None:
+    async with on(server, "sse") as lane:  # type: ignore[arg-type]
+        await lane.send(lane.call(1, "hang"))
+        log.forget()
+        await trio.aclose_forcefully(lane.stream.stream)
+        await log.settle(server)
+
+
+async def _from_a_websocket(server: Near, log: Log, *, reset: bool = False, said: bytes = b"") -> None:
+    async with on(server, "websocket", receive_buffer=65_536) as lane:  # type: ignore[arg-type]
+        await lane.raw.say(message(lane.call(1, "hang")))
+        await lane.ask(2, "echo")
+        log.forget()
+        if said:
+            await lane.raw.say(said)
+            await lane.raw.close_code()
+        else:
+            lane.raw.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET if reset else bytes(8))
+        await trio.aclose_forcefully(lane.raw.stream)
+        await log.settle(server)
+
+
+async def _from_a_websocket_with_a_reset(server: Near, log: Log) -> None:
+    await _from_a_websocket(server, log, reset=True)
+
+
+async def _from_a_websocket_politely(server: Near, log: Log) -> None:
+    await _from_a_websocket(server, log, said=close(1000))
+
+
+_LEAVINGS: dict[str, Callable[[Near, Log], Awaitable[None]]] = {
+    "http 2026, a call under way": _with_a_call,
+    "http 2026, reset": _with_a_reset,
+    "http 2026, in a stream": _in_the_middle_of_a_stream,
+    "http 2025, a call under way": _with_a_call_of_a_session,
+    "http 2025, its stream": _from_the_stream_of_a_session,
+    "http+sse": _from_http_sse,
+    "websocket, cut": _from_a_websocket,
+    "websocket, reset": _from_a_websocket_with_a_reset,
+    "websocket, closed": _from_a_websocket_politely,
+}
+
+
+@OnBoth
+@pytest.mark.parametrize("kind", _LEAVINGS)
+async def test_who_leaves_is_one_line_at_debug(host: str, kind: str, log: Log) -> None:
+    async with near(host) as server:
+        await _LEAVINGS[kind](server, log)
+        said, loud = log.ours, log.loud
+    on = f"{host}, {kind}"
+    figure(14, "lines at DEBUG of who leaves", len(said), 1, "", on)
+    figure(14, "lines above DEBUG of who leaves", len(loud), 0, "", on)
+    assert len(said) == 1, said
+    assert loud == []
+
+
+@OnBoth
+async def test_who_wanted_nothing_more_is_none(host: str, log: Log) -> None:
+    async with near(host) as server:
+        log.forget()
+        async with server.wire() as wire:
+            assert (await wire.ask(http("GET", "/healthz"))).status == 200
+        await log.settle(server) if log.ours else await trio.sleep(0.1)
+        assert (log.ours, log.loud) == ([], [])
+
+
+@pytest.mark.parametrize("world", LOCAL, ids=str)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+async def test_who_leaves_in_this_process_is_one_line(homes: Homes, world: World, busy: bool, log: Log) -> None:
+    async with homes(world) as home:
+        assert home.running is not None
+        async with home.peer() as peer:
+            if busy:
+                await peer.say(peer.call(1, "hang"))
+            await peer.ask(2, "echo")
+            log.forget()
+            if isinstance(peer, DirectPeer):
+                peer.closed.set()  # as a session that leaves does first, so that it is not told of itself
+        with trio.fail_after(5):
+            while home.running.sessions:  # noqa: ASYNC110  # nobody tells when a session has ended
+                await trio.sleep(0.001)
+        said, loud = log.ours, log.loud
+    figure(14, "lines at DEBUG of who leaves", len(said), 1, "", f"{world}, {'busy' if busy else 'idle'}")
+    assert len(said) == 1, said
+    assert loud == []
+
+
+_LOUD = """
+import logging, sys
+logging.basicConfig(level=logging.DEBUG, format="%(levelname)s|%(name)s|%(message)s")
+from tests.hostile.server_for_attack import main
+main({})
+"""
+
+
+async def _logged_by_a_child(talk: Callable[[Target], Awaitable[None]], tmp_path: Path) -> list[list[str]]:
+    """Talk to a server as a child, and return what it logged at DEBUG and above, line by line."""
+    program = tmp_path / "loud.py"
+    program.write_text(_LOUD)
+    async with target(program=program) as child:
+        await child.meet()
+        await talk(child)
+        if child.process.returncode is None:
+            assert await child.end() == 0
+    return [line.split("|") for line in child.errors.decode().splitlines()]
+
+
+@pytest.mark.parametrize("how", ["with nothing under way", "with a call under way", "without reading"])
+async def test_who_leaves_a_childs_pipes_is_one_line(how: str, tmp_path: Path) -> None:
+    async def talk(child: Target) -> None:
+        if how == "with a call under way":
+            await child.pour(call(1, "hang") + call(2, "echo"))
+            await child.answer(2)
+        elif how == "without reading":
+            assert child.process.stdout is not None
+            assert child.process.stdin is not None
+            await child.pour(call(1, "hang") + call(2, "echo"))
+            await child.answer(2)
+            await child.process.stdout.aclose()
+            await child.process.stdin.aclose()
+            assert await child.process.wait() == 0
+
+    lines = await _logged_by_a_child(talk, tmp_path)
+    ours = [line for line in lines if line[1].startswith("trimcp") and " is cancelled: " not in line[2]]
+    loud = [line for line in lines if line[0] != "DEBUG"]
+    figure(14, "lines at DEBUG of who leaves", len(ours), 1, "", f"stdio, {how}")
+    figure(14, "lines above DEBUG of who leaves", len(loud), 0, "", f"stdio, {how}")
+    assert len(ours) == 1, lines
+    assert loud == []
+
+
+# Crashing
+
+_SECRETS = ("secret", "Traceback", "RuntimeError", "server_for_attack", ".py")
+
+
+def _crashing() -> trimcp.Server[None]:
+    server = make_server()
+
+    @server.tool
+    def crash_in_thread() -> str:
+        raise RuntimeError("secret of the handler")
+
+    @server.resource("crash://{name}")
+    async def crash_of(name: str) -> str:
+        raise RuntimeError("secret of the handler")
+
+    @server.prompt
+    async def crash_too() -> str:
+        raise RuntimeError("secret of the handler")
+
+    return server
+
+
+_CRASHES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a tool": ("tools/call", {"name": "crash", "arguments": {}}),
+    "a tool in a thread": ("tools/call", {"name": "crash_in_thread", "arguments": {}}),
+    "a resource": ("resources/read", {"uri": "crash://x"}),
+    "a prompt": ("prompts/get", {"name": "crash_too"}),
+}
+
+
+def _one_error(records: list[logging.LogRecord]) -> int:
+    """Assert that there is one ERROR with a traceback and nothing else that is loud; return how many there are."""
+    loud = [each for each in records if each.levelno > logging.DEBUG]
+    assert [each.levelname for each in loud] == ["ERROR"], loud
+    assert "secret of the handler" in logging.Formatter().format(loud[0])
+    assert "Traceback" in logging.Formatter().format(loud[0])
+    return len(loud)
+
+
+@OnBoth
+@pytest.mark.parametrize("road", ROADS)
+async def test_a_crash_is_one_error_and_its_caller_learns_nothing(host: str, road: str, log: Log) -> None:
+    async with near(host, _crashing()) as server, on(server, road) as lane:
+        for name, (method, params) in _CRASHES.items():
+            log.forget()
+            text = (enveloped if lane.modern else request)(1, method, **params)[:-1]
+            _, answer = await lane.put(text)
+            assert answer["error"] == {"code": -32603, "message": "internal error"}
+            assert not any(secret in str(answer) for secret in _SECRETS)
+            many = _one_error(log.caplog.records)
+            figure(14, "lines above DEBUG of a crash", many, 1, "", f"{host}, {road}, {name}")
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["direct", "framed"])
+@pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
+async def test_a_crash_in_this_process_is_one_error(framed: bool, revision: Revision, log: Log) -> None:
+    target = trimcp.in_process(_crashing(), framed=framed)
+    async with trimcp.Client("c").connect(target, revision=revision) as session:
+        for name in ("crash", "crash_in_thread"):
+            log.forget()
+            with pytest.raises(McpError) as failure:
+                await session.call_tool(name)
+            assert not any(secret in str(failure.value) for secret in _SECRETS)
+            many = _one_error(log.caplog.records)
+            figure(14, "lines above DEBUG of a crash", many, 1, "", f"memory {revision.name}, {framed=}, {name}")
+
+
+@pytest.mark.parametrize("modern", [False, True], ids=["2025", "2026"])
+async def test_a_crash_in_a_child_is_one_error(modern: bool, tmp_path: Path) -> None:
+    async def talk(child: Target) -> None:
+        await child.pour((enveloped if modern else request)(1, "tools/call", name="crash", arguments={}))
+        answer = await child.answer(1)
+        assert answer["error"] == {"code": -32603, "message": "internal error"}
+
+    lines = await _logged_by_a_child(talk, tmp_path)
+    loud = [line for line in lines if line[0] not in ("DEBUG",) and len(line) == 3]
+    figure(14, "lines above DEBUG of a crash", len(loud), 1, "", f"stdio {'2026' if modern else '2025'}")
+    assert [line[0] for line in loud] == ["ERROR"]
+    text = "\n".join("|".join(line) for line in lines)
+    assert text.count("Traceback") == 1
+    assert text.count("RuntimeError: secret of the handler") == 1
+    assert sys.platform == "linux" or text
