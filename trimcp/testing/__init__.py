@@ -8,7 +8,9 @@ import typing
 if typing.TYPE_CHECKING:
     from trimcp.testing.connect import connected, every_revision
     from trimcp.testing.contract import check_channel
-    from trimcp.testing.faults import CutStream, FaultyChannel, SlowChannel
+    from trimcp.testing.fault_streams import CutStream, FaultyStream
+    from trimcp.testing.faults import Fault, Faults, FaultyChannel, SlowChannel, faulty
+    from trimcp.testing.leaks import Leak, LeakWatch
     from trimcp.testing.transcript import Transcript, replay
 else:
     # pytest imports this package in every project where trimcp is installed, for the plugin in it. So a name is looked
@@ -16,7 +18,9 @@ else:
     _MODULES = {
         "connect": "connected every_revision",
         "contract": "check_channel",
-        "faults": "CutStream FaultyChannel SlowChannel",
+        "fault_streams": "CutStream FaultyStream",
+        "faults": "Fault Faults FaultyChannel SlowChannel faulty",
+        "leaks": "Leak LeakWatch",
         "transcript": "Transcript replay",
     }
     _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -33,11 +37,17 @@ else:
 
 __all__ = [
     "CutStream",
+    "Fault",
+    "Faults",
     "FaultyChannel",
+    "FaultyStream",
+    "Leak",
+    "LeakWatch",
     "SlowChannel",
     "Transcript",
     "check_channel",
     "connected",
     "every_revision",
+    "faulty",
     "replay",
 ]

@@ -13,6 +13,7 @@ from trimcp.server.server import Server
 from trimcp.session.direct import direct_ends
 from trimcp.session.drive import Road, drive
 from trimcp.session.scopes import open_service_nursery
+from trimcp.testing.faults import Faults, FaultyChannel
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
@@ -38,6 +39,7 @@ async def connected(
     framed: bool = False,
     force_rerun: bool = False,
     wrap: Callable[[MessageChannel], MessageChannel] | None = None,
+    faults: Faults | None = None,
 ) -> AsyncIterator[ClientSession]:
     """Yield a client's session with `server`, both in this process; works in virtual time, thread tools included.
 
@@ -50,13 +52,15 @@ async def connected(
         framed: pass every message through line framing and a small pipe.
         force_rerun: let questions run handlers again in every revision, so that one that cannot bear it fails here.
         wrap: put around the client's channel, such as a `SlowChannel`.
+        faults: what goes wrong between the two, both ways; `faults.journal` says what did.
     """
     client = client or Client("test")
     ours: Road
     theirs: Road
-    if framed or wrap is not None:
+    if framed or wrap is not None or faults is not None:
         ours, channel = memory_channels(framed=framed)
-        theirs = channel if wrap is None else wrap(channel)
+        channel = channel if wrap is None else wrap(channel)
+        theirs = channel if faults is None else FaultyChannel(channel, faults)
     else:
         ours, theirs = direct_ends()
     async with server.running() as running, open_service_nursery() as nursery:
