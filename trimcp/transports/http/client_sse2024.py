@@ -19,9 +19,9 @@ import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
+from trimcp.security import security_event
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
 from trimcp.transports.http.client_handshake import LISTEN, VERSION, method_of
-from trimcp.security import security_event
 from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge, origin
 from trimcp.transports.http.client_inbox import Inbox
 from trimcp.transports.http.client_policy import Patience, Trouble, error_in, refusal
