@@ -6,6 +6,7 @@ cancellation holds nobody but this pump.
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import attrs
@@ -23,6 +24,8 @@ _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its 
 _SMALL: Final = 4 * 1024  # a body that is taken also while others wait for the rest of theirs
 _MAX_DIGITS: Final = 18
 _NEARLY: Final = 0.9
+
+_log = logging.getLogger("trimcp.http")
 
 
 @attrs.define(eq=False)
@@ -106,6 +109,7 @@ class HttpCall:
                 while not self._received:
                     event = await self._receive()
                     if event["type"] != "http.request":
+                        _log.debug("%s left in the middle of a request", self.head.peer)
                         return None
                     self._received = not event.get("more_body", False)
                     piece = event.get("body", b"")
@@ -207,6 +211,8 @@ class HttpCall:
             unread = reply.waiting
             reply.lose()
             slow = self._too_slow(unread) if self._stalled or self._cut_by_server else None
+            if slow is None:
+                _log.debug("%s left before a response was finished", self.head.peer)
             if handler is not None:
                 handler.disconnected(slow)
 

@@ -7,7 +7,6 @@ whoever uses the channel can be cancelled at once, whatever the peer does.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
@@ -21,8 +20,6 @@ from trimcp.transports.http.model import Face, Head, Response, Upgrade
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits, parse
 
 __all__ = ["AsgiWebSocket", "WebSocketCall"]
-
-_log = logging.getLogger("trimcp.http")
 
 # RFC 6455 section 7.4.1.
 _NORMAL: Final = 1000
@@ -203,7 +200,6 @@ class AsgiWebSocket(MessageChannel):
             # Servers tell a peer's clean close as they tell a cut (Hypercorn: 1006), so the code decides nothing.
             if self._obituary is None:
                 self._obituary = f"the WebSocket was closed ({event.get('code', _NORMAL)})"
-            _log.debug("%s", self._obituary)
 
     def _look_why(self) -> None:
         """Note whether it was the server that ended the connection, with a message in its hands for too long."""
