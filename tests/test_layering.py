@@ -19,7 +19,7 @@ MAX_LINES = 450
 _WIRE = {"errors", "values", "masking", "security", "hidden", "wire"}
 _CHANNEL = _WIRE | {"framing", "channel"}
 _SESSION = _CHANNEL | {"protocol", "validation", "session"}
-_ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "bench", "cli", "trimcp"}
+_ANYTHING = _SESSION | {"transports", "server", "client", "run", "net", "testing", "bench", "cli", "trimcp", "watching"}
 
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
@@ -37,6 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "session": _SESSION,
     "server": _SESSION | {"server"},
     "client": _SESSION | {"client"},
+    "watching": _SESSION | {"server", "watching"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
     "run": _ANYTHING - {"testing", "bench", "cli"},
     "net": _ANYTHING - {"testing", "bench", "cli"},

@@ -48,6 +48,7 @@ if typing.TYPE_CHECKING:
     from trimcp.server.logbridge import LogBridge
     from trimcp.server.media import Audio, Image
     from trimcp.server.notices import Notice
+    from trimcp.server.processes import ProcessStatistics
     from trimcp.server.running import Running
     from trimcp.server.server import Server
     from trimcp.server.statistics import ServerStatistics
@@ -72,6 +73,7 @@ if typing.TYPE_CHECKING:
     from trimcp.transports.http.settings import Settings as HttpSettings
     from trimcp.transports.memory import memory_channels
     from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.watching import watchdog
     from trimcp.wire.common import Annotations, Icon, Implementation
     from trimcp.wire.completion import Completion
     from trimcp.wire.content import (
@@ -126,6 +128,7 @@ else:
         "server.logbridge": "LogBridge",
         "server.media": "Audio Image",
         "server.notices": "Notice",
+        "server.processes": "ProcessStatistics",
         "server.running": "Running",
         "server.server": "Server",
         "server.statistics": "ServerStatistics",
@@ -149,6 +152,7 @@ else:
         "transports.http.settings": "HttpSettings=Settings",
         "transports.memory": "memory_channels",
         "transports.websocket_client": "WebSocketServer",
+        "watching": "watchdog",
         "wire.common": "Annotations Icon Implementation",
         "wire.completion": "Completion",
         "wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent "
@@ -246,6 +250,7 @@ __all__ = [
     "Overloaded",
     "PatternFilter",
     "Principal",
+    "ProcessStatistics",
     "ProgressParams",
     "Prompt",
     "PromptMessage",
@@ -315,5 +320,6 @@ __all__ = [
     "show_hidden",
     "stdio",
     "strip_hidden",
+    "watchdog",
     "websocket",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ __all__ = [
     "stdio",
     "target_of",
     "trace_from_environment",
+    "watched",
 ]
 
 _TRACE = "TRIMCP_TRACE"
@@ -75,18 +76,33 @@ async def serve_stdio(server: Server[Any]) -> None:
         await server.serve(_perhaps_traced(channel))
 
 
-def run_stdio(server: Server[Any], *, grace: float = 5.0) -> None:
+def run_stdio(server: Server[Any], *, grace: float = 5.0, watchdog: float | None = None) -> None:
     """Serve one client over standard input and output as the whole program, with an orderly end.
 
     On SIGTERM or SIGINT no more requests are taken, those under way get `grace` seconds to answer, then they are
     cancelled with an error reply, and every clean-up runs. A second signal ends the process at once. A client that
     closes our input as well no longer waits: from then on `limits.eof_grace` counts.
+
+    Args:
+        server: what is served.
+        grace: seconds.
+        watchdog: seconds after which an event loop that stands still is logged with all it is busy with; see
+            `trimcp.watchdog`.
     """
-    trio.run(_serve_stdio_until_signal, server, grace)
+    trio.run(_serve_stdio_until_signal, server, grace, watchdog)
 
 
-async def _serve_stdio_until_signal(server: Server[Any], grace: float) -> None:
-    with signals() as stop:
+def watched(server: Server[Any], seconds: float | None) -> AbstractContextManager[None]:
+    """Return what watches the event loop of a whole program that serves, or does nothing if there are no seconds."""
+    if seconds is None:
+        return nullcontext()
+    from trimcp.watching import watchdog
+
+    return watchdog(server, seconds=seconds, whole_process=True)
+
+
+async def _serve_stdio_until_signal(server: Server[Any], grace: float, watchdog: float | None) -> None:
+    with signals() as stop, watched(server, watchdog):
         async with server.running() as running, claim_stdio() as channel:
             session = server.session(running)
             async with open_service_nursery() as nursery:

@@ -124,6 +124,12 @@ def app() -> None:
     type=click.IntRange(1),
     help="Look for garbage after N new objects (Python: 700): 20000 saves CPU where many calls are under way.",
 )
+@click.option(
+    "--watchdog",
+    metavar="SECONDS",
+    type=click.FloatRange(0, min_open=True),
+    help="Log what everything waits for when the event loop stands still for so long, and name tools that hold it.",
+)
 @network_options
 def run(
     server: str,
@@ -131,6 +137,7 @@ def run(
     grace: float,
     trace: str | None,
     gc_threshold: int | None,
+    watchdog: float | None,
     **network: Any,
 ) -> None:
     """Serve SERVER, a FILE.py or package.module with a trimcp.Server, over standard input and output or a network.
@@ -144,6 +151,7 @@ def run(
       trimcp run weather.py
       trimcp run package.module:server --grace 30
       trimcp run codesearch.py -- ~/project
+      trimcp run weather.py --watchdog 30
       trimcp run weather.py --http --port 0
       trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
       trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
@@ -155,11 +163,11 @@ def run(
     sys.argv = [server, *arguments]
     load = partial(_load, server, gc_threshold)
     if options is None:
-        run_stdio(load(), grace=grace)
+        run_stdio(load(), grace=grace, watchdog=watchdog)
     else:
         from trimcp.cli.serving import serve  # a server on standard input and output should not pay for it
 
-        sys.exit(serve(load, words, options, grace))
+        sys.exit(serve(load, words, options, grace, watchdog))
 
 
 def _load(name: str, gc_threshold: int | None) -> Server[Any]:

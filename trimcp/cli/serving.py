@@ -22,7 +22,7 @@ from trimcp.cli.options import NetworkOptions
 from trimcp.cli.workers import Worker, Workers, inherited
 from trimcp.errors import LocalError
 from trimcp.net import serve_http
-from trimcp.run import signals
+from trimcp.run import signals, watched
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.access import JsonFormatter
@@ -35,7 +35,13 @@ _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
-def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: NetworkOptions, grace: float) -> int:
+def serve(
+    load: Callable[[], Server[Any]],
+    words: Sequence[str],
+    options: NetworkOptions,
+    grace: float,
+    watchdog: float | None = None,
+) -> int:
     """Serve until a signal comes, and return the exit code.
 
     Args:
@@ -43,6 +49,7 @@ def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: Networ
         words: the command's own, to start workers with.
         options: how to serve.
         grace: seconds that calls get to answer at the end.
+        watchdog: seconds the event loop may stand still, or None for not looking.
 
     Raises:
         Failure: it did not work; the text says what to do.
@@ -57,16 +64,22 @@ def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: Networ
         server = load()
         use_state_keys(server)
         _set_up_logging(options)
-        return trio.run(_serve_here, server, options, settings, grace, worker)
+        return trio.run(_serve_here, server, options, settings, grace, worker, watchdog)
     except LocalError as error:
         raise Failure(str(error), USAGE) from None
 
 
 async def _serve_here(
-    server: Server[Any], options: NetworkOptions, settings: Settings, grace: float, worker: Worker | None
+    server: Server[Any],
+    options: NetworkOptions,
+    settings: Settings,
+    grace: float,
+    worker: Worker | None,
+    watchdog: float | None,
 ) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(signals())
+        stack.enter_context(watched(server, watchdog))
         sockets = worker.sockets if worker is not None else await _open_sockets(options, stack)
         told: Callable[[], None] = (
             worker.ready if worker is not None else partial(_announce, _describe(sockets, options, settings))

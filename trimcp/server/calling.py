@@ -40,6 +40,11 @@ class Calling:
     whole_arguments: bool
     remote: RemoteTool | None = None
 
+    @property
+    def in_thread(self) -> bool:
+        """Whether it runs in a thread."""
+        return self.run_mode == "thread" and not self.is_async
+
     async def run(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """Call it with JSON arguments that its schema has accepted, and return what it returned.
 

@@ -51,13 +51,18 @@ class Overdue:
             log.warning("still at work after %g seconds and stopped now:\n%s", self.grace, text)
 
 
-def work_tree(sessions: Iterable[Session]) -> list[str]:
+def work_tree(sessions: Iterable[Session], now: float | None = None) -> list[str]:
     """Return lines that name every request under way in these sessions, and the calls it waits in.
 
     Of the calls only those outside trimcp and Trio are shown, the innermost five, with their line in the source; a
     sync handler's are those of its thread. What has been at work longest comes first; a session with nothing under way
     has no line. After 500 lines it says how many requests are left.
+
+    Args:
+        sessions: whose requests.
+        now: the time on Trio's clock, for who asks from another thread.
     """
+    now = trio.current_time() if now is None else now
     lines: list[str] = []
     left = 0
     for session in sorted(sessions, key=_since):
@@ -65,7 +70,7 @@ def work_tree(sessions: Iterable[Session]) -> list[str]:
         if len(lines) >= _MOST_LINES:
             left += len(jobs)
         elif jobs:
-            told = list(_describe_session(session, jobs, _MOST_LINES - len(lines)))
+            told = list(_describe_session(session, jobs, _MOST_LINES - len(lines), now))
             left += len(jobs) - len(told)
             lines.append(_describe_client(jobs[0]))
             lines += [_STEP + line for request in told for line in request]
@@ -85,14 +90,14 @@ def _describe_client(job: Job) -> str:
     return f"{who}{'' if principal is None else f', as {_shown(principal)}'}, in revision {admission.revision.name}"
 
 
-def _describe_session(session: Session, jobs: Iterable[Job], room: int) -> Iterator[list[str]]:
+def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: float) -> Iterator[list[str]]:
     """Yield the lines of each request until there is no room for more."""
     tasks = {} if session.runner is None else _tasks_of_work(session.runner.nursery)
     for job in jobs:
         if room <= 0:
             return
         of_job = [task for task in (job.task, tasks.get(id(job.work))) if task is not None]
-        lines = list(islice(_describe_job(job, of_job), _MOST_LINES_EACH))
+        lines = list(islice(_describe_job(job, of_job, now), _MOST_LINES_EACH))
         room -= len(lines)
         yield lines
 
@@ -107,11 +112,11 @@ def _tasks_of_work(nursery: trio.Nursery) -> dict[int, trio.lowlevel.Task]:
     return found
 
 
-def _describe_job(job: Job, tasks: Iterable[trio.lowlevel.Task]) -> Iterator[str]:
+def _describe_job(job: Job, tasks: Iterable[trio.lowlevel.Task], now: float) -> Iterator[str]:
     request = job.request
     name = getattr(job.params, "name", None) or getattr(job.params, "uri", None)
     about = f" {_shown(name)}" if isinstance(name, str) else ""
-    age = f"for {trio.current_time() - job.since:.1f} s" if job.started else "waiting to be started"
+    age = f"for {now - job.since:.1f} s" if job.started else "waiting to be started"
     asking = ", waiting for the client to answer" if job.parked else ""
     cancelled = "" if job.reason is None else f", being cancelled ({job.reason.value})"
     yield f"{request.verb.name}{about}, request {_shown(request.id)}, {age}{asking}{cancelled}"
