@@ -107,7 +107,7 @@ class Posts:
         try:
             await post.run()
         finally:
-            del self._running[id]
+            self._running.pop(id, None)  # a request that is sent twice has one id
             if (post.outgoing.headers or {}).get("mcp-method") == "subscriptions/listen":
                 self._long -= 1
             elif self._waiting:
