@@ -25,7 +25,8 @@ class ServerStatistics:
 
     Attributes:
         sessions: connections and sessions there are now; over HTTP since 2026-07-28 each request is one.
-        running, parked, waiting, pending, abandoned_threads: the sums of what `Statistics` says of each.
+        running, parked, waiting, pending: the sums of what `Statistics` says of each.
+        abandoned_threads: threads whose call is over but which cannot be stopped, those of ended sessions included.
         waiting_turns: requests that wait for a turn, because a quota or the number of threads is used up.
         refused: requests refused so far because too much was under way, in whatever way.
         quotas: each quota that is in use, by what it bounds ("tool forecast").
@@ -77,7 +78,7 @@ def _of(running: Running) -> ServerStatistics:
         parked=sum(one.parked for one in each),
         waiting=sum(one.waiting for one in each),
         pending=sum(one.pending for one in each),
-        abandoned_threads=sum(one.abandoned_threads for one in each),
+        abandoned_threads=0 if threads is None else threads.abandoned,
         waiting_turns=turns + (0 if threads is None else threads.waiting),
         refused=refused + (0 if gate is None else gate.refused) + (0 if threads is None else threads.refused),
         quotas={} if gate is None else gate.statistics(),

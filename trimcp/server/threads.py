@@ -109,13 +109,18 @@ class _Place:
         self._turns.give_back(self._since)
         self._taken = False
         if self._abandoned:
-            self._ctx.count_abandoned_thread(-1)
+            self._count(-1)
 
     def abandon(self) -> None:
         """Count the thread until it ends, if there is one: the call may have been waiting for its place."""
         if self._taken:
             self._abandoned = True
-            self._ctx.count_abandoned_thread(+1)
+            self._count(+1)
+
+    def _count(self, change: int) -> None:
+        """Count it where its session is asked, and where it is still known once that has ended."""
+        self._ctx.count_abandoned_thread(change)
+        self._turns.abandoned += change
 
 
 async def in_thread(ctx: Context[Any], function: Callable[[], _T], turns: Turns, desk: Desk | None = None) -> _T:

@@ -56,11 +56,15 @@ class Turns:
     Args:
         quota: how many, and how fast.
         name: whose turns they are, for whoever is refused.
+
+    Attributes:
+        abandoned: of those that have their turn, how many nobody waits for any more: threads cannot be stopped.
     """
 
     quota: Quota
     name: str
     running: int = attrs.field(init=False, default=0)
+    abandoned: int = attrs.field(init=False, default=0)
     begun: int = attrs.field(init=False, default=0)
     refused: int = attrs.field(init=False, default=0)
     waiting: int = attrs.field(init=False, default=0)
