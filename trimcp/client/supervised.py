@@ -357,9 +357,12 @@ class Supervisor:
             with trio.fail_after(health.patience):
                 await session.ping()
             return True
-        except (RemoteError, InvalidReply):
+        except RemoteError:
             return True  # it does not know how to answer, but answers
-        except ConnectionLost as error:
+        except (ConnectionLost, InvalidReply) as error:
+            # Over HTTP a probe nobody answered comes back as an invalid reply, too, though as one without a size.
+            if isinstance(error, InvalidReply) and _heard(session):
+                return True
             why = str(error)
         except trio.TooSlowError:
             if _heard(session):

@@ -21,6 +21,7 @@ from trimcp.client.supervision import Breaker, Health, Restarts, UpstreamState, 
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError, UpstreamDown
 from trimcp.session.calls import Call
 from trimcp.session.scopes import open_service_nursery
+from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.completion import Completion, Reference
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.prompts import GetPromptResult, Prompt
@@ -215,8 +216,10 @@ class Upstream:
         supervisor = self._supervisor
         try:
             answer = await ask(session)
-        except (RemoteError, InvalidReply):
+        except (RemoteError, InvalidReply) as error:
             supervisor.answered()
+            if isinstance(error, RemoteError) and error.code == CANCELLED_BY_DRAIN:
+                supervisor.doubt(session)  # it says that it is going away
             raise
         except (ConnectionLost, trio.TooSlowError):
             supervisor.unanswered_by(session)
