@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["MASK", "digest", "harmless", "mask", "shapes", "shorten"]
+__all__ = ["MASK", "digest", "harmless", "mask", "mask_text", "names_a_secret", "shapes", "shorten"]
 
 MASK: Final = "***"
 """What stands where a secret was."""
@@ -44,16 +44,22 @@ def mask(value: Any, key: str = "") -> Any:
     """
     if isinstance(value, Mapping):
         return {name: mask(member, name) for name, member in value.items()}
-    if _names_a_secret(key) and value is not None and not isinstance(value, bool):
+    if names_a_secret(key) and value is not None and not isinstance(value, bool):
         return MASK
     if isinstance(value, list):
         return [mask(member) for member in value]
     if isinstance(value, str):
-        return shorten(_IN_TEXT.sub(rf"\g<1>{MASK}", value[: 2 * _LONGEST]), len(value))
+        return shorten(mask_text(value[: 2 * _LONGEST]), len(value))
     return value
 
 
-def _names_a_secret(key: str) -> bool:
+def mask_text(text: str) -> str:
+    """Return a text, whole, with "***" for what follows "Bearer" in it or a query parameter such as `token=`."""
+    return _IN_TEXT.sub(rf"\g<1>{MASK}", text)
+
+
+def names_a_secret(key: str) -> bool:
+    """Return whether what stands under this key is taken for a secret."""
     return bool(_SECRET.search(key)) and key.lower() not in _NO_SECRET
 
 
