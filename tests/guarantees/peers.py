@@ -141,7 +141,6 @@ class ChannelPeer(Peer):
             self._arrived.extend(as_json(incoming.message) for incoming in await self.channel.receive())
         return self._arrived.popleft()
 
-
     async def hang_up(self) -> None:
         await self.channel.aclose()
 

@@ -80,9 +80,8 @@ def make_server(journal: Path) -> trimcp.Server[None]:
         return "done"
 
     @server.tool
-    async def abandoned(ctx: trimcp.Context[None]) -> int:
-        session, _ = ctx.internals
-        return sum(each.abandoned_threads for each in session.endpoint.sessions)  # type: ignore[attr-defined]
+    async def abandoned() -> int:
+        return server.statistics().abandoned_threads
 
     @server.tool
     async def watch(gate: str, filling: str) -> str:

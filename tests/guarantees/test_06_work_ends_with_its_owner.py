@@ -1,0 +1,168 @@
+"""Promise 6: work stops with its owner: every clean-up within 100 ms, and tasks, sockets and files as before."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import trio
+
+from tests.guarantees.peers import FramePeer, Peer, PostPeer, text_of
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import WORLDS, Home, Homes, World, worlds
+from trimcp.session.limits import Limits
+
+pytestmark = pytest.mark.slow
+Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
+
+MANY = 10
+EOF_GRACE = Limits().eof_grace
+# Over Streamable HTTP who leaves before 2026-07-28 means to come back; since then leaving is how a call is given up.
+CONNECTED = [world for world in WORLDS if world.transport != "http"]
+
+
+async def begun(home: Home, peer: Peer, what: str, tool: str = "nap", **arguments: Any) -> list[str]:
+    """Begin calls that last, each with a file, a socket and a task of its own; returns their names."""
+    names = [f"{what} {number} in {home.world}" for number in range(MANY)]
+    await peer.say(*(peer.call(f"{n}", tool, name=name, **arguments) for n, name in enumerate(names)))
+    await home.journal.until("begun", *names)
+    return names
+
+
+async def ended(home: Home, names: list[str], since: list[float] | float) -> tuple[float, set[str]]:
+    """Wait until all of them have cleaned up; returns the longest that one took, and the reasons they could read."""
+    lines = await home.journal.until("ended", *names)
+    beside = await home.journal.until("beside ended", *names)
+    froms = since if isinstance(since, list) else [since] * len(names)
+    took = [max(one["at"], other["at"]) - at for one, other, at in zip(lines, beside, froms, strict=True)]
+    return max(took), {line["reason"] for line in lines}
+
+
+def clean(world: World, how: str, seconds: float) -> None:
+    """Assert that clean-ups took no longer than promised."""
+    figure(6, f"last of {MANY} clean-ups after {how}", seconds * 1000, 100, "ms", str(world))
+    assert seconds <= 4 * 0.1
+
+
+@Everywhere
+async def test_what_is_cancelled_or_late_is_cleaned_up_and_leaves_nothing(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        base = await home.counts()
+        async with home.peer() as peer:
+            names = await begun(home, peer, "cancelled", seconds=600)
+            cancelled = []
+            for n in range(MANY):
+                cancelled.append(time.monotonic())
+                await peer.cancel(str(n))
+            took, reasons = await ended(home, names, cancelled)
+            clean(world, "a cancel", took)
+            assert reasons == {"DISCONNECTED" if world.transport == "http" and world.modern else "PEER"}
+
+            names = await begun(home, peer, "late", "limited")
+            began = [line["at"] for line in await home.journal.until("begun", *names)]
+            took, reasons = await ended(home, names, began)
+            clean(world, "a timeout", took - 0.3)
+            assert reasons == {"DEADLINE"}
+            told = [await peer.hear() for _ in range(MANY)]
+            assert {answer["id"] for answer in told} == {str(n) for n in range(MANY)}
+            assert all("error" in answer or answer["result"]["isError"] for answer in told)
+        await home.back_to(base)
+    figure(6, "tasks, sockets and files more than before", 0, 0, "", str(world))
+
+
+@pytest.mark.parametrize("world", CONNECTED, ids=str)
+async def test_who_disconnects_stops_what_it_began(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        base = await home.counts()
+        async with home.peer() as peer:
+            names = await begun(home, peer, "left", seconds=600)
+            at = time.monotonic()
+            await peer.hang_up()
+            took, reasons = await ended(home, names, at)
+            # Who closes a pipe may still read what comes out of the other one: calls get this long.
+            clean(world, "a disconnect", took - (EOF_GRACE if world.half_open else 0))
+            assert reasons == {"DISCONNECTED"}
+            if home.target is not None:
+                assert await home.target.process.wait() == 0
+                return
+        await home.back_to(base)
+
+
+@pytest.mark.parametrize("world", worlds(transport="websocket"), ids=str)
+async def test_a_goodbye_stops_what_was_begun(homes: Homes, world: World) -> None:
+    async with homes(world) as home, home.peer() as peer:
+        assert isinstance(peer, FramePeer)
+        names = await begun(home, peer, "goodbye", seconds=600)
+        at = time.monotonic()
+        await peer.say_goodbye()
+        took, reasons = await ended(home, names, at)
+        clean(world, "a Close frame", took)
+        assert reasons == {"DISCONNECTED"}
+
+
+@pytest.mark.parametrize("world", worlds(transport="http", modern=False), ids=str)
+async def test_a_session_ends_with_its_delete_and_not_with_a_connection(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        base = await home.counts()
+        async with home.peer() as peer:
+            assert isinstance(peer, PostPeer)
+            names = await begun(home, peer, "deleted", seconds=600)
+            await peer.hang_up()
+            counts = await home.counts()
+            with trio.move_on_after(5):
+                while counts["files"] > base["files"] + 2 * MANY:  # a file and a socket each; no connections
+                    counts = await home.counts()
+            assert counts["running"] == MANY, "it was a connection that ended, and no call"
+            assert not [name for name in names if home.journal.of(name, "ended")]
+            at = time.monotonic()
+            assert await peer.delete() == 200
+            took, reasons = await ended(home, names, at)
+            clean(world, "a DELETE", took)
+            assert reasons == {"DISCONNECTED"}
+        await home.back_to(base)
+
+
+async def abandoned(peer: Peer, number: int) -> None:
+    """Wait until so many threads are counted whose calls are over."""
+    with trio.fail_after(5):
+        for n in range(10_000):
+            if text_of(await peer.ask(f"count{n}", "abandoned")) == str(number):
+                return
+            await trio.sleep(0.01)
+
+
+@Everywhere
+async def test_a_thread_that_cannot_be_stopped_is_counted(homes: Homes, world: World) -> None:
+    name = f"thread in {world}"
+
+    async with homes(world) as home:
+        base = await home.counts()
+        async with home.peer() as peer:
+            await abandoned(peer, 0)
+            await peer.say(peer.call("t", "stuck", name=name))
+            await home.journal.until("begun", name)
+            began = trio.current_time()
+            await peer.cancel("t")
+            await abandoned(peer, 1)
+            took = trio.current_time() - began
+            assert not home.journal.of(name, "ended"), "nobody can stop a thread"
+            await peer.ask("u", "unstick", name=name)
+            await home.journal.until("ended", name)
+            await abandoned(peer, 0)
+        await home.back_to(base)
+    figure(6, "until a thread that cannot be stopped is counted", took * 1000, 100, "ms", str(world))
+    assert took <= 4 * 0.1
+
+
+@pytest.mark.parametrize("world", [world for world in CONNECTED if world.host], ids=str)
+async def test_a_thread_is_counted_also_when_its_session_has_ended(homes: Homes, world: World) -> None:
+    name = f"survivor in {world}"
+    async with homes(world) as home:
+        async with home.peer() as peer:
+            await peer.say(peer.call("t", "stuck", name=name))
+            await home.journal.until("begun", name)
+        async with home.peer() as peer:
+            await abandoned(peer, 1)
+            await peer.ask("u", "unstick", name=name)
+            await abandoned(peer, 0)
