@@ -148,17 +148,18 @@ async def test_two_sessions_of_one_principal_share_its_quota() -> None:
     server = shop.server(Limits(principal=Quota(running=1, waiting=0)))
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(server.running())
-        first, second, nobody = [
+        first, second, nobody, another = [
             await stack.enter_async_context(_session_of(server, running, principal, trimcp.LATEST))
-            for principal in ("ada", "ada", None)
+            for principal in ("ada", "ada", None, None)
         ]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ASKED["tool"], first)
             await wait_all_tasks_blocked()
             await refused(ASKED["tool"], second)
             nursery.start_soon(ASKED["tool"], nobody)  # who is nobody has no such quota
+            nursery.start_soon(ASKED["tool"], another)
             await wait_all_tasks_blocked()
-            assert shop.under_way == 2
+            assert shop.under_way == 3
             shop.go.set()
 
 
@@ -355,3 +356,22 @@ async def test_where_nothing_is_bounded_there_is_no_gate() -> None:
         assert running.used_gate is None
         assert server.statistics().sessions == 1
     assert server.statistics().sessions == 0
+
+
+async def test_what_sessions_refuse_is_counted_past_their_end() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+
+    @server.tool
+    async def free() -> None: ...
+
+    async with server.running() as running:
+        async with _session_of(server, running, None, trimcp.LATEST) as session:
+            await session.call_tool("free")
+            for one in running.sessions:
+                one.draining.set()
+            for _ in range(2):
+                with pytest.raises(trimcp.RemoteError):
+                    await session.call_tool("free")
+            assert server.statistics().refused == 2
+        await wait_all_tasks_blocked()
+        assert (server.statistics().sessions, server.statistics().refused) == (0, 2)

@@ -104,6 +104,24 @@ async def test_who_is_woken_and_cancelled_at_once_hands_its_turn_on() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_nobody_overtakes_one_who_was_woken() -> None:
+    order: list[str] = []
+    turns = Turns(Quota(running=1), "tool")
+
+    async def want(name: str) -> None:
+        since = await turns.take(name)
+        order.append(name)
+        turns.give_back(since)
+
+    async with trio.open_nursery() as nursery:
+        since = await turns.take("a")
+        nursery.start_soon(want, "b")
+        await wait_all_tasks_blocked()
+        turns.give_back(since)  # it is b's turn, though b has not run yet
+        await want("c")
+    assert order == ["b", "c"]
+
+
 async def test_several_turns_that_become_free_at_once_are_all_taken() -> None:
     async with trio.open_nursery() as nursery:
         took = Took(turns := Turns(Quota(running=3), "tool"), nursery)
