@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -643,3 +644,64 @@ def test_the_dashboard_and_its_client_are_programs() -> None:
             assert interrupt(server) == (0, b"")
         finally:
             server.kill()
+
+
+# A supervised upstream
+
+
+@pytest.mark.slow
+async def test_the_upstream_dies_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    example = load("upstream")
+    monkeypatch.setattr(example, "EVERY", 0.7)
+    monkeypatch.setattr(example, "BREAKER", trimcp.Breaker(failures=3, open_for=2))
+    monkeypatch.setattr(example, "RESTARTS", trimcp.Restarts(first_pause=0.2, longest_pause=1, lasting=0.1))
+    with trio.fail_after(90):
+        statistics = await example.main(2, str(tmp_path))
+    lines = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()]
+    assert statistics.connections == 4
+    assert statistics.losses == 3
+    assert statistics.failed_attempts >= 3
+    said = {who: [what for name, what in lines if name == who] for who, _ in lines}
+    ended = [what for what in said["work"] if not what.startswith("begins")]
+    assert len(ended) == 2
+    assert all("failed at once" in what and "was ended by SIGKILL" in what for what in ended)
+    assert len(said["changes"]) == 3
+    counted = [what for what in said["count"] if not what.startswith("refused at once: it is tried again in ")]
+    assert counted.count("1") == 4  # of each process
+    assert all(what.isdecimal() for what in counted)
+    assert [what.partition(":")[0] for what in said["state"]].count("open") == 1
+    for what in said["kill"]:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(what.removeprefix("process ")), 0)
+
+
+# Heavy work
+
+
+@pytest.mark.slow
+def test_heavy_work_is_killed_and_nothing_is_left_of_it() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "heavy.py")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    told = done.stdout
+    print(told)
+    assert len(set(re.findall(r'"factor": 1000003, "process": (\d+)', told.partition("2. ")[0]))) == 1
+    reports = re.search(r"(\d+) reports of progress, the last one: tried all below", told)
+    assert reports is not None
+    assert int(reports[1]) > 1
+    gone = re.search(r"cancelled: 1 process\(es\) gone after (\d+\.\d) ms", told)
+    assert gone is not None
+    assert float(gone[1]) < 400
+    assert "factorize_quickly did not finish within 2 seconds" in told
+    assert "remember_everything failed: its process needed more than 512 MiB of memory" in told
+    assert "crash failed: its process was ended by SIGSEGV" in told
+    last = told.partition("6. ")[2]
+    assert len(re.findall(r'result after .*"factor": 1000003', last)) == 4
+    assert len(set(re.findall(r'"process": (\d+)', last))) == 2
+    assert "the server has ended; of its 2 processes are left: 0" in told
+    assert "its log said 2 times what ended a worker" in told

@@ -152,14 +152,23 @@ def leave_a_fork() -> str:
 
 
 def eat() -> str:
-    pieces = []
-    while True:
-        pieces.append(bytearray(2**20))
+    pieces: list[bytearray] = []
+    try:
+        while len(pieces) < 2_000:
+            pieces.append(bytearray(2**20))
+    except MemoryError:
+        had = len(pieces)
+        pieces.clear()
+        print(f"had {had} MiB")
+        raise
+    return "was not stopped"
 
 
 def burn() -> str:
-    while True:
+    until = time.process_time() + 10
+    while time.process_time() < until:
         pass
+    return "was not stopped"
 
 
 def refuse() -> str:

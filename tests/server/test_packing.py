@@ -42,8 +42,8 @@ def test_a_subclass_speaks_as_what_it_is_one_of() -> None:
 
 
 def test_a_strangers_class_is_not_taken_for_ours_by_its_name() -> None:
-    ToolError = type("ToolError", (Exception,), {})
-    found = unpack(pack(ToolError("a secret")))
+    stranger = type("ToolError", (Exception,), {})
+    found = unpack(pack(stranger("a secret")))
     assert type(found) is FailedInWorker
     assert str(found) == "ToolError: a secret"
 

@@ -41,7 +41,7 @@ def counted(server: trimcp.Server) -> ProcessStatistics:
 async def until(condition: Callable[[], object], seconds: float = 20) -> None:
     """Return when another process has done something."""
     with trio.fail_after(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 -- it is another process that is asked
             await trio.sleep(0.001)
 
 
@@ -73,13 +73,22 @@ async def test_a_worker_is_kept_and_used_again() -> None:
         assert (statistics.killed, statistics.crashed) == (0, 0)
 
 
+def read_ids(file: Path) -> list[int]:
+    return [int(word) for word in file.read_text().split()]
+
+
+def children() -> list[str]:
+    """The children of this process: each of its threads may have some."""
+    return [text for file in Path("/proc/self/task").glob("*/children") if (text := file.read_text())]
+
+
 @asynccontextmanager
 async def spinning(session: trimcp.ClientSession, file: Path) -> AsyncIterator[tuple[list[int], trio.CancelScope]]:
     """A call under way that only SIGKILL stops, with the ids of its process and of a child of that."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(session.call_tool, "spin", {"file": str(file)})
         await until(lambda: file.exists() and file.read_text().endswith("\n"))
-        yield [int(word) for word in file.read_text().split()], nursery.cancel_scope
+        yield read_ids(file), nursery.cancel_scope
         nursery.cancel_scope.cancel()
 
 
@@ -185,8 +194,7 @@ async def test_two_hundred_cancelled_calls_leave_no_process() -> None:
         assert statistics.alive <= 2
         assert statistics.waiting == 0
         assert statistics.crashed == 0
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    assert children == []
+    assert children() == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 

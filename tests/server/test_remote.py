@@ -1,9 +1,10 @@
-"""Tools in worker processes, as their clients and authors see them: results, questions, crashes of every kind, bounds."""
+"""Tools in worker processes, as clients and authors see them: results, questions, crashes of every kind, bounds."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -177,6 +178,10 @@ async def test_the_end_of_a_worker_is_a_tool_error_that_says_how(
     assert f"of the tool {function.__name__} {how}" in record.getMessage()
     words = {"leave": "these were my last words", "segfault": "Fatal Python error", "eat": "MemoryError"}
     assert words.get(function.__name__, "") in record.getMessage()
+    if function is heavy_tools.eat:
+        had = re.search(r"^had (\d+) MiB$", record.getMessage(), re.MULTILINE)
+        assert had is not None
+        assert 10 < int(had[1]) < 512
 
 
 async def test_what_a_function_raises_is_logged_whole_and_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:

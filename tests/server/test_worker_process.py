@@ -56,9 +56,8 @@ async def test_workers_go_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(SCRIPT)
     file = tmp_path / "began"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, tmp_path / "parent.py", str(file)], stdout=subprocess.PIPE, env=environment
-    ) as parent:
+    command = [sys.executable, tmp_path / "parent.py", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:  # noqa: ASYNC220 -- to be killed
         try:
             await until(lambda: file.exists() and file.read_text().endswith("\n"))
             assert parent.stdout is not None
