@@ -21,7 +21,7 @@ import trio
 from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_over_network
 from tests.hostile.peers import ENVIRONMENT, enveloped, memory_of, notice, request
-from tests.transports.websocket_support import CLOSE, FIN, TEXT, Raw, message
+from tests.transports.websocket_support import CLOSE, FIN, PONG, TEXT, Raw, message
 
 __all__ = ["HOSTS", "ROADS", "Answer", "Pool", "Road", "Served", "Wire", "http", "on", "post"]
 
@@ -478,6 +478,10 @@ class Socket(Lane):
         """The next answer; progress is skipped."""
         while True:
             first, payload = await self.raw.hear()
+            if first == FIN | PONG:
+                continue
+            if first in (0, FIN | CLOSE):
+                raise EOFError(f"the server closed the WebSocket: {payload!r}")
             assert first == FIN | TEXT, (first, payload)
             if "method" not in (heard := orjson.loads(payload)):
                 return heard

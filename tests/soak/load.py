@@ -1,0 +1,299 @@
+"""What a soaked server has to bear: clients that behave, and clients that do not, each going on until it is told.
+
+Everything is drawn from a seed and speaks to the server byte by byte, so that what is measured is the server.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any, Final
+
+import attrs
+import trio
+
+from tests.hostile.mutations import of_frames, of_messages, of_requests
+from tests.hostile.network import ROADS, Lane, Served, Socket, http, initialize, on, post, upgrade
+from tests.hostile.peers import MIB, Target, call, enveloped, notice
+from tests.transports.websocket_support import message
+
+__all__ = ["Load", "soak_lines", "soak_network"]
+
+_RESET: Final = struct.pack("ii", 1, 0)
+_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError, EOFError, OSError)
+
+
+@attrs.define
+class Load:
+    """The load on one process.
+
+    Attributes:
+        calls: requests sent.
+        answers: of them, those that were answered to somebody who waited.
+        done: set when it is time to leave.
+    """
+
+    rng: random.Random
+    calls: int = 0
+    answers: int = 0
+    done: trio.Event = attrs.field(factory=trio.Event)
+    kinds: dict[str, int] = attrs.field(factory=dict)
+
+    def note(self, kind: str, calls: int = 1) -> None:
+        self.calls += calls
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+
+async def soak_network(server: Served, load: Load) -> None:
+    """Every kind of client over every road to one server, side by side, until it is done."""
+    agents: list[Callable[[Served, Load], Awaitable[None]]] = []
+    agents += [_behaved(road) for road in ROADS for _ in range(2)]
+    agents += [_rude(road) for road in ROADS]
+    agents += [_slow(road) for road in ("modern", "sse", "websocket")]
+    agents += [_wrong_requests, _wrong_frames, _wrong_messages, _oversize, _abandoned]
+    async with trio.open_nursery() as nursery:
+        for agent in agents:
+            nursery.start_soon(_again, agent, server, load)
+
+
+async def _again(agent: Callable[[Served, Load], Awaitable[None]], server: Served, load: Load) -> None:
+    while not load.done.is_set():
+        with trio.move_on_after(120) as scope:
+            try:
+                await agent(server, load)
+            except _GONE as error:
+                load.note(f"gone: {type(error).__name__}", 0)
+        assert not scope.cancelled_caught, f"{agent} hangs"
+        await trio.sleep(load.rng.random() * 0.02)
+
+
+# Those that behave
+
+
+def _behaved(road: str) -> Callable[[Served, Load], Awaitable[None]]:
+    async def behave(server: Served, load: Load) -> None:
+        async with on(server, road) as lane:
+            for n in range(load.rng.randrange(10, 80)):
+                tool, arguments = _drawn(load.rng)
+                load.note(f"{road} {tool}")
+                answer = await lane.ask(n, tool, **arguments)
+                assert answer["id"] == n, answer
+                load.answers += 1
+                if load.done.is_set():
+                    break
+
+    return behave
+
+
+def _drawn(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    kind = rng.random()
+    if kind < 0.6:
+        return "echo", {"text": "x" * rng.choice([1, 100, 5_000])}
+    if kind < 0.75:
+        return "stream", {"count": rng.randrange(1, 20)}
+    return rng.choice(
+        [
+            ("big", {"size": rng.choice([50_000, 300_000])}),
+            ("crash", {}),
+            ("nap", {}),
+            ("change", {}),
+            ("chatter", {"count": 10}),
+            ("no_such_tool", {}),
+            ("echo", {"text": 5}),
+        ]
+    )
+
+
+# Those that do not
+
+
+def _rude(road: str) -> Callable[[Served, Load], Awaitable[None]]:
+    """Calls under way, then a reset, an end, or nothing more."""
+
+    async def leave(server: Served, load: Load) -> None:
+        calls = [("hang", {}), ("stream", {"count": 300, "size": 500}), ("big", {"size": 500_000}), ("nap", {})]
+        async with _reset(server, load.rng) as wire:
+            lane: Lane
+            if road == "websocket":
+                raw = await upgrade(wire)
+                lane = Socket(server, raw=raw)
+                await raw.say(message(_hello()))
+                said = [message(lane.call(n, tool, **arguments)) for n, (tool, arguments) in enumerate(calls * 3)]
+            elif road == "modern":
+                lane = Lane(server, modern=True)
+                said = [post(lane.call(1, *_one(load.rng, calls)[:1], **_one(load.rng, calls)[1]))]
+            else:
+                lane = Lane(server)
+                session = await initialize(server)
+                tool, arguments = _one(load.rng, calls)
+                said = [post(lane.call(1, tool, **arguments), session=session)]
+            load.note(f"rude {road}", len(said))
+            await wire.say(*said)
+            with trio.move_on_after(load.rng.random() * 0.05):
+                while await wire.stream.receive_some(4096):
+                    pass
+        if road not in ("websocket", "modern"):
+            async with server.wire() as goodbye:
+                await goodbye.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
+
+    return leave
+
+
+def _one(rng: random.Random, calls: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
+    return rng.choice([each for each in calls if each[0] != "hang"] if rng.random() < 0.5 else calls)
+
+
+def _hello() -> bytes:
+    from tests.hostile.network import hello
+
+    return hello("2025-11-25")
+
+
+@asynccontextmanager
+async def _reset(server: Served, rng: random.Random, **options: Any) -> AsyncIterator[Any]:
+    """A connection that ends with a reset half of the time."""
+    async with server.wire(**options) as wire:
+        try:
+            yield wire
+        finally:
+            if rng.random() < 0.5:
+                wire.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def _slow(road: str) -> Callable[[Served, Load], Awaitable[None]]:
+    """Asks for much and takes it by the spoonful, for a while."""
+
+    async def read(server: Served, load: Load) -> None:
+        lane = Lane(server, modern=road == "modern")
+        text = lane.call(1, "stream", count=500, size=1_000)
+        load.note(f"slow {road}")
+        if road == "sse":
+            async with on(server, "sse", receive_buffer=4096) as stream:
+                await stream.send(text)
+                await _sip(stream.stream, load)
+            return
+        async with _reset(server, load.rng, receive_buffer=4096) as wire:
+            if road == "websocket":
+                await upgrade(wire)
+                await wire.say(message(_hello()), message(text))
+            else:
+                await wire.say(post(text))
+            await _sip(wire, load)
+
+    return read
+
+
+async def _sip(wire: Any, load: Load) -> None:
+    with trio.move_on_after(load.rng.random() * 2):
+        while await wire.stream.receive_some(2_000):  # noqa: ASYNC110  # to be slow is what it is for
+            await trio.sleep(0.02)
+
+
+async def _say(server: Served, load: Load, said: bytes, *, websocket: bool = False) -> bytes:
+    """Say something wrong on a connection of its own, and return the beginning of the answer."""
+    heard = b""
+    async with _reset(server, load.rng) as wire:
+        if websocket:
+            await upgrade(wire)
+        await wire.say(said)
+        with trio.move_on_after(0.2):
+            heard = bytes(await wire.stream.receive_some())
+    assert b"Traceback" not in heard, (said, heard)
+    return heard
+
+
+async def _wrong_requests(server: Served, load: Load) -> None:
+    session = await initialize(server)
+    make = of_requests(load.rng, session)
+    for _ in range(30):
+        load.note("wrong request")
+        await _say(server, load, make())
+    async with server.wire() as wire:
+        await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
+
+
+async def _wrong_frames(server: Served, load: Load) -> None:
+    load.note("wrong frames")
+    await _say(server, load, of_frames(load.rng)(), websocket=True)
+
+
+async def _wrong_messages(server: Served, load: Load) -> None:
+    make = of_messages(load.rng)
+    async with on(server, "sse") as lane:
+        for _ in range(30):
+            load.note("wrong message")
+            await lane.send(make())
+
+
+@cache
+def _large() -> bytes:
+    return enveloped(1, "tools/call", name="echo", arguments={"text": "x" * (5 * MIB)})[:-1]
+
+
+@cache
+def _large_frame() -> bytes:
+    return message(_large())  # it takes a while to mask
+
+
+async def _oversize(server: Served, load: Load) -> None:
+    """Five MiB where four are allowed."""
+    load.note("oversize")
+    async with _reset(server, load.rng) as wire:
+        if load.rng.random() < 0.5:
+            await wire.ask(post(_large()))
+        else:
+            await upgrade(wire)
+            await wire.say(message(_hello()), _large_frame())
+            with trio.move_on_after(1):
+                await wire.stream.receive_some()
+    await trio.sleep(2 * load.rng.random())
+
+
+async def _abandoned(server: Served, load: Load) -> None:
+    """Sessions nobody ends; they expire."""
+    for _ in range(3):
+        load.note("abandoned session")
+        await initialize(server)
+    await trio.sleep(load.rng.random())
+
+
+# A server on standard input and output
+
+
+async def soak_lines(server: Target, load: Load) -> None:
+    """Everything over one pair of pipes: what is right is answered, whatever stands between."""
+    make = of_messages(load.rng)
+    n = 0
+    while not load.done.is_set():
+        lines, waiting = [], set()
+        for _ in range(load.rng.randrange(5, 60)):
+            n += 1
+            kind = load.rng.random()
+            if kind < 0.75:
+                tool, arguments = _drawn(load.rng)
+                lines.append(call(f"n{n}", tool, **arguments))
+                waiting.add(f"n{n}")
+            elif kind < 0.85:
+                lines += [call(f"n{n}", "hang"), notice("notifications/cancelled", requestId=f"n{n}", reason="soak")]
+            else:
+                lines.append(make().replace(b"\n", b" ") + b"\n")
+        load.note("round over stdio", len(lines))
+        if load.rng.random() < 0.01:
+            lines.append(_large() + b"\n")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.pour, b"".join(lines))
+            with trio.fail_after(30):
+                while waiting:
+                    heard = await server.hear()
+                    if not isinstance(heard, dict):
+                        continue
+                    if heard.get("method") == "notifications/subscriptions/acknowledged":
+                        subscription = heard["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"]
+                        nursery.start_soon(server.pour, notice("notifications/cancelled", requestId=subscription))
+                    elif "method" not in heard and heard.get("id") in waiting:
+                        waiting.discard(heard["id"])
+                        load.answers += 1

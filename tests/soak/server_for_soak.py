@@ -1,0 +1,69 @@
+"""The server that is soaked, run as a program: over the network with JSON options, over stdio with the word `stdio`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+import trio
+
+import trimcp
+from tests.hostile import server_for_attack, server_over_network
+from trimcp.transports.http.model import Head, Response
+
+
+def make_server() -> trimcp.Server[None]:
+    """The server under attack, with tools that wait in threads and change its lists."""
+    server = server_for_attack.make_server()
+
+    @server.tool
+    def nap(seconds: float = 0.005) -> str:
+        time.sleep(min(seconds, 0.1))
+        return "slept"
+
+    @server.tool
+    async def change() -> str:
+        async def fleeting() -> str:
+            return "gone soon"
+
+        server.add_tool(fleeting)
+        server.remove_tool("fleeting")
+        server.resource_updated("note://x")
+        return "changed"
+
+    return server
+
+
+def children() -> int:
+    """How many child processes this one has."""
+    return sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children"))
+
+
+def extra() -> dict[str, int]:
+    """What is counted of a process besides what `server_over_network` counts."""
+    return {"threads": threading.active_count(), "children": children()}
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger().handlers[0].addFilter(server_over_network.is_complaint)
+    if sys.argv[1] == "stdio":
+        trimcp.run_stdio(make_server())
+        return
+    options, count = json.loads(sys.argv[1]), server_over_network.statistics
+
+    async def statistics(head: Head) -> Response:
+        response = await count(head)
+        assert isinstance(response.body, bytes)
+        return Response(200, response.headers, json.dumps({**json.loads(response.body), **extra()}).encode())
+
+    server_over_network.make_server, server_over_network.statistics = make_server, statistics
+    trio.run(lambda: server_over_network.main(**options))
+
+
+if __name__ == "__main__":
+    main()
