@@ -134,7 +134,8 @@ class Supervisor:
         text += "is down" if self.connections or self.failed_attempts else "is not connected yet"
         text += f": {reason}" if reason else ""
         if self.next_attempt is None:
-            return UpstreamDown(f"{text}; it is being tried now", self.reasons)
+            now = self.state in (UpstreamState.CONNECTING, UpstreamState.PROBING)
+            return UpstreamDown(f"{text}; it is {'being tried now' if now else 'tried again soon'}", self.reasons)
         left = max(0.0, self.next_attempt - trio.current_time())
         return UpstreamDown(f"{text}; it is tried again in {left:.3g} s", self.reasons, self.next_attempt)
 
