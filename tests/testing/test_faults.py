@@ -379,7 +379,7 @@ async def test_a_real_connection_that_is_cut(how: str) -> None:
 
 async def test_connected_takes_faults(autojump_clock: MockClock) -> None:
     watched = make_server()
-    faults = Faults(1, stall=0.2, stall_seconds=100, duplicate=0.2, garbage=0.2)
+    faults = Faults(1, stall=0.2, stall_seconds=5, duplicate=0.2, garbage=0.2)
     async with connected(watched.server, faults=faults) as session:
         for _ in range(10):
             ends: list[str] = []

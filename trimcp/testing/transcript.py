@@ -1,12 +1,13 @@
 """Golden transcripts: a recorded conversation replayed against a server, compared message by message, field by field.
 
+One that was written by hand is compared to the letter and in its order; one that `trimcp record` made as `play` says.
 A transcript is text. `-->` begins a message of the client, `<--` one of the server, each as one line of JSON; lines
 that begin with `#` and blank lines are for people. A string `"..."` in an expected message stands for any value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,16 @@ import trio
 import trio.testing
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.client.connect import Target
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
+from trimcp.testing.differences import differences
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 
-__all__ = ["Transcript", "differences", "replay"]
+__all__ = ["Transcript", "replay"]
 
 _CLIENT, _SERVER = "-->", "<--"
-_ANY = "..."
 # Longer than any handler in a replayed conversation should take; in virtual time it costs nothing.
 _PATIENCE = 10.0
 # Seconds of quiet after which a server has nothing more to say.
@@ -34,9 +36,15 @@ _CUSHION = 0.01
 
 @attrs.frozen
 class Transcript:
-    """A conversation: `(True, message)` for the client's messages, `(False, message)` for the server's, in order."""
+    """A conversation: `(True, message)` for the client's messages, `(False, message)` for the server's, in order.
+
+    Attributes:
+        messages: the messages, as JSON values.
+        recorded: whether it was made by `trimcp record`: then it is compared as far as it can be the same twice.
+    """
 
     messages: Sequence[tuple[bool, Any]]
+    recorded: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Transcript:
@@ -59,22 +67,53 @@ class Transcript:
         return cls(messages)
 
     @classmethod
+    def load(cls, path: Path | str) -> Transcript:
+        """Read a conversation from a file, whether written by hand or made by `trimcp record`.
+
+        Raises:
+            ValueError: it is neither; the text says why.
+        """
+        from trimcp.testing.journal import read_journal
+
+        text = Path(path).read_text(encoding="utf-8")
+        return cls(read_journal(text), recorded=True) if text.startswith("{") else cls.parse(text)
+
+    @classmethod
     def read(cls, path: Path | str) -> Transcript:
         """Read a transcript from a file."""
         return cls.parse(Path(path).read_text(encoding="utf-8"))
 
 
-async def replay(transcript: Transcript, server: Server[Any]) -> None:
-    """Play the client's part to a server and compare what it answers.
+async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore: Iterable[str] = ()) -> None:
+    """Play the client's part and compare what the server answers.
+
+    Args:
+        transcript: the conversation.
+        target: a server in this process, or, for a conversation that was recorded, whatever a client can connect to.
+        ignore: JSON Pointers to what may differ in any message of a recorded conversation, "*" for any one step:
+            `"/result/structuredContent/time"`, `"/params/arguments/*"`.
 
     Raises:
         AssertionError: an answer is missing, there is one too many, or fields differ; the text names each.
     """
+    if transcript.recorded:
+        from trimcp.testing.play import play_to
+
+        problems = await play_to(target, transcript.messages, ignore=ignore)
+    elif isinstance(target, Server) and not ignore:
+        problems = await _compare(transcript, target)
+    else:
+        raise TypeError("a transcript that was not recorded is replayed to a Server, and as a whole")
+    if problems:
+        raise AssertionError("the conversation differs from its transcript:\n" + "\n".join(problems))
+
+
+async def _compare(transcript: Transcript, server: Server[Any]) -> list[str]:
     ours, theirs = memory_channels(framed=True)
+    problems: list[str] = []
     async with open_service_nursery() as nursery, theirs:
         nursery.start_soon(server.serve, ours)
         inbox: list[Any] = []
-        problems: list[str] = []
         for number, (from_client, message) in enumerate(transcript.messages, 1):
             if from_client:
                 data = orjson.dumps(message)
@@ -87,8 +126,7 @@ async def replay(transcript: Transcript, server: Server[Any]) -> None:
             problems += [f"message {number}: {difference}" for difference in differences(message, answer)]
         await _rest(theirs, inbox)
         problems += [f"the server sent more: {message}" for message in inbox]
-    if problems:
-        raise AssertionError("the conversation differs from its transcript:\n" + "\n".join(problems))
+    return problems
 
 
 async def _next(channel: MessageChannel, inbox: list[Any]) -> Any:
@@ -110,29 +148,3 @@ async def _rest(channel: MessageChannel, inbox: list[Any]) -> None:
         nursery.start_soon(collect)
         await trio.testing.wait_all_tasks_blocked(_CUSHION)
         nursery.cancel_scope.cancel(reason="the server is done")
-
-
-def differences(expected: Any, actual: Any, path: str = "$") -> Iterator[str]:
-    """Yield a line for every place where two JSON values differ, with its path."""
-    if expected == _ANY:
-        return
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        for key in expected.keys() | actual.keys():
-            if key not in actual:
-                yield f"{path}.{key} is missing"
-            elif key not in expected:
-                yield f"{path}.{key} should not be there: {_short(actual[key])}"
-            else:
-                yield from differences(expected[key], actual[key], f"{path}.{key}")
-    elif isinstance(expected, list) and isinstance(actual, list):
-        if len(expected) != len(actual):
-            yield f"{path} has {len(actual)} members, expected {len(expected)}"
-        for index, (left, right) in enumerate(zip(expected, actual, strict=False)):
-            yield from differences(left, right, f"{path}[{index}]")
-    elif type(expected) is not type(actual) or expected != actual:
-        yield f"{path} is {_short(actual)}, expected {_short(expected)}"
-
-
-def _short(value: Any) -> str:
-    text = orjson.dumps(value).decode()
-    return text if len(text) <= 120 else text[:117] + "..."

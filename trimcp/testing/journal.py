@@ -1,0 +1,157 @@
+"""The wire journal: what both sides of a connection said, one JSON object a line, to be read and played again.
+
+The first line says what the file is; each other one has `at` (seconds since the beginning), `from` ("client" or
+"server") and `message`, or `text` for what was no JSON. A `note` is for people. Secrets are numbered, not written:
+"***1" is the same secret wherever it stands, so that one the server hands out can be given back to it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from trimcp.masking import MASK, mask_text, names_a_secret
+
+__all__ = ["FORMAT", "JournalWriter", "read_journal"]
+
+FORMAT: Final = 1
+"""The number of the format; it changes when what is there means something else."""
+
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_SIDES: Final = {True: "client", False: "server"}
+
+
+@attrs.define(eq=False)
+class JournalWriter:
+    """Writes a journal, each message as soon as it is seen.
+
+    Args:
+        path: the file. If there is one of that name already, this one gets a number: `weather-2.jsonl`.
+        target: what is recorded, for people.
+        masked: number secrets in place of writing them.
+        max_bytes: bytes after which nothing more is written but a note that says so.
+        tell: called with a line about what becomes of the file.
+        clock: seconds.
+
+    Attributes:
+        path: the file that is written.
+        full: whether it has come to its limit.
+    """
+
+    path: Path = attrs.field(converter=Path)
+    target: str = ""
+    masked: bool = attrs.field(default=True, kw_only=True)
+    max_bytes: int = attrs.field(default=_MAX_BYTES, kw_only=True)
+    tell: Callable[[str], object] | None = attrs.field(default=None, kw_only=True)
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    full: bool = attrs.field(init=False, default=False)
+    _fd: int = attrs.field(init=False)
+    _began: float = attrs.field(init=False)
+    _written: int = attrs.field(init=False, default=0)
+    _secrets: dict[bytes, str] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self._fd, self.path = _create(self.path)
+        self._began = self.clock()
+        target = mask_text(self.target) if self.masked else self.target
+        head = {"trimcp_journal": FORMAT, "began": datetime.now(UTC).isoformat(), "target": target}
+        self._write({**head, "masked": self.masked})
+        if self.tell is not None:
+            self.tell(f"recording to {self.path}")
+
+    def note(self, from_client: bool, data: bytes) -> None:
+        """Write down one message as it goes by."""
+        if self.full or not data.strip():
+            return
+        entry: dict[str, Any] = {"at": round(self.clock() - self._began, 4), "from": _SIDES[from_client]}
+        try:
+            message = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            text = data.decode(errors="replace")
+            entry["text"] = mask_text(text) if self.masked else text
+        else:
+            entry["message"] = self._mask(message) if self.masked else message
+        self._write(entry)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        line = orjson.dumps(entry) + b"\n"
+        if self._written + len(line) > self.max_bytes:
+            self.full = True
+            note = f"the recording ends here: it has come to its limit of {self.max_bytes:,} bytes"
+            line = orjson.dumps({"note": note}) + b"\n"
+            if self.tell is not None:
+                self.tell(note)
+        self._written += len(line)
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:  # no recording is worth the connection
+            self.full = True
+            if self.tell is not None:
+                self.tell(f"the recording ends here: {error}")
+
+    def _mask(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._mask(member, name) for name, member in value.items()}
+        if names_a_secret(key) and value is not None and not isinstance(value, bool):
+            return self._secrets.setdefault(orjson.dumps(value), f"{MASK}{len(self._secrets) + 1}")
+        if isinstance(value, list):
+            return [self._mask(member) for member in value]
+        return mask_text(value) if isinstance(value, str) else value
+
+
+def _create(path: Path) -> tuple[int, Path]:
+    number = 1
+    while True:
+        name = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        try:
+            # For nobody else: what a tool says to its user is private.
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), name
+        except FileExistsError:
+            number += 1
+
+
+def read_journal(text: str) -> list[tuple[bool, Any]]:
+    """Return the messages of a journal, `(True, message)` for the client's. What was no JSON is left out.
+
+    Raises:
+        ValueError: it is no journal, or one of a later format.
+    """
+    lines = text.splitlines()
+    head = _entry(lines[0] if lines else "", 1)
+    if head.get("trimcp_journal") != FORMAT:
+        raise ValueError(f"line 1: this is no journal of trimcp in format {FORMAT}")
+    messages = []
+    for number, line in enumerate(lines[1:], 2):
+        if number == len(lines) and not text.endswith("\n"):
+            break  # whoever wrote it was stopped in the middle
+        entry = _entry(line, number)
+        if "message" in entry:
+            if entry.get("from") not in _SIDES.values():
+                raise ValueError(f'line {number}: "from" must be "client" or "server"')
+            messages.append((entry["from"] == "client", entry["message"]))
+    return messages
+
+
+def _entry(line: str, number: int) -> dict[str, Any]:
+    try:
+        entry = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"line {number}: {error}") from None
+    if not isinstance(entry, dict):
+        raise ValueError(f"line {number}: not an object")
+    return entry

@@ -1,0 +1,331 @@
+"""Plays one side of a recorded conversation and compares what the other says, as far as that can be the same twice.
+
+A message is sent once everything has come that had come before it when it was recorded. What comes is matched by what
+it is, not by when: answers by their request, questions by their method, progress by its token. The ids of the other
+side's requests, cursors and states it hands out, and secrets that were masked, are mapped to those of this time. How
+often progress is told, pings, points in time, and answers to what was cancelled may differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+
+from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.client.connect import Connectable, Target
+from trimcp.framing.headers import request_headers
+from trimcp.run import in_process
+from trimcp.server.server import Server
+from trimcp.testing.differences import differences
+from trimcp.transports.trace import as_json
+from trimcp.wire.codes import METHOD_NOT_FOUND
+from trimcp.wire.common import META_PROTOCOL_VERSION
+from trimcp.wire.revisions import find
+
+__all__ = ["outgoing_of", "play", "play_to"]
+
+_PATIENCE: Final = 10.0
+_LINGER: Final = 0.3
+_CANCELLED: Final = "notifications/cancelled"
+_PROGRESS: Final = "notifications/progress"
+_HANDED_OUT: Final = {
+    # The key under which one side hands something out, by the key under which it comes back.
+    **{key: key for key in ("requestState", "progressToken", "elicitationId", "taskId", "nextCursor")},
+    "cursor": "nextCursor",
+}
+_MASKED: Final = re.compile(r"\*\*\*\d*")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
+
+
+@attrs.define(eq=False)
+class _Awaited:
+    """A message of the other side that is to come."""
+
+    number: int
+    message: Any
+    optional: bool
+    come: bool = False
+
+
+async def play_to(
+    target: Server[Any] | Target, messages: Sequence[tuple[bool, Any]], *, ignore: Iterable[str] = ()
+) -> list[str]:
+    """Connect to a target, play the client's side, and return what differs; see `play`."""
+    if isinstance(target, Server):
+        target = in_process(target, framed=True)
+    async with AsyncExitStack() as stack:
+        if isinstance(target, Connectable):
+            target = target.connect()
+        channel = await stack.enter_async_context(target) if isinstance(target, AbstractAsyncContextManager) else target
+        if not isinstance(channel, MessageChannel):
+            raise TypeError(f"cannot replay to {type(channel).__name__}; pass a Server, a target or a MessageChannel")
+        return await play(messages, channel, ignore=ignore)
+
+
+async def play(
+    messages: Sequence[tuple[bool, Any]],
+    channel: MessageChannel,
+    *,
+    client: bool = True,
+    ignore: Iterable[str] = (),
+    patience: float = _PATIENCE,
+) -> list[str]:
+    """Play one side and return a line for each thing that differs.
+
+    Args:
+        messages: the conversation, `(True, message)` for the client's.
+        channel: to the other side; it is not closed.
+        client: play the client's side; else the server's.
+        ignore: JSON Pointers to what may differ in any message of the other side, "*" for any one step.
+        patience: seconds that the other side may take for what is expected next.
+    """
+    player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience)
+    player.expect(messages)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(player.listen)
+        await player.speak(messages)
+        nursery.cancel_scope.cancel(reason="the conversation is over")
+    return player.problems
+
+
+@attrs.define(eq=False)
+class _Player:
+    channel: MessageChannel
+    client: bool
+    ignored: list[list[str]]
+    patience: float
+    problems: list[str] = attrs.field(init=False, factory=list)
+    _awaited: list[_Awaited] = attrs.field(init=False, factory=list)
+    _ids: dict[Any, Any] = attrs.field(init=False, factory=dict)
+    _bound: dict[Any, Any] = attrs.field(init=False, factory=dict)
+    _methods: dict[Any, str] = attrs.field(init=False, factory=dict)
+    _given_up: set[Any] = attrs.field(init=False, factory=set)
+    _pings: set[Any] = attrs.field(init=False, factory=set)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _ended: bool = attrs.field(init=False, default=False)
+
+    def expect(self, messages: Sequence[tuple[bool, Any]]) -> None:
+        """Find out what the other side will have to say."""
+        for from_client, whole in messages:
+            for message in _members(whole):
+                if from_client == self.client:
+                    if "method" in message and "id" in message:
+                        self._methods[message["id"]] = message["method"]
+                    elif message.get("method") == _CANCELLED:
+                        self._given_up.add(message.get("params", {}).get("requestId"))
+        told: set[Any] = set()
+        for number, (from_client, whole) in enumerate(messages, 1):
+            if from_client == self.client:
+                continue
+            for message in _members(whole):
+                method, optional = message.get("method"), False
+                if method == _PROGRESS:
+                    token = message.get("params", {}).get("progressToken")
+                    optional = token in told  # once is enough
+                    told.add(token)
+                elif method == "ping" and "id" in message:
+                    self._pings.add(message["id"])
+                    optional = True
+                elif method is None:
+                    optional = message.get("id") in self._given_up
+                self._awaited.append(_Awaited(number, message, optional))
+
+    # Speaking
+
+    async def speak(self, messages: Sequence[tuple[bool, Any]]) -> None:
+        """Say our part, each message when it is time."""
+        for number, (from_client, whole) in enumerate(messages, 1):
+            if from_client != self.client:
+                continue
+            if not await self._until_come(number):
+                break
+            members = [self._now(member) for member in _members(whole) if self._is_ours_to_say(member)]
+            if not members:
+                continue
+            try:
+                await self.channel.send([outgoing_of(members if isinstance(whole, list) else members[0])])
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self.problems.append(f"message {number}: could not be sent, the connection is gone ({error})")
+                break
+        else:
+            await self._until_come(len(messages) + 1)
+            with trio.move_on_after(_LINGER):
+                while not self._ended:
+                    await self._changed.park()
+        missing = [each for each in self._awaited if not each.come and not each.optional]
+        self.problems += [f"message {each.number}: {self._name(each.message)} did not come" for each in missing[:1]]
+        if missing[1:]:
+            self.problems.append(f"and {len(missing) - 1} more that did not come after it")
+
+    async def _until_come(self, number: int) -> bool:
+        """Wait until all has come that came before the message of this number."""
+        with trio.move_on_after(self.patience):
+            while any(each.number < number and not each.come and not each.optional for each in self._awaited):
+                if self._ended:
+                    return False
+                await self._changed.park()
+            return True
+        return False
+
+    def _is_ours_to_say(self, message: Any) -> bool:
+        if "method" in message or "id" not in message:
+            return True
+        return message["id"] in self._ids  # an answer to what was not asked this time
+
+    def _now(self, message: Any) -> Any:
+        """Return a message of ours with the ids, states and secrets of this time."""
+        now = self._replaced(message)
+        if "method" not in message and "id" in message:
+            now["id"] = self._ids[message["id"]]
+        return now
+
+    def _replaced(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: self._replaced(member, name) for name, member in value.items()}
+        if isinstance(value, list):
+            return [self._replaced(member) for member in value]
+        if key.endswith("subscriptionId"):
+            return self._ids.get(value, value)
+        if isinstance(value, str) and _MASKED.fullmatch(value):
+            return self._bound.get(value, value)
+        if key in _HANDED_OUT and isinstance(value, str | int):
+            return self._bound.get((_HANDED_OUT[key], value), value)
+        return value
+
+    # Listening
+
+    async def listen(self) -> None:
+        """Take what comes and compare it, until the other side ends."""
+        try:
+            while True:
+                for incoming in await self.channel.receive():
+                    for message in _members(as_json(incoming.message)):
+                        await self._take(message)
+                self._changed.unpark_all()
+        except (trio.EndOfChannel, trio.BrokenResourceError):
+            self._ended = True
+            self._changed.unpark_all()
+
+    async def _take(self, message: Any) -> None:
+        candidates = [each for each in self._awaited if not each.come and self._is_same_kind(each.message, message)]
+        if not candidates:
+            await self._take_unexpected(message)
+            return
+        compared = [(list(self._compare(each.message, message, bind=False)), each) for each in candidates]
+        found = next((each for differ, each in compared if not differ), compared[0][1])
+        found.come = True
+        if "method" in message and "id" in message:
+            self._ids[found.message["id"]] = message["id"]
+        if message.get("method") != _PROGRESS:
+            name = self._name(found.message)
+            for difference in self._compare(found.message, message, bind=True):
+                self.problems.append(f"message {found.number}, {name}: {difference}")
+
+    def _is_same_kind(self, expected: Any, actual: Any) -> bool:
+        if expected.get("method") != actual.get("method") or ("id" in expected) != ("id" in actual):
+            return False
+        if actual.get("method") == _PROGRESS:
+            left, right = expected.get("params", {}), actual.get("params", {})
+            return bool(left.get("progressToken") == right.get("progressToken"))
+        return "method" in actual or expected.get("id") == actual.get("id")
+
+    async def _take_unexpected(self, message: Any) -> None:
+        method = message.get("method")
+        if method == "ping" and "id" in message:
+            await self.channel.send([outgoing_of({"jsonrpc": "2.0", "id": message["id"], "result": {}})])
+        elif method == _PROGRESS or (method is None and message.get("id") in self._given_up):
+            pass
+        else:
+            self.problems.append(f"not in the journal: {_short(message)}")
+            if method is not None and "id" in message:  # let it go on
+                error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
+                await self.channel.send([outgoing_of({"jsonrpc": "2.0", "id": message["id"], "error": error})])
+
+    def _compare(self, expected: Any, actual: Any, *, bind: bool) -> list[str]:
+        found: dict[Any, Any] = {}
+
+        def alike(left: Any, right: Any, path: str) -> bool:
+            key = path.rpartition(".")[2]
+            if path == "$.id" and "method" in expected:
+                return True
+            if path == "$.params.requestId" and expected.get("method") == _CANCELLED:
+                return bool(self._ids.get(left) == right)
+            if key in _HANDED_OUT and isinstance(left, str | int) and isinstance(right, str | int):
+                found[_HANDED_OUT[key], left] = right
+                if isinstance(left, str) and _MASKED.fullmatch(left):
+                    found[left] = right
+                return True
+            if not isinstance(left, str):
+                return False
+            if _MASKED.fullmatch(left):
+                found[left] = right
+                return True
+            return isinstance(right, str) and _is_same_text(left, right)
+
+        left, right = expected, actual
+        for pointer in self.ignored:
+            left, right = _without(left, pointer), _without(right, pointer)
+        problems = list(differences(left, right, "$", alike))
+        if bind:
+            self._bound.update(found)
+        return problems
+
+    def _name(self, message: Any) -> str:
+        if "method" in message:
+            return f"{message['method']}" if "id" not in message else f"the question {message['method']}"
+        return f"the answer to {self._methods.get(message.get('id'), 'nothing')}"
+
+
+def _members(message: Any) -> list[Any]:
+    found = message if isinstance(message, list) else [message]
+    return [member for member in found if isinstance(member, dict)]
+
+
+def _is_same_text(left: str, right: str) -> bool:
+    if _TIME.fullmatch(left) and _TIME.fullmatch(right):
+        return True
+    if "***" not in left:
+        return False
+    return re.fullmatch(".*".join(map(re.escape, _MASKED.split(left))), right, re.DOTALL) is not None
+
+
+def _without(value: Any, pointer: list[str]) -> Any:
+    """Return a JSON value without what a pointer leads to."""
+    step, rest = pointer[0].replace("~1", "/").replace("~0", "~"), pointer[1:]
+    if isinstance(value, dict):
+        names = list(value) if step == "*" else [step] if step in value else []
+        changed = {name: _without(value[name], rest) for name in names} if rest else {}
+        return {name: changed.get(name, member) for name, member in value.items() if rest or name not in names}
+    if isinstance(value, list) and rest:
+        return [_without(each, rest) if step in ("*", str(at)) else each for at, each in enumerate(value)]
+    if isinstance(value, list):
+        return ["..." if step in ("*", str(at)) else each for at, each in enumerate(value)]
+    return value
+
+
+def _short(message: Any) -> str:
+    text = orjson.dumps(message).decode()
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def outgoing_of(message: Any) -> Outgoing:
+    """Return a JSON message as a channel takes it, with the headers it needs where the channel carries such."""
+    data = orjson.dumps(message)
+    if not isinstance(message, dict):
+        return Outgoing(data, Kind.NOTIFICATION)
+    method, id, params = message.get("method"), message.get("id"), message.get("params") or {}
+    if method is None:
+        return Outgoing(data, Kind.REPLY, id)
+    if method == _CANCELLED:
+        return Outgoing(data, Kind.CANCEL, params.get("requestId"))
+    revision = find((params.get("_meta") or {}).get(META_PROTOCOL_VERSION, ""))
+    headers = None
+    if revision is not None and revision.method_headers:
+        headers = request_headers(revision.name, method, params.get("name") or params.get("uri"))
+    return Outgoing(data, Kind.NOTIFICATION if id is None else Kind.REQUEST, id, headers=headers)
