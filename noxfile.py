@@ -147,6 +147,16 @@ def fuzz(session: nox.Session) -> None:
             session.run("pytest", "-o", "timeout=1800", "-s", "--durations=0", "-k", "mutat", "tests/hostile", env=env)
 
 
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Load servers and clients for some minutes and see whether anything grows or stays: `-- --minutes 10`."""
+    session.install(".[cli]", *groups("tests"))
+    report = Path("build", "soak.json").absolute()
+    report.parent.mkdir(exist_ok=True)
+    with timed(session):
+        session.run("python", "-m", "tests.soak.run", "--json", str(report), *session.posargs)
+
+
 @nox.session(name="bench-sessions")
 def bench_sessions(session: nox.Session) -> None:
     """Measure a thousand sessions with open streams on every implementation."""
