@@ -19,6 +19,7 @@ from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, TOOL_ERROR, USAGE, Failure
 from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
 from trimcp.cli.loading import load_server, trace_of
 from trimcp.cli.options import network_options, read_options
+from trimcp.cli.recording import record, replay
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, read_headers
 from trimcp.cli.text import as_json, describe_content, describe_resource
@@ -368,3 +369,7 @@ def demo(directory: str | None, trace: str | None) -> None:
     from trimcp.cli.demo import run_demo
 
     sys.exit(run_demo(directory, trace))
+
+
+app.add_command(record)
+app.add_command(replay)

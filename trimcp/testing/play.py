@@ -22,6 +22,7 @@ from trimcp.client.connect import Connectable, Target
 from trimcp.framing.headers import request_headers
 from trimcp.run import in_process
 from trimcp.server.server import Server
+from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.differences import differences
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
@@ -87,10 +88,9 @@ async def play(
     """
     player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience)
     player.expect(messages)
-    async with trio.open_nursery() as nursery:
+    async with open_service_nursery() as nursery:
         nursery.start_soon(player.listen)
         await player.speak(messages)
-        nursery.cancel_scope.cancel(reason="the conversation is over")
     return player.problems
 
 

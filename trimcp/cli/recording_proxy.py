@@ -1,0 +1,162 @@
+"""The proxy behind `trimcp record`: bytes go through untouched where there are bytes, messages where there are not."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+
+from trimcp.channel import MessageChannel
+from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
+from trimcp.cli.targets import find_target
+from trimcp.errors import McpError
+from trimcp.run import signals
+from trimcp.session.scopes import open_service_nursery
+from trimcp.testing.journal import JournalWriter
+from trimcp.testing.play import outgoing_of
+from trimcp.transports.child import ChildChannel, StdioServer
+from trimcp.transports.claimed import Claim, claim
+from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.stdio import claim_stdio
+from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.trace import as_json
+from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.jsonrpc import Lost, Malformed
+
+__all__ = ["named_target", "run_proxy"]
+
+_LAST_ANSWERS: Final = 30.0
+"""Seconds that a server may take for its last answers once its client has left."""
+
+
+def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: int) -> int:
+    """Record until either side ends, and return the exit code."""
+    target = named_target(words)
+    try:
+        journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
+    except OSError as error:
+        raise Failure(f"cannot write {file}: {error}", USAGE) from None
+    try:
+        return trio.run(_record, target, journal)
+    except McpError as error:
+        raise Failure(str(error), NO_CONNECTION) from None
+    finally:
+        journal.close()
+
+
+def named_target(words: tuple[str, ...]) -> Any:
+    """Return the server that is named by one word, or by the words of a command."""
+    target = find_target(words[0]) if len(words) == 1 else StdioServer(words)
+    if isinstance(target, StdioServer):
+        # It takes the place of the server, so what is meant for that is in its own environment.
+        target = attrs.evolve(target, inherit_env=True, on_stderr=partial(print, file=sys.stderr, flush=True))
+    return target
+
+
+def _tell(line: str) -> None:
+    print(f"trimcp record: {line}", file=sys.stderr, flush=True)
+
+
+async def _record(target: Any, journal: JournalWriter) -> int:
+    code = 0
+    with signals() as stop, trio.CancelScope() as scope:
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(_cancel_when, stop, scope)
+            relay = _relay_bytes if isinstance(target, StdioServer) else _relay_messages
+            code = await relay(target, journal)
+    return code
+
+
+async def _cancel_when(stop: trio.Event, scope: trio.CancelScope) -> None:
+    await stop.wait()
+    scope.cancel(reason="told to stop")
+
+
+# Bytes
+
+
+async def _relay_bytes(target: StdioServer, journal: JournalWriter) -> int:
+    ours = claim()
+    try:
+        async with target.connect() as channel:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_to_server, ours, channel, journal)
+                await _pass(channel.streams[0], ours.sender, partial(journal.note, False))
+                with trio.move_on_after(1):  # it has closed its output, and is about to end
+                    await channel.process.wait()
+                nursery.cancel_scope.cancel(reason="the server has ended")
+            ended = channel.process.returncode
+    finally:
+        ours.release()
+    if ended is None:
+        return 0
+    return ended if ended >= 0 else 128 - ended
+
+
+async def _to_server(ours: Claim, channel: ChildChannel, journal: JournalWriter) -> None:
+    """Pass on what the client says; when it leaves, let the server know, and its last answers through."""
+    sender = channel.streams[1]
+    await _pass(ours.receiver, sender, partial(journal.note, True))
+    await sender.aclose()
+    await trio.sleep(_LAST_ANSWERS)
+    await channel.aclose()
+
+
+async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note: Callable[[bytes], object]) -> None:
+    """Pass bytes on as they come, and note each whole line before its end is passed on."""
+    line = bytearray()
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        while chunk := await source.receive_some(READ_SIZE):
+            line += chunk
+            *whole, line = line.split(b"\n")
+            for each in whole:
+                note(bytes(each))
+            if len(line) > CLIENT_MAX_MESSAGE:
+                line = bytearray()  # nobody will take that for a message
+            await sink.send_all(chunk)
+    note(bytes(line))
+
+
+# Messages
+
+
+async def _relay_messages(target: Any, journal: JournalWriter) -> int:
+    """Relay until either side has ended; there is nothing more to expect from a server whose client has left."""
+    async with target.connect() as server, claim_stdio(max_message=CLIENT_MAX_MESSAGE) as client:
+        async with open_service_nursery() as nursery:
+            ended = trio.Event()
+
+            async def one_way(source: MessageChannel, sink: MessageChannel, from_client: bool) -> None:
+                await _relay(source, sink, from_client, journal)
+                ended.set()
+
+            nursery.start_soon(one_way, server, client, False)
+            nursery.start_soon(one_way, client, server, True)
+            await ended.wait()
+    return 0
+
+
+async def _relay(source: MessageChannel, sink: MessageChannel, from_client: bool, journal: JournalWriter) -> None:
+    with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
+        while True:
+            for incoming in await source.receive():
+                message = incoming.message
+                if isinstance(message, Malformed):
+                    journal.note(from_client, message.message.encode())
+                    continue
+                said = as_json(message)
+                if isinstance(message, Lost):
+                    error = {"code": INTERNAL_ERROR, "message": message.message}
+                    said = {"jsonrpc": "2.0", "id": message.id, "error": error}
+                    if message.id is None:
+                        continue
+                journal.note(from_client, orjson.dumps(said))
+                await sink.send([outgoing_of(said)])
