@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, assert_type
 
@@ -12,6 +13,7 @@ import trio
 
 import trimcp
 from tests.typing.user_server import plain, server
+from trimcp.session.listening import Change
 from trimcp.testing import SlowChannel, connected, every_revision
 
 client = trimcp.Client(
@@ -185,3 +187,30 @@ async def test_timeout(revision: trimcp.Revision, autojump_clock: trio.testing.M
     async with connected(plain, client) as session:
         result = await session.call_tool("bare")
         assert result.content == [trimcp.Text("x")]
+
+
+async def keep_upstreams(client: trimcp.Client, server: trimcp.Server[None]) -> None:
+    """Supervise, and make several calls at once: answers keep their types."""
+    target = trimcp.in_process(server)
+    async with client.supervise(target, when_down="fail", breaker=None, restarts=trimcp.Restarts(most=3)) as upstream:
+        assert_type(upstream, trimcp.Upstream)
+        assert_type(await upstream.call_tool("x", idempotent=True), trimcp.CallToolResult)
+        assert_type(await upstream.use(lambda session: session.list_tools()), list[trimcp.Tool])
+        async with upstream.calling("x") as call:
+            assert_type(await call.result(), trimcp.CallToolResult)
+        async with upstream.listen(tools=True) as changes:
+            async for change in changes:
+                assert_type(change, Change)
+        attempt = partial(upstream.call_tool, "x")
+        assert_type(await trimcp.first_of(attempt, good=lambda result: not result.is_error), trimcp.CallToolResult)
+        assert_type(await trimcp.hedge(attempt, after=1), trimcp.CallToolResult)
+        outcomes = await trimcp.call_all({1: attempt})
+        assert_type(outcomes, dict[int, trimcp.Outcome[int, trimcp.CallToolResult]])
+        assert_type(outcomes[1].result(), trimcp.CallToolResult)
+        async with trimcp.map_bounded(upstream.read_resource, ["a://"], most=2) as results:
+            async for result in results:
+                assert_type(result, trimcp.ReadResourceResult)
+        async with trimcp.map_bounded(upstream.read_resource, ["a://"], most=2, collect=True) as collected:
+            assert_type(await collected.receive(), trimcp.Outcome[str, trimcp.ReadResourceResult])
+    async with trimcp.Group(client) as group:
+        assert_type(await group.supervise("x", target, when_down="wait", health=None), trimcp.Upstream)
