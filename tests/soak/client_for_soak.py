@@ -71,7 +71,9 @@ async def one(session: trimcp.ClientSession, rng: random.Random) -> None:
     seen["calls"] += 1
     try:
         if kind < 0.4:
-            await session.call_tool("echo", {"text": "x" * rng.choice([1, 1_000, 20_000])})
+            for _ in range(20):
+                seen["calls"] += 1
+                await session.call_tool("echo", {"text": "x" * rng.choice([1, 1_000, 20_000])})
         elif kind < 0.5:
             with trio.move_on_after(rng.random() * 0.02):
                 await session.call_tool("hang")

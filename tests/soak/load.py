@@ -54,7 +54,7 @@ async def soak_network(server: Served, load: Load) -> None:
     agents += [_behaved(road) for road in ROADS for _ in range(2)]
     agents += [_rude(road) for road in ROADS]
     agents += [_slow(road) for road in ("modern", "sse", "websocket")]
-    agents += [_wrong_requests, _wrong_frames, _wrong_messages, _oversize, _abandoned]
+    agents += [_pipelined, _wrong_requests, _wrong_frames, _wrong_messages, _oversize, _abandoned]
     async with trio.open_nursery() as nursery:
         for agent in agents:
             nursery.start_soon(_again, agent, server, load)
@@ -106,6 +106,17 @@ def _drawn(rng: random.Random) -> tuple[str, dict[str, Any]]:
             ("echo", {"text": 5}),
         ]
     )
+
+
+async def _pipelined(server: Served, load: Load) -> None:
+    """A hundred calls at once, over a WebSocket, and their answers."""
+    async with on(server, "websocket") as lane:
+        for first in range(0, load.rng.randrange(1, 10) * 100, 100):
+            ids = range(first, first + 100)
+            load.note("a hundred at once", 100)
+            await lane.raw.say(*(message(lane.call(n, "echo", text="x")) for n in ids))
+            assert {(await lane.hear())["id"] for _ in ids} == set(ids)
+            load.answers += 100
 
 
 # Those that do not
