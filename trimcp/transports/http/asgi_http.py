@@ -17,7 +17,7 @@ from trimcp.transports.http.asgi_scope import AsgiEvent, Receive, Send, plain
 from trimcp.transports.http.limits import HttpLimits
 from trimcp.transports.http.model import Face, Handler, Head, Response, Upgrade
 
-__all__ = ["Bodies", "HttpCall", "response_start"]
+__all__ = ["Bodies", "Handing", "HttpCall", "response_start"]
 
 _BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
@@ -48,6 +48,41 @@ def response_start(kind: str, response: Response, length: int | None) -> AsgiEve
 
 
 @attrs.define(eq=False)
+class Handing:
+    """How long a server holds what was handed to it, to tell a client that left from one that the server cut off.
+
+    A server that limits how long a client may take nothing (ours does, with the same limit) ends the connection, lets
+    `send` return as if nothing was, and then says that the client left.
+
+    Args:
+        limit: seconds.
+    """
+
+    limit: float
+    _began: float | None = attrs.field(init=False, default=None)
+    _late: float | None = attrs.field(init=False, default=None)
+
+    def begin(self) -> None:
+        """Note that something is being handed over."""
+        self._began = trio.current_time()
+
+    def end(self) -> None:
+        """Note that the server has taken it."""
+        now, began = trio.current_time(), self._began
+        if began is not None and now - began >= _NEARLY * self.limit:
+            self._late = now
+        self._began = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether a connection that has ended just now was cut off by the server."""
+        now = trio.current_time()
+        if self._began is not None and now - self._began >= _NEARLY * self.limit:
+            return True
+        return self._late is not None and now - self._late <= (1 - _NEARLY) * self.limit
+
+
+@attrs.define(eq=False)
 class HttpCall:
     """One `http` call of an ASGI server.
 
@@ -70,8 +105,11 @@ class HttpCall:
     _received: bool = attrs.field(init=False, default=False)
     _drained: int = attrs.field(init=False, default=0)
     _enough: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _sending: float | None = attrs.field(init=False, default=None)
+    _handing: Handing = attrs.field(init=False)
     _stalled: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._handing = Handing(self.limits.stall_timeout)
 
     async def run(self) -> None:
         """Answer the request. Returns once the response is with the server or the client has left."""
@@ -170,11 +208,11 @@ class HttpCall:
 
     async def _body(self, piece: bytes) -> bool:
         """Hand over a piece; False if it was not taken for too long: over HTTP/2 a client may never grant a window."""
-        self._sending = trio.current_time()
+        self._handing.begin()
         with trio.move_on_after(self.limits.stall_timeout):
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             self._sent += len(piece)
-            self._sending = None
+            self._handing.end()
             return True
         self._stalled = True
         return False
@@ -210,17 +248,11 @@ class HttpCall:
         if not self._ending and not reply.aborted and not reply.lost:
             unread = reply.waiting
             reply.lose()
-            slow = self._too_slow(unread) if self._stalled or self._cut_by_server else None
+            slow = self._too_slow(unread) if self._stalled or self._handing.cut else None
             if slow is None:
                 _log.debug("%s left before a response was finished", self.head.peer)
             if handler is not None:
                 handler.disconnected(slow)
-
-    @property
-    def _cut_by_server(self) -> bool:
-        """Whether the client did not leave, but a server that limits a send (ours does, as here) ended it."""
-        began = self._sending
-        return began is not None and trio.current_time() - began >= _NEARLY * self.limits.stall_timeout
 
     def _too_slow(self, unread: int) -> str:
         """Report a client that was dropped because it took nothing, and return the reason in words."""

@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.transports.http.asgi_http import response_start
+from trimcp.transports.http.asgi_http import Handing, response_start
 from trimcp.transports.http.asgi_scope import AsgiEvent, Receive, Scope, Send, plain
 from trimcp.transports.http.model import Face, Head, Response, Upgrade
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits, parse
@@ -26,7 +26,6 @@ _NORMAL: Final = 1000
 _UNSUPPORTED_DATA: Final = 1003
 _TOO_BIG: Final = 1009
 
-_NEARLY: Final = 0.9
 _FAREWELL: Final = 2.0  # seconds a peer has to answer our close; a server that is not waited for resets the connection
 
 
@@ -126,7 +125,7 @@ class AsgiWebSocket(MessageChannel):
     _failure: str | None = attrs.field(init=False, default=None)
     _obituary: str | None = attrs.field(init=False, default=None)
     too_slow: bool = attrs.field(init=False, default=False)
-    _handing_over: float | None = attrs.field(init=False, default=None)
+    _handing: Handing = attrs.field(init=False)
     _sending: bool = attrs.field(init=False, default=False)
     _receiving: bool = attrs.field(init=False, default=False)
     _closed: bool = attrs.field(init=False, default=False)
@@ -134,6 +133,7 @@ class AsgiWebSocket(MessageChannel):
     def __attrs_post_init__(self) -> None:
         self._arriving, self._arrived = trio.open_memory_channel(0)
         self._leaving, self._left = trio.open_memory_channel(0)
+        self._handing = Handing(self.stall_timeout)
 
     # What sessions see
 
@@ -203,8 +203,7 @@ class AsgiWebSocket(MessageChannel):
 
     def _look_why(self) -> None:
         """Note whether it was the server that ended the connection, with a message in its hands for too long."""
-        began = self._handing_over
-        if began is not None and trio.current_time() - began >= _NEARLY * self.stall_timeout:
+        if self._handing.cut:
             self.too_slow = True
             self._obituary = f"the peer read nothing for {self.stall_timeout:g} seconds"
 
@@ -231,9 +230,9 @@ class AsgiWebSocket(MessageChannel):
             try:
                 async for text in self._left:
                     if text is not None:
-                        self._handing_over = trio.current_time()
+                        self._handing.begin()
                         await send({"type": "websocket.send", "text": text})
-                        self._handing_over = None
+                        self._handing.end()
                 await send({"type": "websocket.close", "code": self._code})
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the peer is gone: how some servers tell it, or `pump_in` before

@@ -357,7 +357,7 @@ class Connection:
         sent = max(0, reply.sent - self.writer.undelivered)
         handler = None if reply.ended or reply.aborted else reply.handler
         reply.detach()
-        slow = self._too_slow() if self.writer.stalled else None
+        slow = self._too_slow() if self.writer.stalled or self._wire.timed_out else None
         if not reply.aborted:
             log.debug("%s %s before a response was finished", self._peer, how)
         if handler is not None:

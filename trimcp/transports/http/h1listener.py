@@ -86,7 +86,7 @@ async def serve_http1(
             sock.listen(limits.backlog)
         if port is not None:
             opened = await open_tcp(
-                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=2 * limits.stall_timeout
+                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=limits.stall_timeout
             )
             listening += [stack.enter_context(sock) for sock in opened]
         urls += [url_of(sock, secure=ssl_context is not None) for sock in listening]

@@ -6,6 +6,7 @@ from whoever writes, and only what the system refuses should cost a task.
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -54,6 +55,11 @@ class Wire(Protocol):
         """Return what changes while the peer reads what was written; None if nobody can tell."""
         ...
 
+    @property
+    def timed_out(self) -> bool:
+        """Whether it broke because the system saw nothing taken for too long (`open_tcp`, `unacknowledged`)."""
+        ...
+
     async def shut_write(self) -> None:
         """Say that nothing more will be written, where the wire can say so without closing."""
 
@@ -76,7 +82,7 @@ class SocketWire:
         sock: owned from here on; made non-blocking.
     """
 
-    __slots__ = ("_fd", "_open", "_reading", "_sock")
+    __slots__ = ("_fd", "_open", "_reading", "_sock", "timed_out")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -87,6 +93,7 @@ class SocketWire:
         self._fd = sock.fileno()
         self._open = True
         self._reading = False
+        self.timed_out = False
 
     async def read(self, max_bytes: int) -> bytes | None:
         """See `Wire.read`. Always lets other tasks run first, also if something is there."""
@@ -97,7 +104,8 @@ class SocketWire:
             return self._sock.recv(max_bytes)
         except (BlockingIOError, trio.ClosedResourceError):
             return None
-        except OSError:
+        except OSError as error:
+            self.timed_out = self.timed_out or error.errno == errno.ETIMEDOUT
             return b""
         finally:
             self._reading = False
@@ -114,6 +122,7 @@ class SocketWire:
         except BlockingIOError:
             return 0
         except OSError as error:
+            self.timed_out = self.timed_out or error.errno == errno.ETIMEDOUT
             raise trio.BrokenResourceError(f"writing failed: {error}") from error
 
     async def write_some(self, data: bytearray) -> int:
@@ -164,13 +173,14 @@ class StreamWire:
         stream: owned from here on.
     """
 
-    __slots__ = ("_heard", "_open", "_scope", "_stream")
+    __slots__ = ("_heard", "_open", "_scope", "_stream", "timed_out")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
         self._scope: trio.CancelScope | None = None
         self._heard = False  # whether the peer has said anything: before that, TLS could not say goodbye
         self._open = True
+        self.timed_out = False
 
     async def read(self, max_bytes: int) -> bytes | None:
         """See `Wire.read`."""
@@ -179,7 +189,8 @@ class StreamWire:
                 data = bytes(await self._stream.receive_some(max_bytes))
                 self._heard = True
                 return data
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self.timed_out = self.timed_out or _is_timeout(error)
                 return b""
             finally:
                 self._scope = None
@@ -197,7 +208,11 @@ class StreamWire:
     async def write_some(self, data: bytearray) -> int:
         """See `Wire.write_some`. Takes 64 KiB at most, so that progress can be seen."""
         piece = bytes(data[:_PIECE])
-        await self._stream.send_all(piece)
+        try:
+            await self._stream.send_all(piece)
+        except trio.BrokenResourceError as error:
+            self.timed_out = self.timed_out or _is_timeout(error)
+            raise
         return len(piece)
 
     def progress(self) -> Hashable:
@@ -229,6 +244,13 @@ class StreamWire:
             else:
                 scope.deadline = trio.current_time() + 1
                 await self._stream.aclose()
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Return whether the system gave the connection up, as far as Trio says what broke it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno == errno.ETIMEDOUT
 
 
 def _patient(stream: trio.abc.Stream) -> trio.abc.Stream:
