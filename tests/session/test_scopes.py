@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import trio.testing
 
 from tests.session.support import linked
 from trimcp.errors import LocalError
-from trimcp.session.scopes import Work, open_service_nursery, parted, reconciled, sole
+from trimcp.session.scopes import Work, deadline_around, open_service_nursery, parted, reconciled, sole
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:
@@ -161,3 +162,35 @@ async def test_session_work_is_cancelled_at_the_end_and_not_waited_for_by_the_an
         assert await pair.call() == "x"
         assert ended == []
     assert len(ended) == 2
+
+
+async def test_the_deadline_around_a_task_is_trios(monkeypatch: pytest.MonkeyPatch, autojump_clock: Any) -> None:
+    """However scopes are nested, shielded, moved and cancelled; and also where Trio keeps them in another way."""
+
+    def same() -> float:
+        found = deadline_around()
+        with monkeypatch.context() as patch:
+            patch.setattr(trio.lowlevel, "current_task", object)
+            assert deadline_around() == found
+        assert trio.current_effective_deadline() == found
+        return found
+
+    assert same() == math.inf
+    with trio.CancelScope(deadline=trio.current_time() + 30) as outer:
+        assert same() == outer.deadline
+        with trio.CancelScope(deadline=outer.deadline + 5), trio.CancelScope() as inner:
+            assert same() == outer.deadline
+            inner.shield = True
+            assert same() == math.inf
+            inner.deadline = outer.deadline + 7
+            assert same() == inner.deadline
+            inner.shield = False
+            async with trio.open_nursery() as nursery:
+                assert same() == outer.deadline
+                nursery.cancel_scope.cancel()
+                assert same() == -math.inf
+        with trio.CancelScope(relative_deadline=3) as near:
+            await trio.lowlevel.checkpoint()
+            assert same() == near.deadline < outer.deadline
+        outer.cancel()
+        assert same() == -math.inf

@@ -48,7 +48,7 @@ class ServerStatistics:
     quotas: Mapping[str, TurnStatistics] = attrs.field(factory=dict)
     threads: TurnStatistics | None = None
     processes: ProcessStatistics | None = None
-    lanes: Lanes = Lanes()
+    lanes: Lanes = attrs.field(factory=Lanes)
     hosts: Mapping[str, int] = attrs.field(factory=dict)
 
 

@@ -115,6 +115,8 @@ class ToolEntry:
                 await self.confirmation.obtain(ctx, arguments)
             if self.timeout is not None:
                 value = await self._timed(running, ctx, arguments, self.timeout)
+            elif self.quota is None and not running.bounded:  # as `in_turn` does, and the call of most calls is saved
+                value = await self.calling.run(running, ctx, arguments)
             else:
                 run = self.calling.run
                 value = await running.in_turn(ctx, "tool", self.tool.name, self.quota, run, running, ctx, arguments)

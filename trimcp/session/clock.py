@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.protocol.events import Replied
+from trimcp.session.scopes import deadline_around
 from trimcp.wire.lifecycle import ProgressParams
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Clocks:
         """
         if not self.tells:
             return math.inf
-        until = trio.current_effective_deadline()
+        until = deadline_around()
         return until if self.cap is None else min(until, trio.current_time() + self.cap)
 
     @contextmanager
