@@ -16,6 +16,7 @@ import trimcp
 from tests.server import heavy_tools
 from trimcp.server.processes import Processes, ProcessStatistics
 from trimcp.session.scopes import open_service_nursery
+from trimcp.session.tree import work_tree
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
 
@@ -98,6 +99,7 @@ async def test_a_cancelled_call_takes_its_process_and_its_descendants_with_it(tm
         took = []
         for number in range(5):
             async with spinning(session, tmp_path / str(number)) as ((worker, child), scope):
+                assert f"in the worker process {worker}" in "\n".join(work_tree(next(iter(server.runs)).sessions))
                 assert lives(worker)
                 assert lives(child)
                 begun = time.perf_counter()
@@ -115,8 +117,10 @@ async def test_a_cancelled_call_takes_its_process_and_its_descendants_with_it(tm
 
 
 async def test_a_timeout_kills_the_process(tmp_path: Path) -> None:
-    server = offering(heavy_tools.wait_for, timeout=1.0)
+    server = offering(heavy_tools.pid, most=1)
+    server.add_tool(heavy_tools.wait_for, run="process", timeout=1.0)
     async with connected(server) as session:
+        await session.call_tool("pid")  # the start of a process takes some of the time
         result = await session.call_tool("wait_for", {"file": str(tmp_path / "began")})
         assert result.is_error
         assert result.content == [trimcp.Text("wait_for did not finish within 1 seconds")]
@@ -254,6 +258,18 @@ async def test_an_idle_worker_that_dies_is_replaced() -> None:
         await until(lambda: counted(server).alive == 0)
         assert counted(server).crashed == 1
         assert (await session.call_tool("pid")).structured_content["result"] != first
+
+
+async def test_an_idle_worker_that_is_just_being_ended_is_not_lent() -> None:
+    server = offering(heavy_tools.pid, most=2)
+    async with connected(server) as session:
+        first = (await session.call_tool("pid")).structured_content["result"]
+        (ending,) = pool(server)._idle
+        ending.rest.cancel()
+        async with pool(server).worker(None, "someone") as worker:
+            assert worker.process.pid != first
+            worker.done = True
+        assert counted(server).busy == 0
 
 
 async def test_starting_a_worker_does_not_hold_the_loop() -> None:

@@ -192,3 +192,37 @@ async def test_a_process_that_ignores_signals_is_killed_all_the_same(tmp_path: P
         await until(lambda: file.exists() and file.read_text().endswith("\n"))
         nursery.cancel_scope.cancel()
     assert not exists(int(file.read_text()))
+
+
+async def test_a_server_that_is_told_to_stop_kills_what_does_not_end_in_its_grace(tmp_path: Path) -> None:
+    """As `trimcp run` does on SIGTERM: the call gets its grace, then an error; the process is gone with the server."""
+    (tmp_path / "heavy.py").write_text(
+        "import trimcp\nfrom tests.server.heavy_tools import spin\nserver = trimcp.Server('s')\n"
+        "server.add_tool(spin, run='process')\n"
+    )
+    file = tmp_path / "began"
+    messages = [
+        {"id": 1, "method": "initialize", "params": {"protocolVersion": trimcp.LATEST_LEGACY.name, "capabilities": {}}},
+        {"id": 2, "method": "tools/call", "params": {"name": "spin", "arguments": {"file": str(file)}}},
+    ]
+    messages[0]["params"]["clientInfo"] = {"name": "x", "version": "1"}  # type: ignore[index]
+    lines = b"".join(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n" for message in messages)
+    command = [sys.executable, "-m", "trimcp.cli", "run", "heavy.py", "--grace", "0.3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(  # noqa: ASYNC220 -- a program of its own
+        command, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(lines)
+        process.stdin.flush()
+        await until(lambda: file.exists() and file.read_text().endswith("\n"))
+        pids = [int(word) for word in file.read_text().split()]
+        process.terminate()
+        out, log = await trio.to_thread.run_sync(process.communicate)
+    assert process.returncode == 0
+    assert json.loads(out.splitlines()[-1])["error"]["message"] == "stopped: drain"
+    assert f"in the worker process {pids[0]}".encode() in log
+    assert b"Traceback" not in log
+    assert not exists(pids[0])
+    await until(lambda: not lives(pids[1]))

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.server.turns import Turns
-from trimcp.server.worker_process import Worker
+from trimcp.server.worker_process import Turn, Worker
 from trimcp.session.limits import Quota
 from trimcp.values import valued
 
@@ -115,7 +115,7 @@ class Processes:
                 worker.kill()
 
     async def _take(self, memory: int | None, whose: Hashable, deadline: float) -> Worker:
-        since = await self._turns.take(whose, deadline)
+        turn = Turn(self._turns, await self._turns.take(whose, deadline))
         try:
             worker = self._fitting(memory)
             if worker is None:
@@ -123,11 +123,11 @@ class Processes:
                     if self._idle:
                         self._idle.pop(0).kill()
                     await self._gone.park()
-                worker = await self._nursery.start(self._keep, memory)
+                worker = await self._nursery.start(self._keep, memory, turn)
         except BaseException:
-            self._turns.give_back(since)
+            turn.give_back()
             raise
-        worker.turn, worker.done = since, False
+        worker.turn, worker.done = turn, False
         worker.rest.deadline = math.inf
         worker.forget_output()
         return worker
@@ -141,18 +141,19 @@ class Processes:
         return None
 
     def _give_back(self, worker: Worker) -> None:
-        since, worker.turn = worker.turn, None
-        assert since is not None
+        turn, worker.turn = worker.turn, None
+        assert turn is not None
         worker.rest.deadline = trio.current_time() + self.idle_time
         self._idle.append(worker)
-        self._turns.give_back(since)
+        turn.give_back()
 
-    async def _keep(self, memory: int | None, *, task_status: trio.TaskStatus[Worker]) -> None:
+    async def _keep(self, memory: int | None, turn: Turn, *, task_status: trio.TaskStatus[Worker]) -> None:
         self._alive += 1
         worker: Worker | None = None
         try:
             worker = await Worker.start(memory)
             self._started += 1
+            worker.turn = turn
             log.debug("started worker process %d", worker.process.pid)
             await worker.keep(_Passed(task_status, worker))
         finally:
@@ -163,7 +164,7 @@ class Processes:
                     self._idle.remove(worker)
                 self._crashed += worker.crashed
                 if worker.turn is not None:
-                    self._turns.give_back(worker.turn)
+                    worker.turn.give_back()
             self._gone.unpark_all()
 
 

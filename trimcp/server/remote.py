@@ -102,27 +102,27 @@ class RemoteTool:
             except trio.EndOfChannel:
                 raise self._crash(worker, worker.how_it_ended(self.cpu_time)) from None
 
-    async def _follow(self, worker: Worker, ctx: Context[Any]) -> Any:
-        """Do what the worker says until it has a result."""
+    async def _follow(self, worker_process: Worker, ctx: Context[Any]) -> Any:
+        """Do what the worker says until it has a result. `session.tree` looks for the parameter of this name."""
         while True:
-            said = await worker.hear()
-            worker.done = said["say"] in ("result", "raised")
+            said = await worker_process.hear()
+            worker_process.done = said["say"] in ("result", "raised")
             match said["say"]:
                 case "progress":
                     await ctx.report_progress(*said["values"])
                 case "log":
                     await ctx.log(said["level"], said["data"], logger=said["logger"])
                 case "ask":
-                    await worker.say({"do": "answer", "id": said["id"], **await _answer(ctx, said)})
+                    await worker_process.say({"do": "answer", "id": said["id"], **await _answer(ctx, said)})
                 case "result":
                     return converter_for(LATEST).load(said["result"], RESULTS[said["kind"]])
                 case "raised":
                     raise unpack(said["error"])
                 case "memory":
-                    worker.kill(crashed=True)  # who knows what it could not do
+                    worker_process.kill(crashed=True)  # who knows what it could not do
                     mib = None if self.memory is None else self.memory / 2**20
                     how = "ran out of memory" if mib is None else f"needed more than {mib:.4g} MiB of memory"
-                    raise self._crash(worker, how, said["trace"])
+                    raise self._crash(worker_process, how, said["trace"])
 
     def _crash(self, worker: Worker, how: str, trace: str = "") -> ToolError:
         """Log the end of a worker, once and whole, and return what to tell the model."""

@@ -23,9 +23,10 @@ import attrs
 import orjson
 import trio
 
+from trimcp.server.turns import Turns
 from trimcp.wire.jsonrpc import encode
 
-__all__ = ["MAX_LINE", "Worker"]
+__all__ = ["MAX_LINE", "Turn", "Worker"]
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -41,6 +42,21 @@ _DRAINED: Final = 0.5  # seconds to read what a dead worker left in its pipes
 
 
 @attrs.define(eq=False, repr=False)
+class Turn:
+    """A call's turn, given back once: by the call, or by who clears its worker away."""
+
+    _turns: Turns
+    _since: float
+    _over: bool = attrs.field(init=False, default=False)
+
+    def give_back(self) -> None:
+        """Let the next call begin."""
+        if not self._over:
+            self._over = True
+            self._turns.give_back(self._since)
+
+
+@attrs.define(eq=False, repr=False)
 class Worker:
     """A process that runs one call at a time. Its output goes to our standard error.
 
@@ -51,7 +67,7 @@ class Worker:
         killed: whether its group was sent SIGKILL.
         crashed: whether it ended by itself, or is killed for what it did.
         done: whether its call has ended, with a result or an exception; then it can have another.
-        turn: since when it has a call, as the pool knows it; None while it is idle.
+        turn: the one that its call has; None while it is idle.
     """
 
     process: trio.Process
@@ -63,7 +79,7 @@ class Worker:
     killed: bool = attrs.field(init=False, default=False)
     crashed: bool = attrs.field(init=False, default=False)
     done: bool = attrs.field(init=False, default=True)
-    turn: float | None = attrs.field(init=False, default=None)
+    turn: Turn | None = attrs.field(init=False, default=None)
     _oversize: bool = attrs.field(init=False, default=False)
     _tail: bytearray = attrs.field(init=False, factory=bytearray)
     _send: trio.MemorySendChannel[Any] = attrs.field(init=False)

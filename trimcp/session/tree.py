@@ -33,6 +33,7 @@ _MOST_LINES_EACH: Final = 100
 _MOST_CALLS: Final = 5
 _LONGEST: Final = 100
 _OURS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(trio.__file__).parent, Path(__file__).parents[1]))
+_PROCESS: Final = "worker_process"  # what `server.remote` calls the process that a call is in
 _THREAD: Final = "sync_fn"  # what `trio.to_thread.run_sync` calls its function, in the task and in the thread
 
 
@@ -129,11 +130,16 @@ def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
     """Yield the calls a task waits in, and below them those of the tasks it waits for."""
     calls: list[tuple[FrameType, int]] = []
     thread: object = None
+    process: Any = None
     for frame, line in task.iter_await_frames():
         calls.append((frame, line))
         if _THREAD in frame.f_code.co_varnames + frame.f_code.co_cellvars:
             thread = frame.f_locals.get(_THREAD)
+        if _PROCESS in frame.f_code.co_varnames:
+            process = frame.f_locals.get(_PROCESS)
     told = list(_describe_calls(calls))
+    if process is not None:
+        told.append(f"in the worker process {process.process.pid}")
     if thread is not None:
         inside = list(_describe_calls(_calls_in_thread(thread)))
         told += [f"in a thread: {line}" for line in inside] or ["in a thread"]
