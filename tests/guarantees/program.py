@@ -114,6 +114,7 @@ def main(serve: str, journal: str, **options: Any) -> None:
         trimcp.run_http(server, port=0, ready=lambda urls: print(urls[0], flush=True), **options)
     else:
         logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger().handlers[0].addFilter(server_over_network.is_complaint)
         server_over_network.make_server = lambda: server  # type: ignore[assignment]
         trio.run(partial(server_over_network.main, **options))
 

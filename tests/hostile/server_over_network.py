@@ -98,7 +98,9 @@ async def main(
 
 
 def is_complaint(record: logging.LogRecord) -> bool:
-    """Whether a record is more than what is to be logged of the tool that crashes."""
+    """Whether a record is more than what is to be logged of the tool that crashes, and of attacks as such."""
+    if record.name == "trimcp.security":
+        return False
     return record.exc_info is None or "secret of the handler" not in str(record.exc_info[1])
 
 
