@@ -305,3 +305,17 @@ async def test_a_lost_server_is_mourned_in_the_errors_of_its_calls() -> None:
         for _ in range(2):
             with pytest.raises(ConnectionLost, match="out of cheese"):
                 await session.call_tool("x")
+
+
+@pytest.mark.parametrize("revision", [None, LATEST_LEGACY], ids=["probed", "pinned"])
+async def test_a_server_that_never_answers_is_not_waited_for_for_ever(
+    revision: Any, autojump_clock: Any
+) -> None:
+    ours, mute = memory_channels()
+    client = Client("c", probe_timeout=20)
+    async with mute:
+        began = trio.current_time()
+        with pytest.raises(trio.TooSlowError, match="did not answer initialize within 20 seconds"):
+            async with client.connect(ours, revision=revision):
+                pytest.fail("there is nobody")
+        assert trio.current_time() - began == pytest.approx(20 if revision else 40, abs=0.01)

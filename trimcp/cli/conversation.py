@@ -120,6 +120,9 @@ async def _converse(server: Target, options: Options, body: Body, screen: Screen
         except McpError as error:
             if stop.signal is None:
                 raise _failure(error, connected=screen.listening) from None
+        except trio.TooSlowError as error:  # the client's own patience, where no --timeout ended it before
+            if stop.signal is None:
+                raise Failure(str(error), TIMED_OUT) from None
         finally:
             screen.end_progress()
     if stop.signal is not None:

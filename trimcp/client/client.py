@@ -82,8 +82,8 @@ class Client:
         send_deadlines: tell servers how long a request's caller waits (its own scopes, `max_request_time`), in
             `_meta["trimcp/timeout"]` as the seconds left; a server of trimcp then stops work nobody waits for.
         asks_per_minute: how many questions one server may ask per minute; beyond it they are refused.
-        probe_timeout: seconds a server may take to answer the first message before it is taken for a legacy one.
-            The default suits programs that are downloaded when they are started.
+        probe_timeout: seconds a server may take to answer the first message before it is taken for a legacy one, and
+            then as many to answer `initialize`. The default suits programs that are downloaded when they are started.
         validate_output: check structured results against the output schemas of listed tools.
         max_rounds: how often one call may come back with questions instead of a result.
         max_pages: how many pages a list may have.
@@ -179,9 +179,6 @@ class Client:
         What the body raises leaves as itself. Leaving the block ends the connection (and a child process with it);
         so does cancelling it. The loss of the server ends no body: it fails calls with `ConnectionLost`.
 
-        Only the first probe has a time limit (`probe_timeout`); a server that then never answers `initialize` is waited
-        for, so put `trio.fail_after` around the opening where that matters.
-
         Args:
             target: what `trimcp.stdio`, `trimcp.http` or `trimcp.websocket` returns, a `MessageChannel`, or an async
                 context manager that yields one.
@@ -191,6 +188,7 @@ class Client:
             LocalError: the target cannot be opened, or there is no such revision.
             ConnectionLost: the server ended before it was ready; the text carries its last words.
             RemoteError, InvalidReply: it refused, or there is no common revision.
+            trio.TooSlowError: it did not answer `initialize` in time (`probe_timeout`).
         """
         return connecting(self, target, revision)
 

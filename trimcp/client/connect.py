@@ -212,8 +212,11 @@ class _Negotiation:
         legacy = session.engine.legacy
         verb = vocabulary(revision)["initialize"]
         try:
-            result = legacy.accept(await self._exchange(verb, legacy.offer(revision)))
-            await session.notify("notifications/initialized")
+            with trio.move_on_after(self.patience) as scope:
+                result = legacy.accept(await self._exchange(verb, legacy.offer(revision)))
+                await session.notify("notifications/initialized")
+            if scope.cancelled_caught:
+                raise trio.TooSlowError(f"the server did not answer initialize within {self.patience:g} seconds")
         except ConnectionLost:
             raise ConnectionLost(self.epitaph("initialize")) from None
         except RemoteError as error:
