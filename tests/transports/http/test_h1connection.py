@@ -295,7 +295,7 @@ async def test_mutated_requests_end_in_order(autojump_clock: MockClock, caplog: 
             await client.stream.aclose()
         await wait_all_tasks_blocked()
         assert (site.ended, site.connections, site.hosting.receiving) == (2_000, [], 0)
-        assert caplog.records == []
+        assert {record.name for record in caplog.records} <= {"trimcp.security"}
 
 
 # Time
