@@ -1,0 +1,347 @@
+"""Promise 7: SIGTERM and SIGINT let calls under way answer, and nothing is left; a second signal ends at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.cli.test_serving import seconds_an_interpreter_needs
+from tests.guarantees.peers import FramePeer, LinePeer, Peer, PostPeer, over_the_network, text_of
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import LOCAL, PROGRAM, Homes, Journal, World, worlds
+from tests.hostile import network
+from tests.hostile.peers import ENVIRONMENT, target
+from tests.transports.websocket_support import close
+from trimcp.wire.codes import CANCELLED_BY_DRAIN
+
+pytestmark = pytest.mark.slow
+
+HOSTS = ("stdio 2025", "stdio 2026", "own", "hypercorn")
+OnEach = pytest.mark.parametrize("host", HOSTS)
+BySignal = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+MANY = 10
+
+
+@attrs.define(eq=False)
+class Program:
+    """A whole program, and a client on every transport that it serves.
+
+    Attributes:
+        process: the program.
+        peers: its clients, by transport.
+        journal: what its handlers went through.
+    """
+
+    process: Any
+    peers: dict[World, Peer]
+    journal: Journal
+    log: Any
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to its standard error."""
+        if isinstance(self.log, bytearray):
+            return self.log.decode()
+        self.log.seek(0)
+        return str(self.log.read().decode())
+
+    async def exited(self) -> int:
+        """Wait until it is gone."""
+        while self.process.poll() is None:  # noqa: ASYNC110  # nobody tells
+            await trio.sleep(0.002)
+        await trio.sleep(0.05)  # for the rest of its standard error
+        return int(self.process.returncode)
+
+    async def begin(self, tool: str, **arguments: Any) -> dict[World, list[str]]:
+        """Begin calls on every transport; returns their names."""
+        names = {}
+        for world, peer in self.peers.items():
+            names[world] = [f"{tool} {n} in {world} of {self.process.pid}" for n in range(MANY)]
+            calls = [peer.call(f"{n}", tool, name=name, **arguments) for n, name in enumerate(names[world])]
+            await peer.say(*calls)
+        for each in names.values():
+            await self.journal.until("begun", *each)
+        return names
+
+
+@asynccontextmanager
+async def running(host: str, journal: Path, **options: Any) -> AsyncIterator[Program]:
+    """Run the server as a program, and connect to it in every way."""
+    more: dict[str, Any] = {"journal": str(journal), **options}
+    with trio.fail_after(40):
+        async with AsyncExitStack() as stack:
+            if host.startswith("stdio"):
+                [world] = worlds(transport="stdio", modern=host.endswith("2026"))
+                child = await stack.enter_async_context(target(program=PROGRAM, serve="stdio", **more))
+                peer = LinePeer(world.modern, child)
+                await peer.meet()
+                await peer.ask("there", "echo")
+                yield Program(child.process, {world: peer}, Journal(journal), child.errors)
+                return
+            text = json.dumps({"serve": "http", "software": host, **more})
+            served = await trio.to_thread.run_sync(network._start, PROGRAM, host, text)
+            stack.callback(network._stop, served)
+            peers: dict[World, Peer] = {}
+            for world in worlds(host=host):
+                connecting = over_the_network(world.transport, served, modern=world.modern, reading=True)
+                peers[world] = await stack.enter_async_context(connecting)
+                await peers[world].ask("there", "echo")
+            yield Program(served.process, peers, Journal(journal), served.log)
+            for peer in peers.values():
+                if isinstance(peer, PostPeer):
+                    peer.session = None  # there is nobody to be told that it ends
+
+
+def quiet(program: Program) -> None:
+    assert "Traceback" not in program.errors, program.errors
+    assert "Error" not in program.errors, program.errors
+
+
+@OnEach
+@BySignal
+async def test_ten_of_ten_calls_under_way_are_answered(host: str, number: signal.Signals, tmp_path: Path) -> None:
+    async with running(host, tmp_path / "journal") as program:
+        names = await program.begin("nap", seconds=1.0)
+        program.process.send_signal(number)
+        missing = {}
+        for world, peer in program.peers.items():
+            answers = [await peer.hear() for _ in range(MANY)]
+            good = {answer["id"] for answer in answers if "result" in answer and text_of(answer) == "slept"}
+            missing[world] = MANY - len(good)
+            figure(7, f"of {MANY} replies cut by {number.name}", missing[world], 0, "replies", str(world))
+            await program.journal.until("ended", *names[world])
+        assert await program.exited() == 0
+        quiet(program)
+        assert program.errors == ""
+    assert not any(missing.values())
+
+
+@OnEach
+async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(host: str, tmp_path: Path) -> None:
+    async with running(host, tmp_path / "journal", grace=0.3) as program:
+        names = await program.begin("nap", seconds=600)
+        program.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        for world, peer in program.peers.items():
+            for _ in range(MANY):
+                answer = await peer.hear()
+                assert answer["error"]["code"] == CANCELLED_BY_DRAIN, answer
+            lines = await program.journal.until("ended", *names[world])
+            await program.journal.until("beside ended", *names[world])
+            assert {line["reason"] for line in lines} == {"DRAIN"}
+            late = max(line["at"] for line in lines) - began - 0.3
+            figure(7, "clean-ups after the grace", late * 1000, None, "ms", str(world))
+            assert late <= 4 * 0.1
+        assert await program.exited() == 0
+        quiet(program)
+        assert "still at work after 0.3 seconds" in program.errors
+
+
+async def part(peer: FramePeer) -> None:
+    """Answer a Close frame, as a client does."""
+    await peer.raw.close_code()
+    await peer.raw.say(close(1001))
+    await peer.hang_up()
+
+
+@OnEach
+@BySignal
+async def test_without_work_it_is_gone_in_half_a_second(host: str, number: signal.Signals, tmp_path: Path) -> None:
+    """With a client connected on every transport."""
+    control = await seconds_an_interpreter_needs()
+    async with running(host, tmp_path / "journal") as program, trio.open_nursery() as nursery:
+        for peer in program.peers.values():
+            if isinstance(peer, FramePeer):
+                nursery.start_soon(part, peer)
+        began = time.monotonic()
+        program.process.send_signal(number)
+        while program.process.poll() is None:  # noqa: ASYNC110
+            await trio.sleep(0.002)
+        took = time.monotonic() - began
+        assert await program.exited() == 0
+        assert program.errors == ""
+    figure(7, f"idle, gone after {number.name}", took, 0.5, "s", host)
+    figure(7, "an interpreter that has nothing to do, gone", control, None, "s", f"beside {host}")
+    assert took <= max(4 * 0.5, 10 * control)
+
+
+async def turned_away(peer: Peer) -> bool:
+    """Whether a new call is refused, or there is nobody any more to take it."""
+    try:
+        if isinstance(peer, PostPeer):
+            async with peer.server.wire() as wire:
+                answer = (await wire.ask(peer.posted(peer.call("new", "echo")))).reply
+        else:
+            await peer.say(peer.call("new", "echo"))
+            answer = await peer.hear()
+    except (OSError, EOFError):
+        return True
+    assert answer["id"] == "new"
+    assert "result" in answer or answer["error"]["code"] == CANCELLED_BY_DRAIN
+    return "error" in answer
+
+
+@OnEach
+async def test_nobody_new_is_served_while_it_ends(host: str, tmp_path: Path) -> None:
+    async with running(host, tmp_path / "journal") as program:
+        names = await program.begin("nap", seconds=3.0)
+        program.process.send_signal(signal.SIGTERM)
+        for world, peer in program.peers.items():
+            with trio.fail_after(5):
+                while not await turned_away(peer):  # it takes a moment until the signal has arrived
+                    pass
+            assert not [name for name in names[world] if program.journal.of(name, "ended")], "that was too late to tell"
+        assert await program.exited() == 0
+        quiet(program)
+
+
+@pytest.mark.parametrize("host", HOSTS[:2])
+async def test_its_input_closed_it_is_gone_in_a_second(host: str, tmp_path: Path) -> None:
+    async with running(host, tmp_path / "journal") as program:
+        [names] = (await program.begin("nap", seconds=600)).values()
+        began = time.monotonic()
+        await program.process.stdin.aclose()
+        await program.exited()
+        took = time.monotonic() - began
+        await program.journal.until("ended", *names)
+        assert program.process.returncode == 0
+        quiet(program)
+    figure(7, "input closed with calls under way, gone", took, 1.0, "s", host)
+    assert took <= 4 * 1.0
+
+
+PARENT = """
+import subprocess, sys
+server = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+server.stdin.write(sys.stdin.buffer.readline())
+server.stdin.flush()
+print(server.pid, flush=True)
+server.wait()
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there that nobody waits for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("world", worlds(transport="stdio", modern=True), ids=str)
+async def test_its_parent_killed_it_is_gone_in_a_second(world: World, tmp_path: Path) -> None:
+    """By nothing but the end of its pipes, with a call under way."""
+    journal = Journal(tmp_path / "journal")
+    options = json.dumps({"serve": "stdio", "journal": str(journal.path)})
+    command = [sys.executable, "-c", PARENT, sys.executable, str(PROGRAM), options]
+    call = LinePeer(True, None).call(1, "nap", name="orphan", seconds=600)  # type: ignore[arg-type]
+    with trio.fail_after(20):
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        parent = await trio.lowlevel.open_process(command, env=ENVIRONMENT, **pipes)
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        async with parent.stdin, parent.stdout:
+            await parent.stdin.send_all(call + b"\n")
+            pid = int(await parent.stdout.receive_some())
+            await journal.until("begun", "orphan")
+            parent.kill()
+            began = time.monotonic()
+            await parent.wait()
+            try:
+                while alive(pid):  # noqa: ASYNC110  # it is nobody's child any more
+                    await trio.sleep(0.002)
+            finally:
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+            took = time.monotonic() - began
+        await journal.until("ended", "orphan")
+    figure(7, "parent killed with a call under way, gone", took, 1.0, "s", str(world))
+    assert took <= 4 * 1.0
+
+
+@OnEach
+@pytest.mark.parametrize("frozen", [False, True], ids=["at work", "frozen"])
+async def test_a_second_signal_ends_it_at_once(host: str, frozen: bool, tmp_path: Path) -> None:
+    async with running(host, tmp_path / "journal", grace=600) as program:
+        peer = next(iter(program.peers.values()))
+        tool, name = ("freeze" if frozen else "nap"), "second"
+        await peer.say(peer.call("x", tool, name=name, seconds=30))
+        await program.journal.until("begun", name)
+        program.process.send_signal(signal.SIGTERM)
+        await until_taken(program.process.pid)
+        began = time.monotonic()
+        program.process.send_signal(signal.SIGTERM)
+        while program.process.poll() is None:  # noqa: ASYNC110
+            await trio.sleep(0.002)
+        took = time.monotonic() - began
+        assert program.process.returncode == 128 + signal.SIGTERM
+        assert program.errors == ""
+    how = "with a frozen loop" if frozen else "with calls under way"
+    figure(7, f"gone after a second signal, {how}", took, 0.5, "s", host)
+    assert took <= 4 * 0.5
+
+
+async def until_taken(pid: int) -> None:
+    """Wait until no signal waits to be taken: two of a kind would be one."""
+    while True:
+        status = await trio.Path(f"/proc/{pid}/status").read_text()
+        waiting = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+        if not any(waiting):
+            break
+        await trio.sleep(0.002)
+    await trio.sleep(0.1)  # and Python's own handler has run: there is nothing to be seen of it from outside
+
+
+# In one process, in virtual time
+
+
+@pytest.mark.parametrize("world", LOCAL, ids=str)
+async def test_in_one_process_calls_under_way_are_answered_too(
+    homes: Homes, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with homes(world) as home, home.peer() as peer, trio.open_nursery() as nursery:
+        assert home.running is not None
+        names = [f"drained {n} in {world}" for n in range(MANY)]
+        await peer.say(*(peer.call(f"{n}", "nap", name=name, seconds=1.0) for n, name in enumerate(names)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert all(home.journal.of(name, "begun") for name in names)
+        nursery.start_soon(home.running.drain, 5.0)
+        began = trio.current_time()
+        answers = [await peer.hear() for _ in range(MANY)]
+        assert trio.current_time() - began == pytest.approx(1.0)
+        good = [answer for answer in answers if text_of(answer) == "slept"]
+        figure(7, f"of {MANY} replies cut by a drain", MANY - len(good), 0, "replies", str(world))
+        assert len(good) == MANY
+        await peer.say(peer.call("new", "echo"))
+        assert (await peer.hear())["error"]["code"] == CANCELLED_BY_DRAIN
+
+
+@pytest.mark.parametrize("world", LOCAL, ids=str)
+async def test_in_one_process_the_grace_is_exact(
+    homes: Homes, world: World, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with homes(world) as home, home.peer() as peer, trio.open_nursery() as nursery:
+        assert home.running is not None
+        name = f"exact in {world}"
+        await peer.say(peer.call("x", "nap", name=name, seconds=600))
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        nursery.start_soon(home.running.drain, 5.0)
+        answer = await peer.hear()
+        assert trio.current_time() - began == pytest.approx(5.0)
+        assert answer["error"]["code"] == CANCELLED_BY_DRAIN
+        [line] = home.journal.of(name, "ended")
+        assert line["reason"] == "DRAIN"
