@@ -308,9 +308,7 @@ async def test_a_lost_server_is_mourned_in_the_errors_of_its_calls() -> None:
 
 
 @pytest.mark.parametrize("revision", [None, LATEST_LEGACY], ids=["probed", "pinned"])
-async def test_a_server_that_never_answers_is_not_waited_for_for_ever(
-    revision: Any, autojump_clock: Any
-) -> None:
+async def test_a_server_that_never_answers_is_not_waited_for_for_ever(revision: Any, autojump_clock: Any) -> None:
     ours, mute = memory_channels()
     client = Client("c", probe_timeout=20)
     async with mute:
