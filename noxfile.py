@@ -139,12 +139,13 @@ def fuzz(session: nox.Session) -> None:
         with timed(session):
             session.run("python", "-m", "tests.fuzz.run_atheris", *rest)
         return
-    what = session.posargs or ["tests/fuzz", "tests/protocol/test_machine.py", "tests/session/test_machine.py"]
+    every = ["tests/fuzz", "tests/protocol", "tests/session", "tests/hostile", "-k", "targets or machine or mutat"]
+    show = ["-o", "timeout=1800", "-s", "--durations=0", "--durations-min=1", "-p", "tests.guarantees.conftest"]
+    report = Path("build", "fuzz.json").absolute()
+    report.parent.mkdir(exist_ok=True)
     with timed(session):
-        env = {"TRIMCP_FUZZ": "1"}
-        session.run("pytest", "-o", "timeout=1800", "-s", "--durations=0", "--durations-min=1", *what, env=env)
-        if not session.posargs:
-            session.run("pytest", "-o", "timeout=1800", "-s", "--durations=0", "-k", "mutat", "tests/hostile", env=env)
+        env = {"TRIMCP_FUZZ": "1", "TRIMCP_FIGURES": str(report)}
+        session.run("pytest", *show, *(session.posargs or every), env=env)
 
 
 @nox.session(default=False)

@@ -138,12 +138,20 @@ class World:
             for _ in range(count):
                 await ctx.info("x" * 100)
         elif kind == "background":
-            async with trio.open_nursery() as nursery:
-                for _ in range(count):
-                    nursery.start_soon(trio.sleep, seconds)
+            for _ in range(count):
+                ctx.request.start_soon(self._background, seconds)
+            await trio.sleep(seconds / 2)
         elif kind == "crash":
             await trio.sleep(seconds)
             raise RuntimeError("secret of the handler")
+
+    async def _background(self, seconds: float) -> None:
+        """Work of a request that may be longer than the request."""
+        self.started += 1
+        try:
+            await trio.sleep(seconds if seconds < 1 else float("inf"))
+        finally:
+            self.ended += 1
 
     def client(self) -> trimcp.Client:
         client = trimcp.Client("client")
