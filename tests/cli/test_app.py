@@ -6,12 +6,14 @@ import gc
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from click.testing import CliRunner, Result
 from trimcp.cli import conversation
 from trimcp.cli.app import app
 from trimcp.cli.loading import load_server
+from trimcp.client.client import Client
 from trimcp.run import in_process
 from trimcp.wire.revisions import LATEST, V2024_11_05, V2025_03_26
 
@@ -425,3 +428,11 @@ def test_a_demonstration_on_nothing_says_so(tmp_path: Path) -> None:
     result = trimcp("demo", str(tmp_path))
     assert result.exit_code == 2
     assert "name another directory" in result.stderr
+
+
+def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also without --timeout: the client's own patience ends, with a line instead of a traceback."""
+    monkeypatch.setattr(conversation, "Client", partial(Client, probe_timeout=0.05))
+    result = trimcp("inspect", shlex.join([sys.executable, "-c", "import sys; sys.stdin.read()"]))
+    assert result.exit_code == 124
+    assert "the server did not answer initialize within 0.05 seconds" in result.output
