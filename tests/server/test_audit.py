@@ -434,6 +434,7 @@ async def test_who_called_over_a_network(road: str, tmp_path: Path) -> None:
     record = json.loads(line)
     assert (record["principal"], record["transport"]) == ("ada", road.partition(" ")[0])
     assert (record["outcome"], record["client"]) == ("ok", "host")
+    assert record.get("address") == ("127.0.0.1" if record["transport"] == "http" else None)
     assert "a-token-of-ada" not in line
 
 

@@ -42,9 +42,9 @@ class Audit:
     A record is a dict fit for JSON. Always there: `time` (UTC, ISO 8601, when the call ended), `method`, `request_id`,
     `revision`, `transport` ("http", "sse", "websocket", or "stream" for standard input and output and what is like
     it), `outcome`, `duration` and `waited` (seconds of work, and of waiting for a turn before), `request_bytes`
-    (roughly what the request took) and `reply_bytes`. Where it is known: `principal`, `client` and `client_version`
-    (as the client says), `target` (the tool's, resource's or prompt's name), `arguments`, `code` (of the error),
-    `reason` and `detail` (why it was cancelled or refused, and what the canceller said).
+    (roughly what the request took) and `reply_bytes`. Where it is known: `principal`, `address` (over HTTP), `client`
+    and `client_version` (as the client says), `target` (the tool's, resource's or prompt's name), `arguments`, `code`
+    (of the error), `reason` and `detail` (why it was cancelled or refused, and what the canceller said).
 
     `outcome` is "ok", "tool_error" (the result says so), "error", "cancelled", "refused" (nothing was done; `reason` is
     "overload", "quota", "drain" or "audit") or "asked" (answered with questions; the call comes again).
@@ -167,6 +167,8 @@ class Audit:
             "request_bytes": job.size,
             "reply_bytes": 0 if reply is None else len(reply),
         }
+        if job.origin is not None and job.origin.client is not None:
+            record["address"] = harmless(job.origin.client)
         if admission.principal is not None:
             record["principal"] = harmless(admission.principal)
         if admission.peer is not None:
