@@ -130,17 +130,20 @@ async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note:
 
 async def _relay_messages(target: Any, journal: JournalWriter) -> int:
     """Relay until either side has ended; there is nothing more to expect from a server whose client has left."""
-    async with target.connect() as server, claim_stdio(max_message=CLIENT_MAX_MESSAGE) as client:
-        async with open_service_nursery() as nursery:
-            ended = trio.Event()
+    ended = trio.Event()
 
-            async def one_way(source: MessageChannel, sink: MessageChannel, from_client: bool) -> None:
-                await _relay(source, sink, from_client, journal)
-                ended.set()
+    async def one_way(source: MessageChannel, sink: MessageChannel, from_client: bool) -> None:
+        await _relay(source, sink, from_client, journal)
+        ended.set()
 
-            nursery.start_soon(one_way, server, client, False)
-            nursery.start_soon(one_way, client, server, True)
-            await ended.wait()
+    async with (
+        target.connect() as server,
+        claim_stdio(max_message=CLIENT_MAX_MESSAGE) as client,
+        open_service_nursery() as nursery,
+    ):
+        nursery.start_soon(one_way, server, client, False)
+        nursery.start_soon(one_way, client, server, True)
+        await ended.wait()
     return 0
 
 

@@ -154,8 +154,8 @@ class Faults:
         delay: seconds of Trio's clock that each message takes at most; how many is drawn. What is behind it waits.
         duplicate: chance that a message comes twice.
         reorder: chance that a message changes places with the one before it, if they are under way together.
-        garble: chance that a message loses its second half, and so is no JSON any more.
-        garbage: chance that something that is no message comes before this one.
+        garble: chance that a message loses its second half, and so is no JSON any more (over HTTP: that we receive).
+        garbage: chance that something that is no message comes before this one (likewise).
         on: spoil what our side sends, what it receives, or both.
         journal: what has been done, the last 10,000 of it.
     """
@@ -177,8 +177,8 @@ class Faults:
         """Return the number of a new connection: a second one is not spoiled in the same places as the first."""
         return next(self._connections)
 
-    def fate(self, direction: Direction, message: int, connection: int) -> _Fate:
-        """Decide what happens to a message, and write it down."""
+    def fate(self, direction: Direction, message: int, connection: int, *, legible: bool = False) -> _Fate:
+        """Decide what happens to a message, and write it down; `legible` if it must stay a message."""
         if self.on not in ("both", direction):
             return _Fate()
         # One generator for each message: its fate must not hang on how messages happen to be batched.
@@ -188,6 +188,8 @@ class Faults:
         delay = draw.random() * self.delay
         if cut:
             duplicate = reorder = garble = garbage = False
+        if legible:
+            garble = garbage = False
         happened = {"stall": stall, "delay": delay > 0, "cut": cut, "garbage": garbage}
         happened |= {"garble": garble, "duplicate": duplicate, "reorder": reorder}
         seconds = {"stall": self.stall_seconds, "delay": delay}
@@ -228,6 +230,7 @@ class FaultyChannel(MessageChannel):
         self._sent: int = 0
         self._received: int = 0
         self._broken: bool = False
+        self._torn: bool = False
         self._closed: bool = False
         self._arrived: deque[Incoming] = deque()
         self._ready: list[Incoming] = []
@@ -240,14 +243,17 @@ class FaultyChannel(MessageChannel):
             trio.BrokenResourceError: the connection was cut, besides the reasons of `MessageChannel.send`.
         """
         self._check()
+        if self._torn:
+            raise trio.BrokenResourceError("an earlier send was cut short")
         spoiled: list[Outgoing] = []
         for message in batch:
-            fate = self.faults.fate("send", self._sent, self._connection)
+            # What is sent over HTTP is read first, to be put into headers and to know what answers it.
+            fate = self.faults.fate("send", self._sent, self._connection, legible=self.mirrors_headers)
             self._sent += 1
             if fate.seconds:
-                self._broken = True  # cancelled meanwhile, the rest would be missing
+                self._torn = True  # cancelled meanwhile, the rest would be missing
                 await trio.sleep(fate.seconds)
-                self._broken = False
+                self._torn = False
             if fate.cut:
                 if spoiled:
                     await self.channel.send(spoiled)
