@@ -331,6 +331,8 @@ async def test_a_connection_lost_while_the_circuit_is_open_is_opened_no_sooner(a
         assert upstream.state is UpstreamState.OPEN
         await upstream.wait_up()
         assert trio.current_time() - opened == near(30)
+        await trio.sleep(100)  # no call failed since
+        assert upstream.state is UpstreamState.UP
 
 
 async def test_errors_are_answers_and_calls_given_up_say_nothing(autojump_clock: Any) -> None:

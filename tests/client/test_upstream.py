@@ -6,12 +6,13 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -20,11 +21,13 @@ import trimcp
 from tests.client.peers import HandMade
 from tests.client.shaky import Shaky
 from tests.client.test_supervised import QUICK, caught, supervised, work
-from trimcp import CancelReason, ConnectionLost, Health, Restarts, UpstreamDown, UpstreamState
+from trimcp import Breaker, CancelReason, ConnectionLost, Health, Restarts, UpstreamDown, UpstreamState
+from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.client.facade import ClientSession
 from trimcp.client.upstream import Upstream
 from trimcp.testing import every_revision
 from trimcp.wire.completion import PromptReference
+from trimcp.wire.jsonrpc import Lost, RequestId
 
 # Verbs
 
@@ -168,6 +171,51 @@ async def test_what_only_reads_is_asked_once_more(autojump_clock: Any) -> None:
         await lost_under(shaky, partial(upstream.read_resource, "note://a"), outcomes)
         assert type(outcomes.pop()[0]) is ConnectionLost  # and not that it is down: this was sent
         assert shaky.handled == ["a"]
+
+
+async def test_a_reader_whose_failure_opens_the_circuit_is_told_at_once(autojump_clock: Any) -> None:
+    """Over HTTP a request can be lost while the connection stands: a channel says so by its id."""
+    target = Forgetful()
+    async with supervised(target, breaker=Breaker(1, 30)) as upstream:
+        start = trio.current_time()
+        with pytest.raises(ConnectionLost, match="this one is lost"):
+            await upstream.read_resource("note://a")
+        assert trio.current_time() - start == 2
+        assert upstream.state is UpstreamState.OPEN
+    async with supervised(target) as upstream:
+        with pytest.raises(ConnectionLost, match="this one is lost"):
+            await upstream.read_resource("note://a")
+        statistics = upstream.statistics()
+        assert (statistics.pings, statistics.repeated_calls, statistics.connections) == (2, 1, 1)
+
+
+class Forgetful:
+    """Answers everything, but loses each reading of a resource."""
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        async with Shaky().connect() as channel:
+            yield Losing(channel)
+
+
+@attrs.define(eq=False)
+class Losing(MessageChannel):
+    channel: MessageChannel
+    lost: list[RequestId | None] = attrs.field(factory=list)
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        self.lost += [message.request_id for message in batch if b"resources/read" in message.data]
+        await self.channel.send(batch)
+
+    async def receive(self) -> Sequence[Incoming]:
+        return [self._lose(incoming) for incoming in await self.channel.receive()]
+
+    def _lose(self, incoming: Incoming) -> Incoming:
+        id = getattr(incoming.message, "id", None)
+        return Incoming(Lost(id, "this one is lost")) if id in self.lost else incoming
+
+    async def aclose(self) -> None:
+        await self.channel.aclose()
 
 
 async def test_a_server_that_says_it_is_going_away_is_looked_after_at_once(autojump_clock: Any) -> None:

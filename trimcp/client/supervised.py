@@ -158,7 +158,7 @@ class Supervisor:
     async def verdict(self, session: ClientSession) -> None:
         """Wait until it is found out whether a doubted connection still leads to anybody."""
         if self.health is not None:
-            while session is self.session and session.session.lost is None and self._doubt.is_set():
+            while self.state is UpstreamState.UP and session is self.session and self._doubt.is_set():
                 await self._changed.park()
 
     def restart(self) -> None:
@@ -251,6 +251,8 @@ class Supervisor:
         """
         self.connections += 1
         self.session = session
+        if self.breaker is not None:  # what earlier calls came to opens the circuit only together with a new one
+            self._calls_in_a_row = min(self._calls_in_a_row, self.breaker.failures - 1)
         self._open_until = -math.inf
         self._doubt = trio.Event()
         self._become(UpstreamState.UP)
@@ -338,7 +340,8 @@ class Supervisor:
 
     async def _leave_alone(self, session: ClientSession, breaker: Breaker) -> bool:
         """Open the circuit although the connection stands, then probe it; return whether it still stands."""
-        self.reasons.append(f"{self._calls_in_a_row} calls in a row got no answer")
+        failed = self._calls_in_a_row
+        self.reasons.append("a call got no answer" if failed == 1 else f"{failed} calls in a row got no answer")
         self._open_until = trio.current_time() + breaker.open_for
         self._become(UpstreamState.OPEN, self._open_until)
         await trio.sleep_until(self._open_until)
