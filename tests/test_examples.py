@@ -705,3 +705,18 @@ def test_heavy_work_is_killed_and_nothing_is_left_of_it() -> None:
     assert len(set(re.findall(r'"process": (\d+)', last))) == 2
     assert "the server has ended; of its 2 processes are left: 0" in told
     assert "its log said 2 times what ended a worker" in told
+
+
+# A slow reader beside fast ones
+
+
+async def test_a_slow_reader_is_told_apart_from_fast_ones_and_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    slow_reader = load("slow_reader")
+    with trio.fail_after(60):
+        health = await slow_reader.main(2, 3.0, 1.0)
+    assert health["ends"] == ["LIMIT: the peer read nothing for 1 seconds"]
+    assert health["logs dropped"] > 0
+    assert health["progress merged"] > 0
+    said = capsys.readouterr().out
+    assert re.search(r"one more that reads nothing: p99 +[0-9.]+ ms, server [0-9,]+ KiB", said)
+    assert "the slow one was dropped: LIMIT" in said

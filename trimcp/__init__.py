@@ -59,7 +59,7 @@ if typing.TYPE_CHECKING:
     from trimcp.session.job import CancelReason
     from trimcp.session.limits import Limits, Quota
     from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
-    from trimcp.session.statistics import Statistics
+    from trimcp.session.statistics import Lane, Lanes, Statistics
     from trimcp.transports.child import StdioServer
     from trimcp.transports.http.access import AccessLog, JsonFormatter
     from trimcp.transports.http.client import HttpServer
@@ -139,7 +139,7 @@ else:
         "session.job": "CancelReason",
         "session.limits": "Limits Quota",
         "session.listening": "PromptsChanged ResourcesChanged ResourceUpdated Subscription ToolsChanged",
-        "session.statistics": "Statistics",
+        "session.statistics": "Lane Lanes Statistics",
         "transports.child": "StdioServer",
         "transports.http.access": "AccessLog JsonFormatter",
         "transports.http.client": "HttpServer HttpTimeouts=Timeouts",
@@ -233,6 +233,8 @@ __all__ = [
     "InvalidReply",
     "JsonFormatter",
     "Kind",
+    "Lane",
+    "Lanes",
     "Limits",
     "LocalError",
     "LogBridge",
