@@ -19,8 +19,10 @@ from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
 __all__ = [
+    "CLIENT_MAX_MESSAGE",
     "LANES",
     "NOWHERE",
+    "SERVER_MAX_MESSAGE",
     "Incoming",
     "Kind",
     "LaneCounts",
@@ -33,6 +35,13 @@ __all__ = [
 
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")
 """What is treated differently while the peer is slow; docs/reference/lanes.md says how. The last holds cancels, too."""
+
+
+SERVER_MAX_MESSAGE: Final = 4 * 1024 * 1024
+"""Bytes of the largest message a server takes unless told otherwise."""
+
+CLIENT_MAX_MESSAGE: Final = 64 * 1024 * 1024
+"""Bytes of the largest message a client takes unless told otherwise: results are larger than requests."""
 
 
 class Kind(Enum):

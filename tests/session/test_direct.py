@@ -166,3 +166,18 @@ async def test_an_end_whose_other_side_has_closed_loses_its_session_at_once() ->
                 await session.closed.wait()
         assert session.lost is not None
     assert not running.sessions
+
+
+async def test_what_is_too_large_for_a_server_fails_its_call_and_nothing_else() -> None:
+    """As over any transport; a client takes more."""
+    server = make_server()
+
+    @server.tool
+    async def repeat(text: str, times: int) -> str:
+        return text * times
+
+    async with connected(server) as session:
+        with pytest.raises(trimcp.RemoteError, match="larger than 4,194,304 bytes"):
+            await session.call_tool("repeat", {"text": "x" * 4 * 1024 * 1024, "times": 1})
+        result = await session.call_tool("repeat", {"text": "x" * 1024 * 1024, "times": 8})
+        assert result.content == [trimcp.Text("x" * 8 * 1024 * 1024)]

@@ -34,8 +34,9 @@ async def test_garbage_is_a_message(framed: bool) -> None:
         assert second.message == Notification("hello")
 
 
-async def test_max_message_of_a_framed_pair() -> None:
-    left, right = memory_channels(framed=True, max_message=100)
+@pytest.mark.parametrize("framed", [False, True])
+async def test_a_message_beyond_the_limit_is_told_by_its_id(framed: bool) -> None:
+    left, right = memory_channels(framed=framed, max_message=100)
     async with left, right:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
@@ -49,3 +50,15 @@ async def test_max_message_of_a_framed_pair() -> None:
         assert isinstance(first.message, Malformed)
         assert (first.message.reason, first.message.id) == ("size", 7)
         assert second.message == Notification("hello")
+
+
+@pytest.mark.parametrize("framed", [False, True])
+async def test_the_first_end_takes_what_a_server_takes_and_the_second_what_a_client_does(framed: bool) -> None:
+    server, client = memory_channels(framed=framed)
+    text = b'{"jsonrpc":"2.0","id":7,"method":"x","params":{"a":"' + b"x" * 4 * 1024 * 1024 + b'"}}'
+    async with server, client:
+        for sender, receiver, fits in ((client, server, False), (server, client, True)):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(sender.send, [Outgoing(text, Kind.REQUEST, 7)])
+                [arrived] = await receiver.receive()
+            assert isinstance(arrived.message, Malformed) is not fits

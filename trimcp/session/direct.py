@@ -12,10 +12,10 @@ from collections.abc import Hashable, Sequence
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Outgoing
+from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, Outgoing
 from trimcp.session.job import CancelReason
 from trimcp.session.session import Session
-from trimcp.wire.jsonrpc import RequestId, parse
+from trimcp.wire.jsonrpc import RequestId, parse, too_large
 
 __all__ = ["DirectEnd", "direct_ends", "wind_down"]
 
@@ -23,8 +23,11 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 def direct_ends() -> tuple[DirectEnd, DirectEnd]:
-    """Return the two ends of a direct connection, each to be given to a driver. What one posts the other receives."""
-    left, right = DirectEnd(), DirectEnd()
+    """Return the two ends of a direct connection, each to be given to a driver. What one posts the other receives.
+
+    The first is a server's: as over any transport, what it takes may be smaller than what a client takes.
+    """
+    left, right = DirectEnd(SERVER_MAX_MESSAGE), DirectEnd(CLIENT_MAX_MESSAGE)
     left.other, right.other = right, left
     return left, right
 
@@ -34,8 +37,12 @@ class DirectEnd:
     """One end of a direct connection: the sink of the session that is driven over it.
 
     Room is the other session's: a sender waits while the other one would not read.
+
+    Attributes:
+        max_message: bytes of the largest message that our session takes.
     """
 
+    max_message: int = CLIENT_MAX_MESSAGE
     other: DirectEnd = attrs.field(init=False)
     session: Session | None = attrs.field(init=False, default=None)
     closed: bool = attrs.field(init=False, default=False)
@@ -72,7 +79,10 @@ class DirectEnd:
         other = self.other
         if self.closed or other.closed:
             return
-        incoming = Incoming(parse(outgoing.data), len(outgoing.data))
+        data = outgoing.data
+        size = len(data)
+        most = other.max_message
+        incoming = Incoming(parse(data) if size <= most else too_large(data, most), size)
         if other.session is None:
             other._early.append(incoming)
         else:

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Sequence
 import attrs
 import trio
 
-from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.transports.stream import CLIENT_MAX_MESSAGE, StreamChannel
-from trimcp.wire.jsonrpc import parse
+from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
+from trimcp.transports.stream import StreamChannel
+from trimcp.wire.jsonrpc import parse, too_large
 
 __all__ = ["MemoryChannel", "memory_channels"]
 
@@ -22,27 +22,28 @@ _CHUNKS = 8
 _CHUNK_SIZE = 8192
 
 
-def memory_channels(
-    *, framed: bool = False, max_message: int = CLIENT_MAX_MESSAGE
-) -> tuple[MessageChannel, MessageChannel]:
+def memory_channels(*, framed: bool = False, max_message: int | None = None) -> tuple[MessageChannel, MessageChannel]:
     """Return the two ends of an in-process connection; what one sends the other receives.
 
     Both directions are bounded, so a peer that stops reading is felt, as on any wire.
 
     Args:
         framed: pass everything through line framing and a pipe of 64 KiB, as stdio would.
-        max_message: bytes of the largest message either end takes in; only framed ends check it.
+        max_message: bytes of the largest message either end takes in; by default as much as over any transport, the
+            first end being a server's and the second one a client's.
     """
+    first = SERVER_MAX_MESSAGE if max_message is None else max_message
+    second = CLIENT_MAX_MESSAGE if max_message is None else max_message
     if framed:
         left_sender, right_receiver = _byte_pipe()
         right_sender, left_receiver = _byte_pipe()
         return (
-            StreamChannel(left_receiver, left_sender, max_message=max_message),
-            StreamChannel(right_receiver, right_sender, max_message=max_message),
+            StreamChannel(left_receiver, left_sender, max_message=first),
+            StreamChannel(right_receiver, right_sender, max_message=second),
         )
     to_right, from_left = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
     to_left, from_right = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
-    return MemoryChannel(to_right, from_right), MemoryChannel(to_left, from_left)
+    return MemoryChannel(to_right, from_right, first), MemoryChannel(to_left, from_left, second)
 
 
 @attrs.define(eq=False, repr=False)
@@ -51,6 +52,7 @@ class MemoryChannel(MessageChannel):
 
     _outgoing: trio.MemorySendChannel[tuple[bytes, ...]]
     _incoming: trio.MemoryReceiveChannel[tuple[bytes, ...]]
+    max_message: int = CLIENT_MAX_MESSAGE
     _sending: bool = attrs.field(default=False, init=False)
     _receiving: bool = attrs.field(default=False, init=False)
 
@@ -80,7 +82,8 @@ class MemoryChannel(MessageChannel):
                 pass
         finally:
             self._receiving = False
-        return [Incoming(parse(text), len(text)) for text in texts]
+        most = self.max_message
+        return [Incoming(parse(text) if len(text) <= most else too_large(text, most), len(text)) for text in texts]
 
     async def aclose(self) -> None:
         """Close both directions; see `MessageChannel.aclose`."""

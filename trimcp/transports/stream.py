@@ -6,23 +6,16 @@ It knows framing and batching. It does not know what the bytes travel through: a
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Final
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import Decoder, encode_lines
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 
 __all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
-
-SERVER_MAX_MESSAGE: Final = 4 * 1024 * 1024
-"""Bytes of the largest message a server takes unless told otherwise."""
-
-CLIENT_MAX_MESSAGE: Final = 64 * 1024 * 1024
-"""Bytes of the largest message a client takes unless told otherwise: results are larger than requests."""
 
 
 @attrs.define(eq=False, repr=False)

@@ -42,6 +42,7 @@ __all__ = [
     "oversize",
     "parse",
     "scan_id",
+    "too_large",
 ]
 
 JSON: TypeAlias = Any
@@ -224,6 +225,13 @@ def oversize(scanner: IdScanner, max_size: int) -> Malformed:
     """What stands for a message over `max_size` bytes that was shown to `scanner` and thrown away."""
     text = f"message larger than {max_size:,} bytes"
     return Malformed(INVALID_REQUEST, text, scanner.id, "size", scanner.is_response)
+
+
+def too_large(data: bytes, max_size: int) -> Malformed:
+    """What stands for a message of more than `max_size` bytes that is here already, as inside one process."""
+    scanner = IdScanner()
+    scanner.feed(data)
+    return oversize(scanner, max_size)
 
 
 def _refused(data: bytes, code: int, reason: str, message: str) -> Malformed:
