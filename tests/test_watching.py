@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import attrs
@@ -223,6 +224,37 @@ async def test_tools_that_compute_in_threads_are_named_when_the_loop_is_late(cap
     assert len(told) == 1, told
     assert "computes in threads: the tool compute." in told[0]
     assert 'run="process"' in told[0]
+
+
+@pytest.mark.parametrize(("used", "named"), [(0.4, True), (0.1, False)], ids=["computing", "machine busy elsewhere"])
+async def test_a_watchdog_that_is_late_itself_knows_why(
+    used: float, named: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that keeps the interpreter lock, in one long call in C, keeps it from the watchdog as from the loop."""
+    from trimcp import watching
+
+    server = trimcp.Server("s")
+    began, go = trio.Event(), threading.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    @server.tool
+    def compute() -> None:
+        token.run_sync_soon(began.set)
+        go.wait()
+
+    async with connected(server) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(session.call_tool, "compute")
+        await began.wait()
+        clock = trio.lowlevel.current_clock()
+        dog = watching._Watchdog((server,), 60, 0.25, False, clock, root=None, held_by=threading.get_ident())
+        times = iter([0.0, 0.6]), iter([0.0, used])
+        passed = SimpleNamespace(monotonic=times[0].__next__, process_time=times[1].__next__)
+        monkeypatch.setattr(watching, "time", passed)
+        assert dog._pause() is False
+        monkeypatch.undo()
+        go.set()
+    told = [record.getMessage() for record in caplog.records if record.name == "trimcp.watchdog"]
+    assert [("computes in threads: the tool compute." in text) for text in told] == [True] * named
 
 
 async def test_a_loop_that_answers_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -159,7 +159,9 @@ async def test_the_end_of_a_worker_is_a_tool_error_that_says_how(
     options: dict[str, object],
     told: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what it printed is there all the same
     server = offering(function, **options)
     server.add_tool(heavy_tools.pid, run="process", **options)  # type: ignore[arg-type]
     async with connected(server) as session:
