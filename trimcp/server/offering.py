@@ -77,7 +77,8 @@ class Offering:
         """Offer a function as a tool: `@server.tool` or `@server.tool(timeout=5, ...)`.
 
         The schema follows from type hints, the descriptions from the docstring. An async function runs in the event
-        loop; a sync one in a thread, or with `run="inline"` in the loop, where it must be quick.
+        loop; a sync one in a thread, or with `run="inline"` in the loop, where it must be quick, or with
+        `run="process"` in a worker process that is killed with its call.
 
         Args:
             function: the function; its parameters are the tool's arguments, except a `Context` and declared questions.

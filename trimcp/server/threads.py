@@ -153,7 +153,8 @@ class ThreadContext(Generic[StateT]):
     """The context of a sync handler: the same verbs, synchronous and callable from its thread.
 
     A sync handler that runs in the event loop itself (`run="inline"`, or tests in virtual time) can use what does not
-    wait: facts, `report_progress`, `log`. Asking the client needs a thread or an async handler.
+    wait: facts, `report_progress`, `log`. Asking the client needs a thread or an async handler. One that runs in a
+    process of its own (`run="process"`) can use all of it but `state`, which stays in the server's.
     """
 
     _ctx: Context[StateT]
@@ -228,7 +229,7 @@ class ThreadContext(Generic[StateT]):
 
     @property
     def deadline(self) -> float:
-        """As `Context.deadline`."""
+        """As `Context.deadline`; in a process of its own on the clock of `time.monotonic`."""
         return self._ctx.deadline
 
     # Verbs
