@@ -193,6 +193,12 @@ async def test_it_is_given_up_after_too_many_restarts_with_the_reasons(autojump_
         await upstream.wait_up()
         assert not (await upstream.call_tool("work")).is_error
         assert len(shaky.times) == 5
+        shaky.refusals = 10**9
+        await shaky.die()
+        await upstream.wait_state(UpstreamState.GIVEN_UP)
+        shaky.refusals = 2
+        upstream.restart()  # what was before is forgotten, so it may fail again a few times
+        await upstream.wait_up()
 
 
 async def test_restarts_far_apart_are_no_reason_to_give_up(autojump_clock: Any) -> None:
