@@ -7,6 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable
+from itertools import takewhile
 from types import FrameType
 from typing import Final, TypeAlias
 
@@ -24,6 +25,7 @@ _MACHINERY: Final = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # ours
     "<",
 )
+_PYTEST: Final = tuple(_PATHS[name] + os.sep + "_pytest" + os.sep for name in ("purelib", "platlib"))
 
 
 def here(started: Place | None = None) -> Place:
@@ -54,6 +56,7 @@ def place_of(frames: Iterable[FrameType], lines: Iterable[int] | None = None) ->
 
 def told(place: Place, *, most: int = _SHOWN) -> list[str]:
     """Return the innermost lines of the user's own code; the innermost of all if there are none."""
+    place = tuple(takewhile(lambda step: not step[0].startswith(_PYTEST), place))  # further out is whoever ran it
     own = [step for step in place if not step[0].startswith(_MACHINERY)]
     return [_line(*step) for step in own[:most] or place[:1]]
 
