@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ OnBoth = pytest.mark.parametrize("host", HOSTS)
 
 _SECRETS = (b"Traceback", b"secret of the handler", b"site-packages", b'File "')
 _PATIENCE = 30.0  # seconds
-_PULSE = 50  # of those that say wrong things, each asks after so many whether all is well
+_PULSE = 10  # after so many wrong things the first of those that say them asks whether all is well
 # How long a server waits for what does not come. In a long run the machine has to be given time to say it all.
-_SOON = 0.5 if FULL else 0.1
+_SOON = 0.5 if FULL else 0.2
+_MOMENT = 0.25 if FULL else 0.1  # for an answer of those that need not answer
 _HASTY: dict[str, Any] = {
     "silence": 0.02,
     "session_idle": 1.0,
@@ -42,36 +44,42 @@ async def _say_all(
     server: Served, make: Callable[[], bytes], count: int, *, websocket: bool = False, patience: float = 10
 ) -> int:
     """Say so many wrong things on a connection each; return how many were answered."""
-    answered = 0
+    answered = closed = 0
 
-    async def some(count: int) -> None:
-        nonlocal answered
+    async def some(count: int, *, first: bool) -> None:
+        nonlocal answered, closed
         for n in range(count):
-            if n % _PULSE == _PULSE - 1:
-                await _alive(server)
+            if first and n % _PULSE == _PULSE - 1:
+                await _alive(server, "websocket" if websocket else "modern")
             said = make()
             async with server.wire() as wire:
-                heard = await _hear(wire, said, websocket, patience)
+                try:
+                    heard = await _hear(wire, said, websocket, patience)
+                except EOFError:
+                    heard = b""
+                    closed += 1  # before it became a WebSocket
             assert not any(secret in heard for secret in _SECRETS), (said, heard)
             assert not heard.startswith(b"HTTP/1.1 500"), said
             answered += bool(heard)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(50):
-            nursery.start_soon(some, count // 50)
+        for n in range(50):
+            nursery.start_soon(partial(some, count // 50, first=n == 0))
+    assert closed <= count // 100, "on a busy machine a few may be cut before their handshake is read"
     return answered
 
 
-async def _alive(server: Served) -> None:
+async def _alive(server: Served, road: str = "modern") -> None:
     """What is right is answered rightly, whatever is going on beside it."""
     with trio.fail_after(_PATIENCE):
         while True:
-            async with on(server, "modern") as lane:
-                try:
+            try:
+                async with on(server, road) as lane:
                     heard = await lane.ask(1, "echo", text="alive")
-                    break
-                except (trio.BrokenResourceError, EOFError):
-                    pass  # on a busy machine we may take longer to ask than these servers wait
+                break
+            except (trio.BrokenResourceError, EOFError):
+                # On a busy machine we may take longer to ask than these servers wait.
+                await trio.sleep(0.1)
     assert heard["result"]["content"][0]["text"] == "alive"
 
 
@@ -100,6 +108,8 @@ async def _survived(server: Served, base: int, what: str, count: int, answered: 
     figure(12, f"kept after {count:,} mutations", round(grown / MIB, 3), 2, "MiB", f"{what}, {server.software}")
     assert grown <= 2 * MIB
     await _alive(server)
+    if "WebSocket" in what:
+        await _alive(server, "websocket")
 
 
 @OnBoth
@@ -137,7 +147,7 @@ async def _post_all(server: Served, make: Callable[[], bytes], count: int) -> in
         while count:
             async with on(server, "sse") as lane, trio.open_nursery() as nursery:
                 nursery.start_soon(_read_all, lane)
-                for _ in range(min(count, _PULSE)):
+                for _ in range(min(count, 5 * _PULSE)):
                     count -= 1
                     said = make()
                     with trio.fail_after(10):
@@ -169,10 +179,10 @@ async def test_mutations_of_websocket_frames_do_no_harm(servers: Pool, host: str
         await server.warm()
         make = of_frames(random.Random(20_000))
         # What the allocator keeps grows for the first ten thousand or so, as large messages meet by chance.
-        await _say_all(server, make, many // 2, websocket=True, patience=0.25)
+        await _say_all(server, make, many // 2, websocket=True, patience=_MOMENT)
         await server.at_rest()
         base = server.memory
-        answered = await _say_all(server, make, many, websocket=True, patience=0.25)
+        answered = await _say_all(server, make, many, websocket=True, patience=_MOMENT)
         await _survived(server, base, "conversations over WebSocket", many, answered)
 
 
@@ -181,9 +191,9 @@ async def test_mutations_of_http_2_do_no_harm(servers: Pool) -> None:
     async with servers("hypercorn", **_HASTY) as server:
         await server.warm()
         make = of_http2(random.Random(20_000))
-        await _say_all(server, make, 500, patience=0.5)
+        await _say_all(server, make, 500, patience=0.9)
         await server.at_rest()
         base = server.memory
-        answered = await _say_all(server, make, many, patience=0.5)
+        answered = await _say_all(server, make, many, patience=0.9)
         assert answered >= many // 2
         await _survived(server, base, "connections of HTTP/2", many, answered)

@@ -13,6 +13,7 @@ BOUND = 40.0
 """Bytes per call that a soaked process may grow by: promise 12."""
 
 _WARM = 3  # the first one of so many parts only warms up: the allocator keeps what the first rounds took
+_ENOUGH = 10_000  # calls after the warm-up; what an allocator does by chance, some 400 KiB, is less than the bound then
 _MOST = 400  # samples a slope is taken from; pairs grow with the square
 
 
@@ -68,8 +69,8 @@ class Track:
     def faults(self) -> list[str]:
         """What is wrong, a line each."""
         found = []
-        if len(self.warm) < 5 or self.warm[0].calls == self.warm[-1].calls:
-            found.append(f"{self.name}: too little was measured")
+        if not self.warm or self.warm[-1].calls - self.warm[0].calls < _ENOUGH:
+            found.append(f"{self.name}: too little was measured, {_ENOUGH:,} calls are needed")
         elif self.slope > BOUND:
             found.append(f"{self.name}: memory grows by {self.slope:.1f} bytes per call, at most {BOUND:g} are allowed")
         if self.complaints:

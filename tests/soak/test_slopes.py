@@ -37,7 +37,7 @@ def test_what_grows_is_a_fault_and_so_is_what_stays() -> None:
     assert left.faults() == ["p: 4 tasks are left, there were 3"]
     left.rest, left.complaints = left.base, 2
     assert left.faults() == ["p: 2 errors were logged"]
-    assert Track("p").faults() == ["p: too little was measured"]
+    assert Track("p").faults() == ["p: too little was measured, 10,000 calls are needed"]
 
 
 def test_the_report_has_every_figure() -> None:
