@@ -80,10 +80,21 @@ LEAKS = {
 OTHER_WAYS = {
     "thread of Trio's cache": """
         async def test_it():
-            event = threading.Event()
+            begun, event = threading.Event(), threading.Event()
             kept.append(event)
-            with trio.move_on_after(0.01):
-                await trio.to_thread.run_sync(event.wait, abandon_on_cancel=True)  # here
+
+            def work():
+                begun.set()
+                event.wait()
+
+            async def call():
+                await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # here
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call)
+                await trio.testing.wait_all_tasks_blocked()
+                assert begun.wait(10)
+                nursery.cancel_scope.cancel()
         """,
     "system task": """
         async def test_it():
