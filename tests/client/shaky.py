@@ -73,6 +73,7 @@ class Shaky:
         add, hints = self.server.tool, trimcp.ToolAnnotations
         add(work)
         add(name="look", annotations=hints(read_only_hint=True))(work)
+        add(name="wipe", annotations=hints(read_only_hint=False, idempotent_hint=False))(work)
         add(name="set", annotations=hints(idempotent_hint=True, destructive_hint=True))(work)
 
         @self.server.resource("note://{name}")

@@ -62,7 +62,7 @@ async def test_every_verb_goes_through(revision: trimcp.Revision, autojump_clock
 
     async with supervised(shaky, revision=revision) as upstream:
         assert upstream.name == "shaky"
-        assert [tool.name for tool in await upstream.list_tools(fresh=True)] == ["work", "look", "set"]
+        assert [tool.name for tool in await upstream.list_tools(fresh=True)] == ["work", "look", "wipe", "set"]
         assert not (await upstream.call_tool("work", {"seconds": 1}, meta={"x": 1})).is_error
         async with upstream.calling("work", {"seconds": 3, "progress": True}) as call:
             assert [step.progress async for step in call.progress] == [1, 2, 3]
@@ -145,7 +145,7 @@ async def test_a_tool_the_server_calls_safe_is_called_again_if_the_caller_trusts
     async with supervised(shaky, restarts=QUICK, breaker=None, repeat_safe_tools=True) as upstream:
         await lost_under(shaky, partial(upstream.call_tool, "look", {"seconds": 1}), outcomes)
         assert type(outcomes.pop()[0]) is ConnectionLost  # nothing is known of what was never listed
-        for tool, repeated in (("look", True), ("set", True), ("work", False)):
+        for tool, repeated in (("look", True), ("set", True), ("wipe", False), ("work", False)):
             await upstream.list_tools()
             before = len(shaky.handled)
             await lost_under(shaky, partial(upstream.call_tool, tool, {"seconds": 1}), outcomes)
@@ -241,7 +241,7 @@ async def test_a_supervised_member_of_a_group_comes_back(autojump_clock: Any) ->
     async with trimcp.Group(trimcp.Client("host", "1")) as group:
         upstream = await group.supervise("shaky", shaky, restarts=Restarts(first_pause=40))
         await group.open("steady", steady)
-        assert [tool.name for tool in await group.list_tools()][::3] == ["shaky__work", "steady__work"]
+        assert [tool.name for tool in await group.list_tools()][::4] == ["shaky__work", "steady__work"]
         assert group.upstream("shaky") is upstream
         assert upstream.name == "shaky"
         assert list(group) == ["shaky", "steady"]
