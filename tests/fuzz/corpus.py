@@ -60,6 +60,8 @@ SEEDS: Final[dict[str, list[bytes]]] = {
         b"a://{x:3}{/y*}{.z}{x}\0a://abc/d/e.fabcd",
         b"{;k,v}{#f}\0;k=1;v#../x",
         b"n://{a}{b}\0n://%C3%A4%00",
+        b"f://{+p}\0f://a%5C..%5Cb",
+        b"f://{+p}\0f:///etc/%252e%252e/x",
     ],
     "judge_schemas": [
         b'{"type":"object","properties":{"a":{"type":"integer","x-mcp-header":"A"}},"required":["a"]}\0{"a":"x"}',

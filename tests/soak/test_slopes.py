@@ -8,11 +8,11 @@ from tests.soak.slopes import Sample, Track, theil_sen
 
 
 def track(grows: float, *, jitter: int = 0, jump: int = 0) -> Track:
-    """A process that grows by so many bytes with each call, jumps once, and jitters."""
+    """A process that grows by so many bytes with each call, takes more at first, and jitters."""
     rng = random.Random(1)
     made = Track("p", base={"tasks": 3}, rest={"tasks": 3})
     for n in range(300):
-        memory = 50_000_000 + int(grows * n * 100) + rng.randrange(-jitter, jitter + 1) + (jump if n >= 20 else 0)
+        memory = 50_000_000 + int(grows * n * 100) + rng.randrange(-jitter, jitter + 1) + (jump * min(n, 98) // 98)
         made.samples.append(Sample(n, n * 100, memory, {"tasks": 3 + n % 5}))
     return made
 
