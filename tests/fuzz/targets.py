@@ -73,6 +73,8 @@ def parse_message(data: bytes) -> None:
     assert (slow.id, slow.saw_method, slow.saw_outcome) == seen
     if isinstance(message, jsonrpc.Malformed):
         _check_malformed(data, message)
+    if not isinstance(message, jsonrpc.Malformed) or message.reason in ("shape", "params", "id", "batch"):
+        json.loads(data, parse_int=_check_integer, parse_constant=_check_constant)
     if isinstance(message, jsonrpc.Request | jsonrpc.Response):
         assert scanner.id == message.id or _names_twice(data, "id") or len(str(message.id)) > 500
     if isinstance(message, jsonrpc.Request):
@@ -83,6 +85,16 @@ def parse_message(data: bytes) -> None:
         assert parse(jsonrpc.encode_result(message.id, message.result)) == message
     elif isinstance(message, jsonrpc.Batch):
         assert 0 < len(message.members) <= 100
+
+
+def _check_integer(text: str) -> int:
+    """What was read was read exactly."""
+    assert -(2**63) <= int(text) < 2**64
+    return int(text)
+
+
+def _check_constant(text: str) -> float:
+    raise AssertionError(f"{text} is no JSON")
 
 
 def _check_malformed(data: bytes, message: jsonrpc.Malformed) -> None:
