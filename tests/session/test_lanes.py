@@ -29,6 +29,7 @@ from tests.session.support import (
     served,
     server_engine,
 )
+from tests.transports.websocket_support import Meeting, listening
 from tests.transports.websocket_support import connected as connected_websocket
 from trimcp.channel import LANES, Kind, LaneCounts, MessageChannel, Outgoing, lane_of
 from trimcp.client.client import Client
@@ -45,6 +46,8 @@ from trimcp.transports.descriptors import FdReceiver, FdSender
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.transports.websocket_stream import KeepAlive
 from trimcp.wire.jsonrpc import encode_notification, encode_request
 from trimcp.wire.revisions import LATEST_LEGACY, V2026_07_28, Revision
 from trimcp.wire.tools import CallToolParams
@@ -681,7 +684,8 @@ class _Slow(trio.abc.ReceiveStream):
 @PAIRS
 async def test_who_reads_slowly_is_kept_over(pair: _Pair) -> None:
     """Whatever the system keeps to itself, it shows that something is taken."""
-    sleeper = _Sleeper(size=250_000 if pair in (_memory, _pipes, _threads) else 800_000)
+    many = 1 if pair is _threads else 10  # a thread is in one system call for all of a message, unless told otherwise
+    sleeper = _Sleeper(size=(2_500_000 if pair in (_memory, _pipes, _threads) else 8_000_000) // many)
     session = Session(server_engine(), Tools(sleeper.tools), Limits(stall_timeout=0.3))
     agree(session.engine, client_engine(), LATEST_LEGACY)
     async with pair() as (ours, theirs), trio.open_nursery() as nursery:
@@ -691,14 +695,32 @@ async def test_who_reads_slowly_is_kept_over(pair: _Pair) -> None:
         else:
             end._link.gated._stream = _Slow(end._link.gated._stream)
         nursery.start_soon(drive, session, ours)
-        await theirs.send([Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(11)])
+        await theirs.send([Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(many + 1)])
         began = trio.current_time()
         answers = 0
         with trio.fail_after(20):
-            while answers < 10:
+            while answers < many:
                 answers += len(await theirs.receive())
         assert trio.current_time() - began > 0.6, "longer than anybody may read nothing"
         assert not session.closed.is_set()
         assert not sleeper.stopped
         session.close()
         await trio.aclose_forcefully(theirs)
+
+
+async def test_a_websocket_that_reads_nothing_is_no_silent_one() -> None:
+    """It answers no ping either; what it is told for is what the session waits for."""
+    sleeper = _Sleeper(size=1_000_000)
+    session = Session(server_engine(), Tools(sleeper.tools), Limits(stall_timeout=1.0))
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    meeting = Meeting()
+    async with listening(meeting.upgrade(), KeepAlive(interval=0.3, dead_after=0.9)) as port:
+        async with WebSocketServer(f"ws://127.0.0.1:{port}/ws").connect() as theirs:
+            ours = await meeting.channel()
+            calls = [Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(20)]
+            await theirs.send(calls)
+            with trio.fail_after(10):
+                await drive(session, ours)
+            assert str(session.lost) == "the peer read nothing for 1 seconds"
+            await trio.aclose_forcefully(theirs)
+        meeting.done.set()

@@ -231,7 +231,7 @@ class StallWatch:
         self.asleep = False
         self._since = trio.current_time()
         self._mark = self._progress()
-        self._ring_at(self._since + self.patience)
+        self._ring_at(self._since + self.patience / _LOOKS)  # what the system took at first is no reading yet
 
     def alarm(self) -> trio.CancelScope:
         """Return a scope for the reader, which is cancelled when it is time to ask `stalled`."""

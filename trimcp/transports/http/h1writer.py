@@ -22,7 +22,7 @@ __all__ = ["Writer", "WriterOwner"]
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _BURST: Final = 0.001  # seconds after a piece that left at once in which others are gathered
-_LOOKS: Final = 4  # at a peer within the time it has to take something, once it was slow for all of it
+_LOOKS: Final = 4  # at a peer within the time it has to take something
 _NEARLY: Final = 0.001  # of that time: less is nothing
 _GATHERED: Final = 64 * 1024  # bytes for which to wait longer saves nothing
 
@@ -194,7 +194,7 @@ class Writer:
         try:
             while pending:
                 self._since, self._mark = trio.current_time(), self._wire.progress()
-                stall.set(self._limits.stall_timeout)
+                stall.set(self._limits.stall_timeout / _LOOKS)
                 self._taken(await self._wire.write_some(pending))
         finally:
             self._stall = None
