@@ -170,8 +170,9 @@ def test_types_are_shipped() -> None:
 
 
 def test_the_command_is_installed() -> None:
-    scripts = {entry.name: entry.value for entry in distribution("trimcp").entry_points}
-    assert scripts == {"trimcp": "trimcp.cli:main"}
+    entries = {(entry.group, entry.name): entry.value for entry in distribution("trimcp").entry_points}
+    plugin = {("pytest11", "trimcp"): "trimcp.testing.plugin"}
+    assert entries == {("console_scripts", "trimcp"): "trimcp.cli:main", **plugin}
 
 
 def test_the_search_for_documentation_can_fail() -> None:
