@@ -505,8 +505,8 @@ def _largest(value: Any) -> tuple[int, int]:
 
 
 class TestServer(ServerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = effort(60, 5_000)
+    settings = effort(40, 2_000)
 
 
 class TestClient(ClientMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = effort(60, 5_000)
+    settings = effort(40, 2_000)
