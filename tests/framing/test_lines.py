@@ -158,6 +158,23 @@ def elapsed(total: int, chunk: int) -> float:
     return best
 
 
+def test_a_line_that_is_a_byte_too_long_is_not_copied() -> None:
+    decoder = Decoder(MIB)
+    line = b'{"id":7,"x":"' + b"x" * MIB
+    tracemalloc.start()
+    try:
+        assert decoder.feed(line[: MIB + 1]) == []
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        [(message, size)] = decoder.feed(b"\n")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(message, Malformed)
+    assert (message.reason, message.id, size) == ("size", 7, MIB + 1)
+    assert peak - held < MIB // 4
+
+
 @pytest.mark.parametrize("chunk", [64, 4096])
 def test_a_long_line_in_small_chunks_takes_linear_time(chunk: int) -> None:
     # Four times the bytes; copying the tail for each chunk would take sixteen times as long.

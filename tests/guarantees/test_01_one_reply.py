@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+import trimcp
+from tests.guarantees.client_side import ROADS, served_by_hand
 from tests.guarantees.peers import in_turn, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from tests.hostile.peers import request
 from tests.hostile.test_http import _BAD as BAD
 
 pytestmark = pytest.mark.slow
@@ -87,3 +91,34 @@ async def test_a_request_its_peer_cancelled_gets_none(homes: Homes, world: World
         await home.journal.until("ended", name)
         for n in range(10):
             await peer.ask(f"after{n}", "echo")  # which has to be the next answer
+
+
+# The client's side: it answers, too
+
+
+@pytest.mark.parametrize("road", ROADS)
+async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(road: str, tmp_path: Path) -> None:
+    many = 10_000
+    ids: list[Any] = []
+    async with served_by_hand(road, trimcp.Client("c"), tmp_path) as (_, server), trio.open_nursery() as nursery:
+
+        async def pour() -> None:
+            for first in range(0, many, 100):
+                await server.say(*(request(id, "ping")[:-1] for id in range(first, first + 100)))
+
+        nursery.start_soon(pour)
+        for _ in range(many):
+            answer = await server.hear()
+            assert answer["result"] == {}
+            ids.append(answer["id"])
+        # Who answers what nobody can read may be writing into a program that only prints.
+        for name, (text, _, _) in BAD.items():
+            if name != "nothing" and (name != "invalid UTF-8" or road != "websocket"):
+                await server.say(text)
+        await server.say(request("end", "ping")[:-1])
+        while (answer := await server.hear())["id"] != "end":
+            assert answer["id"] == 7, "it was answered without a readable id"
+            assert "error" in answer
+    wrong = many - len(set(ids)) + len(ids) - len(set(ids))
+    figure(1, f"replies of a client missing or doubled, of {many:,}", wrong, 0, "replies", road)
+    assert sorted(ids) == list(range(many))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+import trimcp
+from tests.guarantees.client_side import ROADS, served_by_hand
 from tests.guarantees.peers import PostPeer, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from tests.hostile.peers import request
 from trimcp.wire.codes import INVALID_REQUEST
 
 pytestmark = pytest.mark.slow
@@ -78,3 +82,32 @@ async def test_since_2026_each_post_is_alone_with_its_ids(homes: Homes, world: W
         await peer.say(peer.call("same", "open", gate=name))
         answers += sorted([text_of(await peer.hear()), text_of(await peer.hear())])
     assert answers == ["second", "open", "waited"]
+
+
+@pytest.mark.parametrize("road", ROADS)
+async def test_a_client_refuses_a_question_whose_id_is_under_way(road: str, tmp_path: Path) -> None:
+    client = trimcp.Client("c")
+    begun, go, asked = trio.Event(), trio.Event(), []
+
+    @client.elicitation
+    async def ask(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
+        asked.append(params)
+        begun.set()
+        await go.wait()
+        return trimcp.ElicitResult(action="decline")
+
+    form = {"message": "name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+    question = request("same", "elicitation/create", **form)[:-1]
+    async with served_by_hand(road, client, tmp_path) as (_, server):
+        await server.say(question)
+        await begun.wait()
+        for _ in range(3):
+            await server.say(question)
+            refusal = await server.hear()
+            assert (refusal["id"], refusal["error"]["code"]) == ("same", INVALID_REQUEST)
+        assert len(asked) == 1, "the first handler was touched"
+        go.set()
+        answer = await server.hear()
+        assert (answer["id"], answer["result"]["action"]) == ("same", "decline")
+        await server.say(question)
+        assert (await server.hear())["result"]["action"] == "decline", "it may be used again"

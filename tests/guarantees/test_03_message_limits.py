@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import trio
 
+import trimcp
+from tests.guarantees.client_side import ROADS, served_by_hand
 from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer, text_of
 from tests.guarantees.report import figure
-from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from tests.guarantees.worlds import WORLDS, Home, Homes, Journal, World, worlds
 from tests.hostile.network import post
 from tests.hostile.peers import MIB
 from tests.transports.websocket_support import CONTINUATION, FIN, TEXT, frame, message
-from trimcp.transports.stream import SERVER_MAX_MESSAGE, StreamChannel
+from trimcp.transports.stream import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, StreamChannel
 from trimcp.wire.codes import INVALID_REQUEST
 
 pytestmark = pytest.mark.slow
@@ -31,6 +36,14 @@ def large(peer: Peer, size: int) -> bytes:
     return text.replace(b"@", b"x" * (size - len(text) + 1))
 
 
+async def pour(peer: ChannelPeer, *texts: bytes) -> None:
+    """Write into the pipe of a framed connection as it is."""
+    assert isinstance(peer.channel, StreamChannel)
+    for text in texts:
+        for first in range(0, len(text), len(_PIECE)):
+            await peer.channel._sender.send_all(text[first : first + len(_PIECE)])
+
+
 @Everywhere
 async def test_a_byte_more_than_four_mebibytes_is_refused_by_its_id(homes: Homes, world: World) -> None:
     assert SERVER_MAX_MESSAGE == LIMIT
@@ -40,7 +53,10 @@ async def test_a_byte_more_than_four_mebibytes_is_refused_by_its_id(homes: Homes
             fits, too_large = large(peer, LIMIT), large(peer, LIMIT + 1)
             assert (len(fits), len(too_large)) == (LIMIT, LIMIT + 1)
             base = home.forget_peak()
-            await peer.say(too_large)
+            if isinstance(peer, ChannelPeer):
+                await pour(peer, too_large, b"\n")  # in pieces: a copy of ours is none of its memory
+            else:
+                await peer.say(too_large)
             if world.transport == "websocket" and not world.own:
                 assert await peer.raw.close_code() == 1009
                 spent = home.peak - base
@@ -81,14 +97,11 @@ async def test_an_endless_line_in_memory_costs_no_more(homes: Homes, world: Worl
     async with homes(world) as home:
         await home.warm()
         async with home.peer() as peer:
-            assert isinstance(peer, ChannelPeer)
-            assert isinstance(peer.channel, StreamChannel)
             base = home.forget_peak()
-            pipe = peer.channel._sender
-            await pipe.send_all(b'{"jsonrpc":"2.0","method":"x","params":{"a":"')
+            await pour(peer, b'{"jsonrpc":"2.0","method":"x","params":{"a":"')
             for _ in range(800):
-                await pipe.send_all(_PIECE)
-            await pipe.send_all(b'"},"id":78}\n')
+                await pour(peer, _PIECE)
+            await pour(peer, b'"},"id":78}\n')
             refusal = await peer.hear()
             spent = home.peak - base
             assert (refusal["id"], refusal["error"]["code"]) == (78, INVALID_REQUEST)
@@ -179,3 +192,43 @@ async def test_a_websocket_lives_on_after_one_that_is_ten_times_too_large(homes:
             assert text_of(await peer.ask("well", "echo", text="well")) == "well"
     figure(3, "memory for a message of 40 MiB", spent / MIB, 8, "MiB", str(world))
     assert spent <= SPENT
+
+
+# The client's side
+
+
+@pytest.mark.parametrize("road", ROADS)
+async def test_a_client_takes_64_mebibytes_and_a_byte_more_fails_one_call(road: str, tmp_path: Path) -> None:
+    assert CLIENT_MAX_MESSAGE == 64 * MIB
+    home = Home(World("framed", "", False), Journal(tmp_path / "journal"))
+    head = b'{"jsonrpc":"2.0","result":{"content":[{"type":"text","text":"'
+    spent: list[int] = []
+    async with served_by_hand(road, trimcp.Client("c"), tmp_path) as (session, server):
+        for more in (1, 0):
+            calling: list[Any] = []
+
+            async def call(calling: list[Any] = calling) -> None:
+                try:
+                    calling.append(await session.call_tool("x"))
+                except trimcp.McpError as error:
+                    calling.append(error)
+
+            base = home.forget_peak()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call)
+                tail = b'"}]},"id":%d}' % (await server.hear())["id"]
+                size = CLIENT_MAX_MESSAGE + more - len(head) - len(tail)
+                pieces = [_PIECE] * (size // len(_PIECE)) + [_PIECE[: size % len(_PIECE)]]
+                if server.raw is None:
+                    await server.pour(head, *pieces, tail, b"\n")
+                else:
+                    await server.pour(frame(FIN | TEXT, b"", masked=False, size=CLIENT_MAX_MESSAGE + more))
+                    await server.pour(head, *pieces, tail)
+            spent.append(home.peak - base)
+            if more:
+                assert isinstance(calling[0], trimcp.InvalidReply), calling
+                assert "67,108,864 bytes" in str(calling[0])
+            else:
+                assert len(calling[0].content[0].text) == size
+    figure(3, "memory beside the limit for 64 MiB and a byte into a client", spent[0] / MIB - 64, 8, "MiB", road)
+    assert spent[0] <= CLIENT_MAX_MESSAGE + SPENT

@@ -187,7 +187,7 @@ async def turned_away(peer: Peer) -> bool:
         else:
             await peer.say(peer.call("new", "echo"))
             answer = await peer.hear()
-    except (OSError, EOFError):
+    except (OSError, EOFError, trio.BrokenResourceError):
         return True
     assert answer["id"] == "new"
     assert "result" in answer or answer["error"]["code"] == CANCELLED_BY_DRAIN

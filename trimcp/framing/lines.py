@@ -77,9 +77,12 @@ class Decoder:
         """The line under way ends with this piece."""
         self._begin(piece)
         if self._scanner is None:
-            line = bytes(self._tail)
-            self._tail = bytearray()
-            self._line(line, messages)
+            tail, self._tail = self._tail, bytearray()
+            if len(tail) > self._max_size and not tail.endswith(b"\r"):
+                # By one byte. A copy of what is thrown away would cost as much again.
+                messages.append(self._oversize(tail))
+            else:
+                self._line(bytes(tail), messages)
             return
         messages.append((oversize(self._scanner, self._max_size), self._skipped))
         self._scanner = None
@@ -87,11 +90,14 @@ class Decoder:
     def _line(self, line: bytes, messages: list[tuple[Message, int]]) -> None:
         size = len(line)
         if size > self._max_size and size - line.endswith(b"\r") > self._max_size:
-            scanner = IdScanner()
-            scanner.feed(line)
-            messages.append((oversize(scanner, self._max_size), size))
+            messages.append(self._oversize(line))
         elif line and not line.isspace():
             messages.append((parse(line, self._limits), size))
+
+    def _oversize(self, line: bytes | bytearray) -> tuple[Message, int]:
+        scanner = IdScanner()
+        scanner.feed(line)
+        return oversize(scanner, self._max_size), len(line)
 
 
 def encode_lines(messages: Sequence[bytes]) -> bytes:
