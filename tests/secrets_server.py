@@ -48,6 +48,8 @@ async def _token(password: str) -> str:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(trimcp.JsonFormatter())  # with every field of every record
+    logging.basicConfig(level=logging.DEBUG, handlers=[handler])
     assert os.environ["SERVICE_TOKEN"]
     trimcp.run_stdio(make_server())

@@ -153,6 +153,7 @@ async def test_no_secret_is_written_down(road: str, revision: Revision, written:
     everything = written.everything()
     assert "login" in everything
     assert "tools/call" in everything
+    assert '"outcome": "tool_error"' in everything  # the audit is among it
     if road not in ("memory", "stdio"):
         assert "authentication_failed" in everything
         assert "trimcp.access" in everything
