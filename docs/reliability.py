@@ -85,12 +85,13 @@ def summary(figures: list[Figure]) -> str:
         mine = [each for each in figures if each["promise"] == number]
         measured, how = "not in this run", ""
         if mine:
+            name = f"[{name}](#figures-{number})"
             nearest = kinds(mine)[0][0]
             measured = f"{nearest['what']}: {with_unit(nearest['value'], nearest['unit'])}"
             measured += "" if nearest["bound"] is None else f" of {with_unit(nearest['bound'], nearest['unit'])}"
             how = verdict(mine)
         [file] = TESTS.glob(f"test_{number:02}_*.py")
-        lines.append(f"| {number} | [{name}](#figures-{number}) | {promised} | {measured} | {how} | `{file.name}` |")
+        lines.append(f"| {number} | {name} | {promised} | {measured} | {how} | `{file.name}` |")
     return "\n".join(lines)
 
 
