@@ -17,7 +17,7 @@ from trimcp.protocol.states import Inbound
 from trimcp.session.asking import ask, open_questions
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
-from trimcp.session.scopes import Background, Scope, Work
+from trimcp.session.scopes import Background, RequestScope, Scope, cancelled_around
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import META_TRACE, Implementation
 from trimcp.wire.converter import WireError, converter_for
@@ -62,25 +62,6 @@ class Form(Protocol):
 
     @property
     def schema(self) -> Mapping[str, JSON]: ...
-
-
-@attrs.define(eq=False, repr=False)
-class RequestScope:
-    """Work that ends before the request's answer leaves."""
-
-    _session: Session
-    _job: Job
-
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
-        crash is the request's."""
-        job, runner = self._job, self._session.runner
-        assert runner is not None
-        if job.work is None:
-            if job.scope is None:
-                raise LocalError("the request is over; nothing can be started for it")
-            job.work = Work(runner.nursery, job.scope)
-        job.work.start_soon(function, *args)
 
 
 @attrs.define(eq=False, repr=False)
@@ -164,7 +145,7 @@ class Context(Generic[StateT]):
             if trio.current_time() >= self.deadline:
                 return CancelReason.DEADLINE
             scope = self._job.scope
-            if scope is not None and _cancelled_around(scope):
+            if scope is not None and cancelled_around(scope):
                 return CancelReason.DRAIN
         return reason
 
@@ -445,16 +426,3 @@ class Context(Generic[StateT]):
         encode(result)
         kept[key] = result
         return result
-
-
-def _cancelled_around(scope: trio.CancelScope) -> bool:
-    """Return whether the current task, which runs in `scope`, is being cancelled from outside of it.
-
-    Trio has no question for it. With a shield for a moment, a cancellation that does not show any more is from outside.
-    """
-    if trio.current_effective_deadline() != -math.inf:
-        return False
-    scope.shield = True
-    around = trio.current_effective_deadline() != -math.inf
-    scope.shield = False
-    return around

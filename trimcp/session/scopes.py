@@ -6,17 +6,23 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
 from trimcp.errors import LocalError
 
+if TYPE_CHECKING:
+    from trimcp.session.job import Job
+    from trimcp.session.session import Session
+
 __all__ = [
     "Background",
+    "RequestScope",
     "Scope",
     "Work",
+    "cancelled_around",
     "deadline_around",
     "guarded",
     "open_service_nursery",
@@ -49,6 +55,19 @@ def deadline_around() -> float:
         return until
     except AttributeError:  # another Trio
         return trio.current_effective_deadline()
+
+
+def cancelled_around(scope: trio.CancelScope) -> bool:
+    """Return whether the current task, which runs in `scope`, is being cancelled from outside of it.
+
+    Trio has no question for it. With a shield for a moment, a cancellation that does not show any more is from outside.
+    """
+    if trio.current_effective_deadline() != -inf:
+        return False
+    scope.shield = True
+    around = trio.current_effective_deadline() != -inf
+    scope.shield = False
+    return around
 
 
 def sole(error: BaseException) -> BaseException:
@@ -229,3 +248,22 @@ class Work:
         self.scope.cancel(reason="the request is over")
         with trio.CancelScope(shield=True):
             await self.join()
+
+
+@attrs.define(eq=False, repr=False)
+class RequestScope:
+    """Work that ends before the request's answer leaves."""
+
+    _session: Session
+    _job: Job
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
+        crash is the request's."""
+        job, runner = self._job, self._session.runner
+        assert runner is not None
+        if job.work is None:
+            if job.scope is None:
+                raise LocalError("the request is over; nothing can be started for it")
+            job.work = Work(runner.nursery, job.scope)
+        job.work.start_soon(function, *args)
