@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
@@ -123,7 +123,7 @@ class RemoteContext:
         return converter_for(LATEST).load(value, METHODS[name].result)
 
     # These build the payload and then `ask`, which is all they need of a context.
-    elicit = Context.elicit
-    elicit_url = Context.elicit_url
-    sample = Context.sample
-    list_roots = Context.list_roots
+    elicit: ClassVar[Any] = Context.elicit
+    elicit_url: ClassVar[Any] = Context.elicit_url
+    sample: ClassVar[Any] = Context.sample
+    list_roots: ClassVar[Any] = Context.list_roots
