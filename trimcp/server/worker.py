@@ -42,7 +42,7 @@ __all__ = ["serve"]
 _MAIN: Final = "__trimcp_main__"
 _LONGEST_TRACE: Final = 16 * 1024
 
-loading = False
+loading: bool = False
 """Whether the module of a tool is being loaded just now: then nothing in it may start to serve."""
 
 
