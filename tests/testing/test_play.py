@@ -250,3 +250,19 @@ def test_a_last_line_that_was_cut_off_is_left_out(file: Path) -> None:
 def test_what_is_no_journal_is_refused(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         read_journal(text)
+
+
+async def test_the_ids_of_questions_are_those_of_this_time(file: Path, autojump_clock: MockClock) -> None:
+    transcript = await record(file, LATEST_LEGACY)
+    [asked] = [message["id"] for _, message in transcript.messages if message.get("method") == "elicitation/create"]
+    renamed = [
+        (from_client, {**message, "id": "then"} if is_about(message, from_client, asked) else message)
+        for from_client, message in transcript.messages
+    ]
+    assert sum(message.get("id") == "then" for _, message in renamed) == 2
+    await replay(Transcript(renamed, recorded=True), make_server(), ignore=["/result/content/0/text"])
+
+
+def is_about(message: Any, from_client: bool, asked: object) -> bool:
+    """Whether a message is the server's question of this id or the client's answer to it."""
+    return message.get("id") == asked and from_client != ("method" in message)
