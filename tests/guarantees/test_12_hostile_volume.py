@@ -104,7 +104,7 @@ async def _sessions_over(server: Served) -> None:
 
 def _many(host: str, own: int = MANY) -> int:
     """Hypercorn takes ten times as long for each."""
-    return own if host == "own" else 200
+    return own if host == "own" else 150
 
 
 @OnBoth
@@ -149,7 +149,7 @@ async def test_mutations_over_http_2_do_no_harm(servers: Pool) -> None:
 
 @pytest.mark.parametrize("world", [world for world in WORLDS if world.own], ids=str)
 async def test_calls_by_the_thousand_leave_nothing(homes: Homes, world: World) -> None:
-    many = 6_000
+    many = 4_000
     async with homes(world) as home:
         await _call_all(home, many)
         base, tasks = home.memory, (await home.counts())["tasks"]

@@ -68,7 +68,7 @@ async def test_bodies_events_and_compressed_streams_are_bounded(port: int, way: 
     async with session_with(port, way) as session:
         base = forget_peak()
         with pytest.raises((trimcp.InvalidReply, trimcp.ConnectionLost, trio.TooSlowError)):
-            with trio.fail_after(10 if way in _COMPRESSED else 2):
+            with trio.fail_after(20 if way in _COMPRESSED else 1):
                 await session.call_tool("harm")
         spent = grown(base) / MIB
         what = "a compressed stream of 256 MiB" if way in _COMPRESSED else "a body, event or head without end"
@@ -240,18 +240,27 @@ async def test_a_childs_death_fails_pending_calls_within_a_second(how: str) -> N
     assert len(failed) == 20
 
 
-@pytest.mark.parametrize(
-    "what", [("deaf",), ("deaf", "setsid"), ("deaf", "group", "setsid"), ("deaf", "forgotten")], ids="+".join
-)
-async def test_a_stubborn_child_and_its_descendants_are_gone_within_five_seconds(what: tuple[str, ...]) -> None:
-    async with tree(*what, patience=Patience()).connect() as channel:
-        family = await descendants(channel)
-        began = trio.current_time()
-    took = trio.current_time() - began
-    left = [pid for pid in [*family, channel.process.pid] if alive(pid)]
-    figure(13, "a stubborn child and its descendants, until they are gone", took, 5, "s", "+".join(what))
+_FAMILIES = [("deaf",), ("deaf", "setsid"), ("deaf", "group", "setsid"), ("deaf", "forgotten")]
+
+
+async def test_stubborn_children_and_their_descendants_are_gone_within_five_seconds() -> None:
+    took: dict[str, float] = {}
+    left: list[int] = []
+
+    async def raise_and_leave(what: tuple[str, ...]) -> None:
+        async with tree(*what, patience=Patience()).connect() as channel:
+            family = await descendants(channel)
+            began = trio.current_time()
+        took["+".join(what)] = trio.current_time() - began
+        left.extend(pid for pid in [*family, channel.process.pid] if alive(pid))
+
+    async with trio.open_nursery() as nursery:
+        for what in _FAMILIES:
+            nursery.start_soon(raise_and_leave, what)
+    for name, seconds in took.items():
+        figure(13, "a stubborn child and its descendants, until they are gone", seconds, 5, "s", name)
     assert not left
-    assert took <= 4 * 5
+    assert max(took.values()) <= 4 * 5
 
 
 # Connections that are cut
