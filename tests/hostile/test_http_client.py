@@ -207,7 +207,7 @@ async def _call_all(session: trimcp.ClientSession, count: int) -> int:
                     await session.call_tool("fine")
                     break
                 except trimcp.ConnectionLost:
-                    pass  # it went over a connection that the server closed after its last reply; calls are not repeated
+                    pass  # the server had closed this connection after its last reply; calls are not repeated
     return answered
 
 
