@@ -75,21 +75,22 @@ class FaultyStream(trio.abc.HalfCloseableStream):
         rest = bytes(data)
         while rest:
             size = self._size(self._sending, len(rest))
-            await self.stream.send_all(await self._spoil(self._sending, rest[:size]))
+            garble = await self._hold_up(self._sending)
+            await self.stream.send_all(_garbled(self._sending, rest[:size]) if garble else rest[:size])
             rest = rest[size:]
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive a piece as the faults leave it; see `trio.abc.ReceiveStream.receive_some`.
-
-        Cancelled while the piece is held up, it is lost, as with a connection that is given up.
-        """
+        """Receive a piece as the faults leave it; see `trio.abc.ReceiveStream.receive_some`. Cancelled, none is lost."""
         size = self._size(self._receiving, _ANY if max_bytes is None else max_bytes)
-        return await self._spoil(self._receiving, bytes(await self.stream.receive_some(size)))
+        garble = await self._hold_up(self._receiving)
+        piece = bytes(await self.stream.receive_some(size))
+        return _garbled(self._receiving, piece) if garble else piece
 
     def _size(self, draw: random.Random, most: int) -> int:
         return min(most, draw.randint(1, self.small)) if self.small else most
 
-    async def _spoil(self, draw: random.Random, piece: bytes) -> bytes:
+    async def _hold_up(self, draw: random.Random) -> bool:
+        """Do what the faults do before a piece, and return whether it is to be garbled."""
         stall, garble, cut = (draw.random() < chance for chance in (self.stall, self.garble, self.cut))
         if stall:
             await trio.sleep(self.stall_seconds)
@@ -97,10 +98,7 @@ class FaultyStream(trio.abc.HalfCloseableStream):
             self._broken = True
             await self.stream.aclose()
             raise trio.BrokenResourceError("cut on purpose")
-        if garble and piece:
-            at = draw.randrange(len(piece))
-            piece = piece[:at] + bytes([piece[at] ^ draw.randrange(1, 256)]) + piece[at + 1 :]
-        return piece
+        return garble
 
     async def wait_send_all_might_not_block(self) -> None:
         """Ask the stream underneath."""
@@ -115,3 +113,10 @@ class FaultyStream(trio.abc.HalfCloseableStream):
     async def aclose(self) -> None:
         """Close the stream underneath."""
         await self.stream.aclose()
+
+
+def _garbled(draw: random.Random, piece: bytes) -> bytes:
+    if not piece:
+        return piece
+    at = draw.randrange(len(piece))
+    return piece[:at] + bytes([piece[at] ^ draw.randrange(1, 256)]) + piece[at + 1 :]
