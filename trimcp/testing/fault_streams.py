@@ -80,7 +80,7 @@ class FaultyStream(trio.abc.HalfCloseableStream):
             rest = rest[size:]
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive a piece as the faults leave it; see `trio.abc.ReceiveStream.receive_some`. Cancelled, none is lost."""
+        """Return a piece as the faults leave it; see `trio.abc.ReceiveStream.receive_some`. Cancelling loses none."""
         size = self._size(self._receiving, _ANY if max_bytes is None else max_bytes)
         garble = await self._hold_up(self._receiving)
         piece = bytes(await self.stream.receive_some(size))
