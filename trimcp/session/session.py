@@ -32,11 +32,12 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.crew import Crew
-from trimcp.session.endpoint import Endpoint
+from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.mailbox import Mailbox, weight
 from trimcp.session.outbox import Outbox
+from trimcp.session.pending import Pending
 from trimcp.session.replies import Replies
 from trimcp.session.runner import Runner
 from trimcp.session.scopes import Background
@@ -89,11 +90,15 @@ class Session(Speaking):
     sealer: Sealer = attrs.field(factory=Sealer)
     state: Any = None
     jobs: dict[RequestId, Job] = attrs.field(init=False, factory=dict)
+    pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
+    watchers: set[Watcher] = attrs.field(init=False, factory=set)
     mailbox: Mailbox = attrs.field(init=False)
     runner: Runner | None = attrs.field(init=False, default=None)
     peer_session: Session | None = attrs.field(init=False, default=None)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
+    lost: ConnectionLost | None = attrs.field(init=False, default=None)
+    mirrors_headers: bool = attrs.field(init=False, default=False)
     parked: int = attrs.field(init=False, default=0)
     counts: LaneCounts = attrs.field(init=False)
     abandoned_threads: int = attrs.field(init=False, default=0)
@@ -107,6 +112,7 @@ class Session(Speaking):
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
     _replies: Replies = attrs.field(init=False)
+    _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:

@@ -7,9 +7,8 @@ two; so a call that is cancelled early was never sent, and one that was is annou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from trimcp.channel import Kind, Origin, Outgoing, Sink
@@ -27,17 +26,19 @@ from trimcp.wire.lifecycle import CancelledParams
 __all__ = ["Speaking"]
 
 
-@attrs.define(eq=False, repr=False)
 class Speaking:
-    """The half of a session that speaks first. `Session` is the other, and says what these attributes are."""
+    """The half of a session that speaks first. `Session` is the other, has these attributes and says what they are."""
+
+    if not TYPE_CHECKING:  # a type checker would miss the attributes in it, which are in `Session`'s
+        __slots__ = ()
 
     engine: Connection
     sink: Sink
-    pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
-    watchers: set[Watcher] = attrs.field(init=False, factory=set)
-    lost: ConnectionLost | None = attrs.field(init=False, default=None)
-    mirrors_headers: bool = attrs.field(init=False, default=False)
-    _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    pending: dict[RequestId, Pending]
+    watchers: set[Watcher]
+    lost: ConnectionLost | None
+    mirrors_headers: bool
+    _reading: trio.lowlevel.ParkingLot
 
     def road(self, origin: Origin | None) -> Sink:
         """Return where messages go that belong to what came from there."""
