@@ -21,13 +21,14 @@ from trimcp.channel import MessageChannel
 from trimcp.session.job import CancelReason
 from trimcp.session.session import Session
 from trimcp.testing import FaultyChannel, SlowChannel, connected
+from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.revisions import REVISIONS, Revision
 
 Kind: TypeAlias = Literal["echo", "sleep", "ask", "progress", "logs", "crash", "reason", "background"]
 KINDS: Sequence[Kind] = ("echo", "sleep", "ask", "progress", "logs", "crash", "reason", "background")
 
 
-OUTCOMES = {"done", "tool error", "cancelled", "ConnectionLost", "RemoteError", "InvalidReply"}
+OUTCOMES = {"done", "tool error", "cancelled", "refused", "ConnectionLost", "RemoteError", "InvalidReply"}
 
 
 @attrs.frozen
@@ -175,6 +176,8 @@ class World:
                     progress = [each.progress async for each in call.progress]
             except (trimcp.ConnectionLost, trimcp.RemoteError, trimcp.InvalidReply) as error:
                 outcome = type(error).__name__ + ("!" if "secret" in str(error) else "")
+                if isinstance(error, trimcp.RemoteError) and error.code != INTERNAL_ERROR:
+                    outcome = "refused"  # its time was over as the server looked at it
             else:
                 outcome = "done"
                 text = "".join(block.text for block in result.content if isinstance(block, trimcp.TextContent))
