@@ -129,8 +129,8 @@ class Server(Offering, Generic[StateT]):
         )
         profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {})
-        self.confirm = confirm
-        self.confirm_fallback = confirm_fallback
+        self.confirm: Confirm | None = confirm
+        self.confirm_fallback: Fallback = confirm_fallback
         self.audit: Audit | None = audit
         self.lifespan = lifespan
         self.page_size = page_size

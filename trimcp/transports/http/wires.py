@@ -93,7 +93,7 @@ class SocketWire:
         self._fd = sock.fileno()
         self._open = True
         self._reading = False
-        self.timed_out = False
+        self.timed_out: bool = False
 
     async def read(self, max_bytes: int) -> bytes | None:
         """See `Wire.read`. Always lets other tasks run first, also if something is there."""
@@ -180,7 +180,7 @@ class StreamWire:
         self._scope: trio.CancelScope | None = None
         self._heard = False  # whether the peer has said anything: before that, TLS could not say goodbye
         self._open = True
-        self.timed_out = False
+        self.timed_out: bool = False
 
     async def read(self, max_bytes: int) -> bytes | None:
         """See `Wire.read`."""
