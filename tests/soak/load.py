@@ -279,6 +279,14 @@ async def _abandoned(server: Served, load: Load) -> None:
 async def soak_lines(server: Target, load: Load) -> None:
     """Everything over one pair of pipes: what is right is answered, whatever stands between."""
     make = of_messages(load.rng)
+    writing = (
+        trio.Lock()
+    )  # a subscription may be acknowledged, and so be ended, while the lines are still being written
+
+    async def pour(data: bytes) -> None:
+        async with writing:
+            await server.pour(data)
+
     n = 0
     while not load.done.is_set():
         lines, waiting = [], set()
@@ -297,7 +305,7 @@ async def soak_lines(server: Target, load: Load) -> None:
         if load.rng.random() < 0.01:
             lines.append(_large() + b"\n")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.pour, b"".join(lines))
+            nursery.start_soon(pour, b"".join(lines))
             with trio.fail_after(_PATIENCE):
                 while waiting:
                     heard = await server.hear()
@@ -305,7 +313,7 @@ async def soak_lines(server: Target, load: Load) -> None:
                         continue
                     if heard.get("method") == "notifications/subscriptions/acknowledged":
                         subscription = heard["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"]
-                        nursery.start_soon(server.pour, notice("notifications/cancelled", requestId=subscription))
+                        nursery.start_soon(pour, notice("notifications/cancelled", requestId=subscription))
                     elif "method" not in heard and heard.get("id") in waiting:
                         waiting.discard(heard["id"])
                         load.answers += 1
