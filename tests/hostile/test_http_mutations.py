@@ -38,6 +38,8 @@ _HASTY: dict[str, Any] = {
     "max_sessions": 50,
     "limits": {"head_timeout": _SOON, "body_timeout": _SOON, "linger_timeout": 0.02, "stall_timeout": 0.5},
 }
+# Where what is wrong leaves nothing to wait for, a busy machine must not make a server cut who is just slow.
+_CALM: dict[str, Any] = {**_HASTY, "limits": {"linger_timeout": 0.02}}
 
 
 async def _say_all(
@@ -128,7 +130,7 @@ async def test_mutations_of_requests_do_no_harm(servers: Pool, host: str) -> Non
 @OnBoth
 async def test_mutations_of_messages_over_http_sse_do_no_harm(servers: Pool, host: str) -> None:
     many = count(1_000 if host == "own" else 300)
-    async with servers(host, **{**_HASTY, "silence": 5.0}) as server:
+    async with servers(host, **{**_CALM, "silence": 5.0}) as server:
         await server.warm()
         make = of_messages(random.Random(20_000))
         await _post_all(server, make, min(many // 5, 1_000))
@@ -188,12 +190,14 @@ async def test_mutations_of_websocket_frames_do_no_harm(servers: Pool, host: str
 
 async def test_mutations_of_http_2_do_no_harm(servers: Pool) -> None:
     many = count(500)
-    async with servers("hypercorn", **_HASTY) as server:
+    async with servers("hypercorn", **_CALM) as server:
         await server.warm()
         make = of_http2(random.Random(20_000))
-        await _say_all(server, make, 500, patience=0.9)
+        # As with WebSocket the allocator's share grows for the first ten thousand: the C library then has a third of
+        # its heap free, and neither it nor Python has more in use.
+        await _say_all(server, make, max(500, many // 2))
         await server.at_rest()
         base = server.memory
-        answered = await _say_all(server, make, many, patience=0.9)
-        assert answered >= many // 2
+        answered = await _say_all(server, make, many)
+        assert answered == many, "the beginning is right, and is answered at once"
         await _survived(server, base, "connections of HTTP/2", many, answered)
