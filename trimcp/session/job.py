@@ -28,8 +28,14 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 class CancelReason(Enum):
     """Why a handler is being stopped; its value is the text of `trio.CancelScope.cancel(reason=)`.
 
-    The bounds of `Limits` refuse a request before its handler runs, so nothing here stops one with LIMIT: it is for
-    drivers that take something away from a running request, and answers it as `Overloaded`.
+    Attributes:
+        PEER: whoever asked cancelled the request, or gave it up at its own deadline.
+        DISCONNECTED: whoever asked is gone.
+        DEADLINE: the caller's time was over and no cancellation came, or the tool's own time was.
+        DRAIN: the server or the session ends.
+        LIMIT: the peer took nothing for too long and was dropped (`Limits.stall_timeout`).
+
+    Idleness is none: a session in which anything is at work is not idle.
     """
 
     PEER = "cancelled by peer"
