@@ -99,7 +99,8 @@ class Journal:
 
     def of(self, name: str, what: str) -> list[dict[str, Any]]:
         """Every line about this."""
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        whole, _, _ = (self.path.read_text() if self.path.exists() else "").rpartition("\n")  # a line may be half there
+        lines = whole.splitlines()
         found = [json.loads(line) for line in lines if f'"{name}"' in line and f'"{what}"' in line]
         return [line for line in found if line["name"] == name and line["what"] == what]
 
