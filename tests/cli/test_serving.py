@@ -249,8 +249,9 @@ async def test_tokens_let_their_owners_in_and_stay_out_of_sight(tmp_path: Path) 
             await add(url, headers={"Authorization": "Bearer t0ken-3"})
         assert "whoever reaches" not in served.text
     lines = [json.loads(line) for line in served.said if line.startswith("{")]
-    assert {line["principal"] for line in lines if line["status"] == 200} == {"bob"}
-    assert 401 in {line["status"] for line in lines}
+    accesses = [line for line in lines if "status" in line]  # the others are security events
+    assert {line["principal"] for line in accesses if line["status"] == 200} == {"bob"}
+    assert 401 in {line["status"] for line in accesses}
     assert "t0ken" not in served.text
 
 

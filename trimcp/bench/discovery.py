@@ -64,15 +64,18 @@ async def discover(target: Target, plan: Plan) -> Found:
     if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
         target = attrs.evolve(cast(Any, target), mode="sse" if plan.transport == "sse" else "streamable")
     client = Client(CLIENT["name"], CLIENT["version"], probe_timeout=plan.opening)
-    with trio.move_on_after(3 * plan.opening):
-        if isinstance(target, StdioServer):
-            async with client.connect(target, revision=plan.revision) as session:
-                return await _look(session, plan, "stdio")
-        async with target.connect() as channel, client.connect(channel, revision=plan.revision) as session:
-            transport: WireName = "websocket" if target.url[:2].lower() == "ws" else "http"
-            if getattr(channel, "speaks_sse", False):
-                transport = "sse"
-            return await _look(session, plan, transport)
+    try:
+        with trio.move_on_after(3 * plan.opening):
+            if isinstance(target, StdioServer):
+                async with client.connect(target, revision=plan.revision) as session:
+                    return await _look(session, plan, "stdio")
+            async with target.connect() as channel, client.connect(channel, revision=plan.revision) as session:
+                transport: WireName = "websocket" if target.url[:2].lower() == "ws" else "http"
+                if getattr(channel, "speaks_sse", False):
+                    transport = "sse"
+                return await _look(session, plan, transport)
+    except trio.TooSlowError as error:
+        raise ConnectionLost(f"{name_of(target)} was not ready: {error}") from None
     raise ConnectionLost(f"{name_of(target)} was not ready within {3 * plan.opening:g} seconds")
 
 

@@ -26,7 +26,7 @@ from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.differences import differences
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
-from trimcp.wire.common import META_PROTOCOL_VERSION
+from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.revisions import find
 
 __all__ = ["outgoing_of", "play", "play_to"]
@@ -252,7 +252,7 @@ class _Player:
 
         def alike(left: Any, right: Any, path: str) -> bool:
             key = path.rpartition(".")[2]
-            if path == "$.id" and "method" in expected:
+            if (path == "$.id" and "method" in expected) or key == META_TIMEOUT:  # how long a caller has left
                 return True
             if path == "$.params.requestId" and expected.get("method") == _CANCELLED:
                 return bool(self._ids.get(left) == right)
