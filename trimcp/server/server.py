@@ -78,8 +78,8 @@ class Server(Offering, Generic[StateT]):
         info: its name, version and so on, as clients are told.
         tools, resources, templates, prompts: what is offered, by name or address. Read them; methods change them.
         runs: the runs under way, each with its `sessions`.
-        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions, max_threads, max_processes, limits,
-            audit, confirm, confirm_fallback, handler_errors: as given.
+        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
+        max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
 
     What else has a public name is there for what serves it (`Running`, the logging bridge), and may change.
     """
