@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -94,10 +95,15 @@ def test_no_text_takes_long(piece: str) -> None:
         text = piece * (length // len(piece))
         best = 9.0
         for _ in range(3):
-            started = time.perf_counter()
-            strip_hidden(text)
-            hidden_text(text)
-            best = min(best, time.perf_counter() - started)
+            gc.collect()
+            gc.disable()  # it would look through whatever else the process holds
+            try:
+                started = time.perf_counter()
+                strip_hidden(text)
+                hidden_text(text)
+                best = min(best, time.perf_counter() - started)
+            finally:
+                gc.enable()
         took.append(best)
     print(f"{piece!r}: {took[0]:.3f} s, {took[1]:.3f} s")
     assert took[1] < 4 * took[0] + 0.05
