@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from hashlib import sha256
@@ -613,7 +613,16 @@ async def test_the_dashboard_streams_over_http(
     nursery.cancel_scope.cancel()
 
 
+@pytest.fixture
+def children_hear_sigint() -> Iterator[None]:
+    """A shell that runs us in its background has us and all our children ignore it; a handler is not inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("children_hear_sigint")
 def test_the_dashboard_and_its_client_are_programs() -> None:
     def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "120", "TERM": "xterm"}
