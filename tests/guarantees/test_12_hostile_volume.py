@@ -89,10 +89,10 @@ async def _over_the_network(server: Served, mutate: Callable[[int], Any], on: st
     await server.warm()
     await mutate(max(many // 2, 250))
     await _sessions_over(server)
-    base = server.memory
+    base = await server.kept()
     await mutate(many)
     await _sessions_over(server)
-    survived(server.memory - base, on, many)
+    survived(await server.kept() - base, on, many)
 
 
 async def _sessions_over(server: Served) -> None:

@@ -257,6 +257,12 @@ class Served:
             [count] = (await wire.ask(http("GET", "/statistics?objects", "Connection: close", *self.lines))).reply
             return int(count)
 
+    async def kept(self) -> int:
+        """Bytes it has resident once garbage is collected and free memory is the system's again."""
+        async with self.wire() as wire:
+            await wire.ask(http("GET", "/statistics?kept", "Connection: close", *self.lines))
+        return self.memory
+
     async def at_rest(self, *, seconds: float = 10) -> None:
         """Wait until nothing is left of an attack."""
         counts: dict[str, int] = {}

@@ -6,6 +6,7 @@ standard error: level and logger first, so that a test can tell that nobody comp
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -36,11 +37,23 @@ class NotedFace(HttpFace):
         _faces.append(self)
 
 
+def give_back() -> None:
+    """Give the system what the C library keeps free for later.
+
+    How much that is depends on how large messages met by chance, and it hides what really was kept: 20,000 mutated
+    conversations over WebSocket let it grow by 3 to 6 MiB, and what is in use by one.
+    """
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 async def statistics(head: Head) -> Response:
     """Count what a server at rest has none of, and, if asked for, the objects that are left after a collection."""
     gc.collect()
     if head.query == "objects":
         return Response(200, (("Content-Type", "application/json"),), b"[%d]" % len(gc.get_objects()))
+    if head.query == "kept":
+        give_back()
     [face] = _faces
     counts = {
         "tasks": trio.lowlevel.current_statistics().tasks_living,

@@ -105,7 +105,7 @@ async def _survived(server: Served, base: int, what: str, count: int, answered: 
         while (await server.counts())["sessions"]:  # noqa: ASYNC110  # it is another process
             await trio.sleep(0.1)
     await server.at_rest()
-    grown = server.memory - base
+    grown = await server.kept() - base
     print(f"{server.software}: {answered} of {count} {what} answered")
     figure(12, f"kept after {count:,} mutations", round(grown / MIB, 3), 2, "MiB", f"{what}, {server.software}")
     assert grown <= 2 * MIB
@@ -121,8 +121,7 @@ async def test_mutations_of_requests_do_no_harm(servers: Pool, host: str) -> Non
         await server.warm()
         make = of_requests(random.Random(20_000), await initialize(server))
         await _say_all(server, make, min(many // 5, 1_000))
-        await server.counts()
-        base = server.memory
+        base = await server.kept()
         answered = await _say_all(server, make, many)
         await _survived(server, base, "requests", many, answered)
 
@@ -135,7 +134,7 @@ async def test_mutations_of_messages_over_http_sse_do_no_harm(servers: Pool, hos
         make = of_messages(random.Random(20_000))
         await _post_all(server, make, min(many // 5, 1_000))
         await server.at_rest()
-        base = server.memory
+        base = await server.kept()
         answered = await _post_all(server, make, many)
         await _survived(server, base, "messages over HTTP+SSE", many, answered)
 
@@ -180,10 +179,9 @@ async def test_mutations_of_websocket_frames_do_no_harm(servers: Pool, host: str
     async with servers(host, limits={"stall_timeout": 0.5}) as server:
         await server.warm()
         make = of_frames(random.Random(20_000))
-        # What the allocator keeps grows for the first ten thousand or so, as large messages meet by chance.
-        await _say_all(server, make, many // 2, websocket=True, patience=_MOMENT)
+        await _say_all(server, make, min(many // 2, 1_000), websocket=True, patience=_MOMENT)
         await server.at_rest()
-        base = server.memory
+        base = await server.kept()
         answered = await _say_all(server, make, many, websocket=True, patience=_MOMENT)
         await _survived(server, base, "conversations over WebSocket", many, answered)
 
@@ -193,11 +191,9 @@ async def test_mutations_of_http_2_do_no_harm(servers: Pool) -> None:
     async with servers("hypercorn", **_CALM) as server:
         await server.warm()
         make = of_http2(random.Random(20_000))
-        # As with WebSocket the allocator's share grows for the first ten thousand: the C library then has a third of
-        # its heap free, and neither it nor Python has more in use.
-        await _say_all(server, make, max(500, many // 2))
+        await _say_all(server, make, min(many, 1_000))
         await server.at_rest()
-        base = server.memory
+        base = await server.kept()
         answered = await _say_all(server, make, many)
         assert answered == many, "the beginning is right, and is answered at once"
         await _survived(server, base, "connections of HTTP/2", many, answered)
