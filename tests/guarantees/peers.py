@@ -285,6 +285,14 @@ class _Exchanges(Peer):
         self.wires.append(wire)
         return wire
 
+    async def kept(self) -> Wire:
+        """A connection that was kept and that the server has not closed meanwhile, or a new one."""
+        while self.idle:
+            wire = self.idle.pop()
+            if not wire.stream.socket.is_readable():
+                return wire
+        return await self.connect()
+
     def posted(self, text: bytes) -> bytes:
         return post(text, session=self.session, path=self.path)
 
@@ -308,7 +316,7 @@ class PostPeer(_Exchanges):
 
     async def say(self, *texts: bytes) -> None:
         for text in texts:
-            wire = self.idle.pop() if self.idle else await self.connect()
+            wire = await self.kept()
             try:
                 await wire.say(self.posted(text))
             except trio.BrokenResourceError:
@@ -381,7 +389,7 @@ class StreamPeer(_Exchanges):
 
     async def say(self, *texts: bytes) -> None:
         for text in texts:
-            wire = self.idle.pop() if self.idle else await self.connect()
+            wire = await self.kept()
             answer = await wire.ask(self.posted(text))
             self.settled(wire, answer)
             self.status = answer.status

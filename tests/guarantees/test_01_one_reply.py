@@ -19,30 +19,28 @@ from tests.hostile.test_http import _BAD as BAD
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
 
-# Hypercorn takes many times as long for each exchange: there its roads share the ten thousand.
-SHARES = {"http hypercorn 2025": 2_000, "http hypercorn 2026": 4_000, "sse hypercorn 2024": 4_000}
+MANY = 10_000
 
 
 @Everywhere
 async def test_ten_thousand_pipelined_requests_get_ten_thousand_replies(homes: Homes, world: World) -> None:
-    many = SHARES.get(str(world), 10_000)
     answers: dict[Any, str] = {}
     doubled = 0
     async with homes(world) as home, home.peer() as peer, trio.open_nursery() as nursery:
-        texts = in_turn(many, lambda n: peer.call(n, "echo", text=f"number {n}"))
+        texts = in_turn(MANY, lambda n: peer.call(n, "echo", text=f"number {n}"))
         began = trio.current_time()
         nursery.start_soon(peer.pour, texts)
-        for _ in range(many):
+        for _ in range(MANY):
             answer = await peer.hear()
             doubled += answer["id"] in answers
             answers[answer["id"]] = text_of(answer)
         took = trio.current_time() - began
         await peer.ask("end", "echo")  # which fails if there was one answer more
     crossed = sum(text != f"number {id}" for id, text in answers.items())
-    wrong = many - len(answers) + doubled + crossed
-    figure(1, f"replies missing, doubled or crossed, of {many:,}", wrong, 0, "replies", str(world))
+    wrong = MANY - len(answers) + doubled + crossed
+    figure(1, f"replies missing, doubled or crossed, of {MANY:,}", wrong, 0, "replies", str(world))
     print(f"{world}: {took:.1f} s")
-    assert (len(answers), doubled, crossed) == (many, 0, 0)
+    assert (len(answers), doubled, crossed) == (MANY, 0, 0)
 
 
 @Everywhere
@@ -98,16 +96,15 @@ async def test_a_request_its_peer_cancelled_gets_none(homes: Homes, world: World
 
 @pytest.mark.parametrize("road", ROADS)
 async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(road: str, tmp_path: Path) -> None:
-    many = 10_000
     ids: list[Any] = []
     async with served_by_hand(road, trimcp.Client("c"), tmp_path) as (_, server), trio.open_nursery() as nursery:
 
         async def pour() -> None:
-            for first in range(0, many, 100):
+            for first in range(0, MANY, 100):
                 await server.say(*(request(id, "ping")[:-1] for id in range(first, first + 100)))
 
         nursery.start_soon(pour)
-        for _ in range(many):
+        for _ in range(MANY):
             answer = await server.hear()
             assert answer["result"] == {}
             ids.append(answer["id"])
@@ -119,6 +116,6 @@ async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(roa
         while (answer := await server.hear())["id"] != "end":
             assert answer["id"] == 7, "it was answered without a readable id"
             assert "error" in answer
-    wrong = many - len(set(ids)) + len(ids) - len(set(ids))
-    figure(1, f"replies of a client missing or doubled, of {many:,}", wrong, 0, "replies", road)
-    assert sorted(ids) == list(range(many))
+    wrong = MANY - len(set(ids)) + len(ids) - len(set(ids))
+    figure(1, f"replies of a client missing or doubled, of {MANY:,}", wrong, 0, "replies", road)
+    assert sorted(ids) == list(range(MANY))
