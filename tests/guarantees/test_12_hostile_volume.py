@@ -6,7 +6,6 @@ each kind, and `nox -s soak` goes on for minutes.
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -65,11 +64,9 @@ async def test_mutations_in_this_process_do_no_harm(homes: Homes, world: World) 
     rng = random.Random(SEED)
     async with homes(world) as home, home.peer() as peer:
         await _mutate_here(peer, rng, MANY)
-        gc.collect()
-        base, tasks = home.memory, trio.lowlevel.current_statistics().tasks_living
+        base, tasks = await home.kept(), trio.lowlevel.current_statistics().tasks_living
         await _mutate_here(peer, rng, MANY)
-        gc.collect()
-        survived(home.memory - base, str(world))
+        survived(await home.kept() - base, str(world))
         assert trio.lowlevel.current_statistics().tasks_living <= tasks
 
 
@@ -152,9 +149,9 @@ async def test_calls_by_the_thousand_leave_nothing(homes: Homes, world: World) -
     many = 4_000
     async with homes(world) as home:
         await _call_all(home, many)
-        base, tasks = home.memory, (await home.counts())["tasks"]
+        base, tasks = await home.kept(), (await home.counts())["tasks"]
         await _call_all(home, many)
-        grown, left = home.memory - base, (await home.counts())["tasks"] - tasks
+        grown, left = await home.kept() - base, (await home.counts())["tasks"] - tasks
     each = figure(12, f"kept of each of {many:,} calls that are over", max(0, grown) / many, 40, "bytes", str(world))
     figure(12, "tasks left by calls that are over", max(0, left), 0, "", str(world))
     assert each <= 40
@@ -172,4 +169,3 @@ async def _call_all(home: Home, many: int) -> None:
             peer.heard.clear()
     if home.served is not None:
         await home.served.at_rest()
-    gc.collect()

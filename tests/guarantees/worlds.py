@@ -150,11 +150,21 @@ class Home:
     def peak(self) -> int:
         return memory_of(self.pid, peak=True)
 
-    def forget_peak(self) -> int:
-        """Let the peak begin at what is resident now, and return that."""
+    async def kept(self) -> int:
+        """Bytes resident once garbage is collected and free memory is the system's again, where we can have it so."""
+        if self.served is not None:
+            return await self.served.kept()
+        self._tidy()
+        return self.memory
+
+    def _tidy(self) -> None:
         if self.world.local:
             gc.collect()
             _C.malloc_trim(0)
+
+    def forget_peak(self) -> int:
+        """Let the peak begin at what is resident now, and return that."""
+        self._tidy()
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
         return self.memory
 
