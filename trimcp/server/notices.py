@@ -7,14 +7,13 @@ from typing import Any
 import attrs
 
 from trimcp.protocol.events import Admission
-from trimcp.wire.common import Implementation
-from trimcp.wire.revisions import Revision
+from trimcp.session.admitted import Admitted
 
 __all__ = ["Notice"]
 
 
 @attrs.frozen(eq=False, repr=False)
-class Notice:
+class Notice(Admitted):
     """One notification from a client.
 
     Attributes:
@@ -26,18 +25,3 @@ class Notice:
     method: str
     admission: Admission
     state: Any
-
-    @property
-    def revision(self) -> Revision:
-        """The revision it is spoken in."""
-        return self.admission.revision
-
-    @property
-    def peer(self) -> Implementation | None:
-        """The sender's name and version as it reports them (unverified), or None."""
-        return self.admission.peer
-
-    @property
-    def principal(self) -> str | None:
-        """Who the transport says the sender is; None where nobody authenticates."""
-        return self.admission.principal

@@ -16,14 +16,13 @@ import trio
 
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission
+from trimcp.session.admitted import Admitted
 from trimcp.session.context import Context, Form, StateT
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import open_service_nursery
-from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
-from trimcp.wire.common import Implementation, LoggingLevel
+from trimcp.wire.common import LoggingLevel
 from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.jsonrpc import JSON, RequestId
-from trimcp.wire.revisions import Revision
 from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
@@ -149,7 +148,7 @@ async def _run(function: Callable[[], _T], place: Any) -> _T:
 
 
 @attrs.define(eq=False, repr=False)
-class ThreadContext(Generic[StateT]):
+class ThreadContext(Admitted, Generic[StateT]):
     """The context of a sync handler: the same verbs, synchronous and callable from its thread.
 
     A sync handler that runs in the event loop itself (`run="inline"`, or tests in virtual time) can use what does not
@@ -181,36 +180,6 @@ class ThreadContext(Generic[StateT]):
     def method(self) -> str:
         """As `Context.method`."""
         return self._ctx.method
-
-    @property
-    def revision(self) -> Revision:
-        """As `Context.revision`."""
-        return self._ctx.revision
-
-    @property
-    def peer(self) -> Implementation | None:
-        """As `Context.peer`."""
-        return self._ctx.peer
-
-    @property
-    def capabilities(self) -> ClientCapabilities | ServerCapabilities:
-        """As `Context.capabilities`."""
-        return self._ctx.capabilities
-
-    @property
-    def principal(self) -> str | None:
-        """As `Context.principal`."""
-        return self._ctx.principal
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """As `Context.meta`."""
-        return self._ctx.meta
-
-    @property
-    def trace(self) -> Mapping[str, str]:
-        """As `Context.trace`."""
-        return self._ctx.trace
 
     @property
     def headers(self) -> Mapping[str, str]:

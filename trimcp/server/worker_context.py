@@ -11,14 +11,15 @@ import attrs
 
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission
+from trimcp.session.admitted import Admitted
 from trimcp.session.context import Context, severity
 from trimcp.wire.capabilities import ClientCapabilities
-from trimcp.wire.common import META_TRACE, Implementation
+from trimcp.wire.common import Implementation
 from trimcp.wire.converter import converter_for
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.logs import LoggingLevel
 from trimcp.wire.methods import METHODS
-from trimcp.wire.revisions import LATEST, REVISIONS, Revision
+from trimcp.wire.revisions import LATEST, REVISIONS
 
 __all__ = ["RemoteContext"]
 
@@ -29,7 +30,7 @@ class _Link(Protocol):
 
 
 @attrs.define(eq=False, repr=False)
-class RemoteContext:
+class RemoteContext(Admitted):
     """Stands where a `Context` stands behind a `ThreadContext`. Its verbs are async in form only: none ever yields.
 
     Attributes:
@@ -72,36 +73,6 @@ class RemoteContext:
     def state(self) -> Any:
         """What the lifespan made stays in the server's process."""
         raise LocalError('the state of the lifespan is not here: run="process" gives a tool a process of its own')
-
-    @property
-    def revision(self) -> Revision:
-        """As `Context.revision`."""
-        return self.admission.revision
-
-    @property
-    def peer(self) -> Implementation | None:
-        """As `Context.peer`."""
-        return self.admission.peer
-
-    @property
-    def capabilities(self) -> Any:
-        """As `Context.capabilities`."""
-        return self.admission.capabilities
-
-    @property
-    def principal(self) -> str | None:
-        """As `Context.principal`."""
-        return self.admission.principal
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """As `Context.meta`."""
-        return self.admission.meta or {}
-
-    @property
-    def trace(self) -> Mapping[str, str]:
-        """As `Context.trace`."""
-        return {key: self.meta[key] for key in META_TRACE if isinstance(self.meta.get(key), str)}
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """As `Context.report_progress`. The connection to the parent holds some; then it waits."""

@@ -14,19 +14,18 @@ from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission
 from trimcp.protocol.states import Inbound
+from trimcp.session.admitted import Admitted
 from trimcp.session.asking import ask, open_questions
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.scopes import Background, RequestScope, Scope, cancelled_around
-from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
-from trimcp.wire.common import META_TRACE, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.elicitation import ElicitFormParams, ElicitResult, ElicitURLParams, FormSchema
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId, encode
 from trimcp.wire.lifecycle import ProgressParams
 from trimcp.wire.logs import LoggingLevel, LoggingMessageParams
-from trimcp.wire.revisions import LATEST, Revision
+from trimcp.wire.revisions import LATEST
 from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
@@ -65,7 +64,7 @@ class Form(Protocol):
 
 
 @attrs.define(eq=False, repr=False)
-class Context(Generic[StateT]):
+class Context(Admitted, Generic[StateT]):
     """One request, as its handler sees it. Good until the handler returns.
 
     Attributes:
@@ -98,37 +97,6 @@ class Context(Generic[StateT]):
     def method(self) -> str:
         """The request's method, such as `tools/call`."""
         return self._job.request.verb.name
-
-    @property
-    def revision(self) -> Revision:
-        """The revision the request is spoken in."""
-        return self.admission.revision
-
-    @property
-    def peer(self) -> Implementation | None:
-        """The asker's name and version as it reports them (unverified), or None."""
-        return self.admission.peer
-
-    @property
-    def capabilities(self) -> ClientCapabilities | ServerCapabilities:
-        """What the asker declared it can do."""
-        return self.admission.capabilities
-
-    @property
-    def principal(self) -> str | None:
-        """Who the transport says the asker is; None where nobody authenticates."""
-        return self.admission.principal
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """The request's `_meta` as it came: trace context (`traceparent`, ...) and keys of your own."""
-        return self.admission.meta or {}
-
-    @property
-    def trace(self) -> Mapping[str, str]:
-        """The W3C trace context of the request (`traceparent`, `tracestate`, `baggage`), as far as it came."""
-        meta = self.meta
-        return {key: meta[key] for key in META_TRACE if isinstance(meta.get(key), str)}
 
     @property
     def headers(self) -> Mapping[str, str]:
