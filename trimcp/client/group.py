@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trimcp.client.client import Client
+from trimcp.client.combinators import first_of
 from trimcp.client.connect import Target
 from trimcp.client.facade import ClientSession
 from trimcp.client.supervision import UpstreamState
@@ -98,7 +99,7 @@ class Group:
                 self._nursery = nursery
                 try:
                     yield
-                except BaseException as error:
+                except BaseException as error:  # the body's own: it leaves as itself, once all members have ended
                     failure = error
                 finally:
                     self._nursery = None
@@ -183,9 +184,7 @@ class Group:
         async with self.client.connect(target, revision=revision) as session:
             member.session = session
             member.ready.set()
-            async with trio.open_nursery() as waiting:
-                waiting.start_soon(_first, member.closing.wait, waiting.cancel_scope)
-                waiting.start_soon(_first, session.wait_lost, waiting.cancel_scope)
+            await first_of(member.closing.wait, session.wait_lost)
 
     async def _supervised(self, member: _Member, name: str, target: Target, options: Supervising) -> None:
         async with self.client.supervise(target, name=name, **options) as upstream:
@@ -287,9 +286,3 @@ class Group:
 def _renamed(tool: Any, name: str) -> Tool:
     renamed: Tool = attrs.evolve(tool, name=name)
     return renamed
-
-
-async def _first(wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-    """Wait, then stop whoever waits beside."""
-    await wait()
-    scope.cancel()
