@@ -24,10 +24,12 @@ __all__ = ["Worker", "Workers", "inherited"]
 
 _CONTROL: Final = "TRIMCP_WORKER_CONTROL"
 _SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
+# In seconds.
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 10.0
 _STEADY: Final = 30.0
 _MARGIN: Final = 5.0
+_REAPED: Final = 5.0
 
 
 @attrs.define(eq=False)
@@ -157,9 +159,9 @@ class Workers:
             self._controls[process] = ours
             try:
                 await self._attend(process, ours, number, listening)
-            except BaseException:
+            except BaseException:  # cancelled, mostly: no worker outlives who looks after it
                 _kill(process)
-                with trio.CancelScope(shield=True):  # a killed process ends
+                with trio.move_on_after(_REAPED, shield=True):  # it is dead; this is for the system to say so
                     await process.wait()
                 raise
             finally:
