@@ -20,7 +20,7 @@ from trimcp.framing.sse import Decoder
 __all__ = ["Session"]
 
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-_FAREWELL: Final = 1.0
+_FAREWELL: Final = 1.0  # seconds
 _MOST_NOTICES: Final = 1_000
 
 
@@ -107,6 +107,7 @@ class Session:
 
     async def close(self) -> None:
         """End the session at the server, where there is one; a second has to do, cancelled or not."""
+        # Shielded, because a measurement ends by being cancelled, and a server should not keep the sessions of one.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _FAREWELL):
             if self._session_id is not None:
                 with suppress(McpError, trio.BrokenResourceError, Unreadable):

@@ -71,7 +71,7 @@ async def run_session(
                 kind, why = await _Conversation(load, caller, road).run(usable)
         except McpError as error:
             kind, why = "no connection", str(error)
-        except BaseException:  # cancelled, in whatever groups
+        except BaseException:  # cancelled, in whatever groups; noted only, where what is under way is overdue as well
             if load.overdue:
                 caller.lose("no answer", f"none came within {load.plan.patience:g} seconds", trio.current_time())
             raise

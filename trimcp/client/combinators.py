@@ -107,7 +107,7 @@ class _Race(Generic[T]):
                 self._won.append(answer)
                 scope.cancel(reason=_LOST_RACE)
                 return
-        except BaseException as error:
+        except BaseException as error:  # a nursery of the attempt's may have put its failure beside our cancellation
             crash, cancelled = parted(error)
             if crash is not None and not isinstance(crash, Exception):
                 raise
@@ -171,7 +171,7 @@ async def _outcome(key: KeyT, function: Callable[[], Awaitable[ResultT]]) -> Out
     """Call, and return what came of it; only a cancellation and what is no `Exception` pass."""
     try:
         return Outcome(key, await function())
-    except Exception as error:
+    except Exception as error:  # whatever it is, the caller gets it with the others' outcomes
         return Outcome(key, None, error)
 
 
@@ -263,7 +263,7 @@ async def _mapping(
         async with open_service_nursery() as nursery:
             nursery.start_soon(mapped._feed)
             yield mapped
-    except BaseException as error:
+    except BaseException as error:  # whatever leaves the block, an item's failure must not be lost with it
         late = mapped.unseen
         if late is None or parted(error)[0] is None:
             raise
@@ -353,7 +353,7 @@ class Mapped(Generic[ResultT]):
                         item = next(self._items)
                     except StopIteration:
                         break
-                    except Exception as error:
+                    except Exception as error:  # the caller's own iterator may raise any; who reads is told
                         self._fail(error)
                         break
                     self._taken += 1

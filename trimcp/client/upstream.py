@@ -88,7 +88,7 @@ async def supervising(
         nursery.start_soon(run, name=f"upstream {called}")
         try:
             yield Upstream(supervisor, when_down, repeat_safe_tools)
-        except BaseException as error:
+        except BaseException as error:  # the body's own: it leaves as itself, once the connection has ended in order
             failure = error
         supervisor.leave()
         try:

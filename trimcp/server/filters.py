@@ -112,7 +112,7 @@ async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: 
         if payload is not CallToolResult:
             raise ErrorReply(INTERNAL_ERROR, str(refusal), {"reason": "filter"}) from refusal
         return CallToolResult(content=[TextContent(str(refusal))], is_error=True)
-    except Exception as error:
+    except Exception as error:  # anybody's function: what it crashed on may be what it is there to keep back
         error.add_note(f"in the filter {named}; the result was kept back")
         raise
     return found

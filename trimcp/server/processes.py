@@ -124,7 +124,7 @@ class Processes:
                         self._idle.pop(0).kill()
                     await self._gone.park()
                 worker = await self._nursery.start(self._keep, memory, turn)
-        except BaseException:
+        except BaseException:  # cancelled, or no process could be started: in each case the turn is somebody else's
             turn.give_back()
             raise
         worker.turn, worker.done = turn, False

@@ -59,7 +59,7 @@ class Desk:
         async def perform() -> None:
             try:
                 value = await function(*args)
-            except BaseException as error:
+            except BaseException as error:  # whatever it is, the thread waits for an outcome and would wait for ever
                 outcome.put((None, error))
                 if not isinstance(error, Exception):
                     raise

@@ -151,7 +151,7 @@ class Turns:
         try:
             while not (self._is_next(whose, waiter) and self._may_begin()):
                 await self._pause(whose, waiter)
-        except BaseException:
+        except BaseException:  # cancelled, that is: who stands behind it must not wait for a wake-up that went to it
             self._leave(whose, waiter)
             self._wake()
             raise

@@ -227,7 +227,7 @@ def _load(recipe: Mapping[str, Any]) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
     try:
         specification.loader.exec_module(module)
-    except BaseException:
+    except BaseException:  # `SystemExit` too: half a module must not be found by the next call
         del sys.modules[name]
         raise
     return module

@@ -218,7 +218,7 @@ class Call(Generic[ResultT]):
         if self._error is None and self._outcome is None:
             try:
                 self._outcome = self._rounds.payload_now()
-            except Exception as error:
+            except Exception as error:  # an answer that cannot be read; each `result` raises it
                 self._error = error
         if self._error is not None:
             raise self._error

@@ -88,7 +88,7 @@ async def _closing(channel: MessageChannel) -> AsyncIterator[None]:
     """Close the channel when the body ends. Its own exception tells more than a cancellation of the close."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # the close is due whatever it was
         try:
             await channel.aclose()
         except trio.Cancelled:

@@ -111,7 +111,7 @@ class Runner:
                 with job.scope:
                     try:
                         job.reply = await after_unwinding(session, job)
-                    except Exception as error:
+                    except Exception as error:  # the handler's, as in `_perform`; it has unwound and cannot answer
                         self.blame(session, job, error)
                     if job.reply is not None and job.sink.full:
                         await job.sink.room()
@@ -178,7 +178,7 @@ async def _perform(session: Session, job: Job) -> None:
         elif session.on_finished is not None:
             job.failed = getattr(result, "is_error", False) is True
         job.reply = reply
-    except Exception as error:
+    except Exception as error:  # whatever a handler raises becomes its answer
         job.reply = _failed(session, job, error)
 
 

@@ -114,13 +114,13 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
                 yield nursery
             except trio.Cancelled:
                 raise
-            except BaseException as error:
+            except BaseException as error:  # the body's: raised below, without the nursery's group around it
                 failure, cancelled = parted(error)
                 if cancelled is not None:
                     raise cancelled from None
             finally:
                 nursery.cancel_scope.cancel(reason="whoever these tasks served has ended")
-    except BaseException as error:
+    except BaseException as error:  # a task's, or what the nursery made of a cancellation
         cancelled = None  # for the reason given below
         failure = reconciled("the body and a task that served it both failed", failure, error)
         if failure is None:
@@ -138,7 +138,7 @@ async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, .
         await function(*args)
     except trio.Cancelled:
         raise  # not named: a frame and what was raised from it would keep each other alive
-    except BaseException as error:
+    except BaseException as error:  # a crash, and the cancellation that may have come with it
         crash, cancelled = parted(error)
         try:
             if crash is not None and not isinstance(crash, Exception):
@@ -219,7 +219,7 @@ class Work:
                     await self._joined.wait()
         except trio.Cancelled:
             raise
-        except BaseException as error:
+        except BaseException as error:  # a crash, and the cancellation that may have come with it
             crash, cancelled = parted(error)
             try:
                 if crash is not None and not isinstance(crash, Exception):

@@ -112,7 +112,7 @@ class StdioServer:
                 nursery.start_soon(channel._watch_exit)
                 try:
                     yield channel
-                except BaseException as exc:
+                except BaseException as exc:  # the body's own: it leaves as itself, once the process is gone
                     failure = exc
                 try:
                     channel._let_go()
@@ -308,7 +308,7 @@ async def _start(server: StdioServer) -> ChildChannel:
             cwd=server.cwd,
             start_new_session=sys.platform != "win32",
         )
-    except BaseException as exc:
+    except BaseException as exc:  # cancelled included: the pipes' ends are nobody's then
         for fd in pipes:
             os.close(fd)
         if isinstance(exc, OSError | ValueError):

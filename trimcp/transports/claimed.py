@@ -84,10 +84,10 @@ def claim() -> Claim:
         receiver = _open_receiver(saved_input)
         try:
             sender = _open_sender(saved_output)
-        except BaseException:
+        except BaseException:  # an interrupt too: what was opened so far is closed again
             receiver.close()
             raise
-    except BaseException:
+    except BaseException:  # likewise
         for fd in (saved_input, saved_output):
             if fd is not None:
                 os.close(fd)

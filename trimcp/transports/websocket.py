@@ -213,7 +213,7 @@ async def opened(
         channel = WebSocketChannel(link, limits=limits, principal=principal, headers=headers)
         try:
             yield channel
-        except BaseException:
+        except BaseException:  # the close is due whatever it was
             try:
                 await channel.aclose()
             except trio.Cancelled:

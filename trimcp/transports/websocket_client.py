@@ -162,7 +162,7 @@ class WebSocketServer:
                     stream = secure
                     await secure.do_handshake()
                 return stream
-        except BaseException as error:
+        except BaseException as error:  # cancelled included: a stream that nobody gets must not stay open
             if stream is not None:
                 await trio.aclose_forcefully(stream)
             if isinstance(error, trio.TooSlowError):

@@ -78,7 +78,7 @@ class Link:
                         if scope.cancelled_caught:
                             raise HandshakeFailed(f"the handshake took more than {timeout:g} seconds")
                         yield
-                    except BaseException as exc:
+                    except BaseException as exc:  # the body's: raised below, without the nursery's group around it
                         failure = exc
                     nursery.cancel_scope.cancel(reason="whoever used the connection is done")
             except trio.Cancelled:

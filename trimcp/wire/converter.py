@@ -103,7 +103,7 @@ class WireConverter:
     def _explain(self, value: Any, tp: Any) -> Any:
         try:
             return _explaining(self.revision).structure(value, tp)
-        except Exception as error:
+        except Exception as error:  # a hook may raise any; `_problems` knows how to tell each
             raise WireError(list(islice(_problems(error, "$"), MAX_PROBLEMS))) from None
 
     def _make_dumper(self, tp: Any) -> Dump:

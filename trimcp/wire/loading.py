@@ -181,7 +181,7 @@ class Loading:
                 must("an object", value)
             try:
                 return {key: hook(item, member) for key, item in value.items()}
-            except Exception:
+            except Exception:  # as above
                 if not self._explain:
                     raise
             return dict(self._each(value.items(), hook, dict, drop=False))
@@ -195,7 +195,7 @@ class Loading:
         for key, item in items:
             try:
                 loaded.append((key, hook(item, tp)))
-            except Exception as error:
+            except Exception as error:  # as above; each is told with its place
                 if drop and isinstance(error, TooNew):
                     continue
                 if not self._explain:
