@@ -23,6 +23,7 @@ from trimcp.run import InProcess
 from trimcp.session.drive import Road
 from trimcp.testing.fault_streams import CutStream
 from trimcp.transports.trace import as_json
+from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Lost, Malformed, parse
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _NONSENSE: Final = (
 
 
 @attrs.define(eq=False)
-class SlowChannel(MessageChannel):
+class SlowChannel(WrappedChannel):
     """A channel that takes its time, or whose reader stops until released.
 
     Args:
@@ -58,14 +59,12 @@ class SlowChannel(MessageChannel):
         receive_delay: seconds before each receive.
     """
 
-    channel: MessageChannel
     send_delay: float = attrs.field(default=0, kw_only=True)
     receive_delay: float = attrs.field(default=0, kw_only=True)
     _reading: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.mirrors_headers: bool = self.channel.mirrors_headers
-        self.half_open: bool = self.channel.half_open
+        super().__attrs_post_init__()
         self._reading.set()
 
     def stop_reading(self) -> None:
@@ -206,7 +205,7 @@ def _nonsense(draw: random.Random) -> bytes:
     return "".join(chr(draw.randrange(0x20, 0x2FF)) for _ in range(draw.randrange(1, 60))).encode()
 
 
-class FaultyChannel(MessageChannel):
+class FaultyChannel(WrappedChannel):
     """A channel that spoils what goes through it.
 
     Attributes:
@@ -222,10 +221,8 @@ class FaultyChannel(MessageChannel):
             faults: how often what is done, for one connection or several.
             chances: the same by name, for this one: `FaultyChannel(channel, seed=7, cut=0.01)`.
         """
-        self.channel: MessageChannel = channel
+        super().__init__(channel)
         self.faults: Faults = Faults(**chances) if faults is None else faults
-        self.mirrors_headers: bool = channel.mirrors_headers
-        self.half_open: bool = channel.half_open
         self._connection: int = self.faults.new_connection()
         self._sent: int = 0
         self._received: int = 0
@@ -337,10 +334,6 @@ class FaultyChannel(MessageChannel):
         """Close the channel underneath."""
         self._closed = True
         await self.channel.aclose()
-
-    def obituary(self) -> str | None:
-        """Say what the channel underneath knows of the other side's end."""
-        return self.channel.obituary()
 
 
 @attrs.frozen(eq=False)

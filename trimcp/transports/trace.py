@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,6 +15,7 @@ import orjson
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.masking import mask, shorten
+from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 
 __all__ = ["Tracer", "Write", "as_json", "format_message", "mask", "trace_writer", "traced"]
@@ -120,33 +121,15 @@ class Tracer:
 
 
 @attrs.define(eq=False, repr=False)
-class _Traced(MessageChannel):
-    _channel: MessageChannel
+class _Traced(WrappedChannel):
     _tracer: Tracer
-
-    def __attrs_post_init__(self) -> None:
-        self.mirrors_headers = self._channel.mirrors_headers
-        self.half_open = self._channel.half_open
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         # Before they are sent: an answer must not appear above its question, nor a torn message nowhere.
         self._tracer.note("-->", *(message.data for message in batch))
-        await self._channel.send(batch)
+        await super().send(batch)
 
     async def receive(self) -> Sequence[Incoming]:
-        batch = await self._channel.receive()
+        batch = await super().receive()
         self._tracer.note("<--", *(message.message for message in batch))
         return batch
-
-    async def aclose(self) -> None:
-        await self._channel.aclose()
-
-    def obituary(self) -> str | None:
-        return self._channel.obituary()
-
-    def taken(self) -> Hashable:
-        return self._channel.taken()
-
-    @property
-    def too_slow(self) -> bool:  # type: ignore[override]
-        return self._channel.too_slow

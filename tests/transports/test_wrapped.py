@@ -1,0 +1,59 @@
+"""A channel around another one tells of it what it tells of itself, whoever wraps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import attrs
+import pytest
+import trio
+
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.testing import FaultyChannel, SlowChannel
+from trimcp.transports.trace import traced
+from trimcp.transports.wrapped import WrappedChannel
+
+Wrap = Callable[[MessageChannel], MessageChannel]
+
+
+@attrs.define(eq=False)
+class Inner(MessageChannel):
+    """Differs from what a `MessageChannel` says of itself in every word."""
+
+    sent: list[Outgoing] = attrs.field(init=False, factory=list)
+    closed: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.mirrors_headers, self.half_open = True, False
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        self.sent.extend(batch)
+
+    async def receive(self) -> Sequence[Incoming]:
+        raise trio.EndOfChannel
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def obituary(self) -> str | None:
+        return "it ended with exit code 3"
+
+    def taken(self) -> Hashable:
+        return len(self.sent)
+
+
+@pytest.mark.parametrize("wrap", [WrappedChannel, lambda inner: traced(inner, str), SlowChannel, FaultyChannel])
+async def test_what_a_wrapper_does_not_change_passes_through(wrap: Wrap) -> None:
+    inner = Inner()
+    outer = wrap(inner)
+    assert (outer.mirrors_headers, outer.half_open, outer.too_slow) == (True, False, False)
+    assert outer.obituary() == "it ended with exit code 3"
+    assert outer.taken() == 0
+    await outer.send([Outgoing(b'{"jsonrpc":"2.0","method":"m"}', Kind.NOTIFICATION)])
+    assert outer.taken() == len(inner.sent) == 1
+    inner.too_slow = True
+    assert outer.too_slow
+    with pytest.raises(trio.EndOfChannel):
+        await outer.receive()
+    await outer.aclose()
+    assert inner.closed

@@ -1,0 +1,51 @@
+"""A channel around another one: whatever a wrapper does not change passes through it, and is known of it as well."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import attrs
+
+from trimcp.channel import Incoming, MessageChannel, Outgoing
+
+__all__ = ["WrappedChannel"]
+
+
+@attrs.define(eq=False, repr=False)
+class WrappedChannel(MessageChannel):
+    """Does what another channel does; a subclass changes what it is there for.
+
+    Attributes:
+        channel: the one that does the work.
+    """
+
+    channel: MessageChannel
+
+    def __attrs_post_init__(self) -> None:
+        self.mirrors_headers: bool = self.channel.mirrors_headers
+        self.half_open: bool = self.channel.half_open
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        """Send; see `MessageChannel.send`."""
+        await self.channel.send(batch)
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Receive; see `MessageChannel.receive`."""
+        return await self.channel.receive()
+
+    async def aclose(self) -> None:
+        """Close the channel underneath."""
+        await self.channel.aclose()
+
+    def obituary(self) -> str | None:
+        """Say what the channel underneath knows of the other side's end."""
+        return self.channel.obituary()
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever the peer takes more of what the channel underneath sends."""
+        return self.channel.taken()
+
+    @property
+    def too_slow(self) -> bool:  # type: ignore[override]  # it is known only in the end, so it cannot be copied
+        """Whether the channel underneath was ended because the peer took nothing."""
+        return self.channel.too_slow
