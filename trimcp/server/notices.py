@@ -6,8 +6,7 @@ from typing import Any
 
 import attrs
 
-from trimcp.protocol.events import Admission
-from trimcp.session.admitted import Admitted
+from trimcp.protocol.events import Admission, Admitted
 
 __all__ = ["Notice"]
 

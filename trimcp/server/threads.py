@@ -15,8 +15,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.protocol.events import Admission
-from trimcp.session.admitted import Admitted
+from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, Form, StateT
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import open_service_nursery

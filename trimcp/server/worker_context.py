@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from trimcp.errors import LocalError
-from trimcp.protocol.events import Admission
-from trimcp.session.admitted import Admitted
+from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, severity
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.common import Implementation

@@ -12,9 +12,8 @@ import trio
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
-from trimcp.protocol.events import Admission
+from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.states import Inbound
-from trimcp.session.admitted import Admitted
 from trimcp.session.asking import ask, open_questions
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job

@@ -6,9 +6,8 @@ import attrs
 import pytest
 
 from trimcp import Context, Notice, ThreadContext
-from trimcp.protocol.events import Admission
+from trimcp.protocol.events import Admission, Admitted
 from trimcp.server.worker_context import RemoteContext
-from trimcp.session.admitted import Admitted
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.revisions import LATEST
