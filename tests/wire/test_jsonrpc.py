@@ -450,3 +450,25 @@ def test_too_deep_or_circular_is_refused() -> None:
 )
 def test_what_json_can_carry(value: Any, text: bytes) -> None:
     assert encode(value) == text
+
+
+# Large messages are looked through in pieces
+
+
+@pytest.mark.parametrize("place", [*range((1 << 18) - 22, (1 << 18) + 3, 4), 700_000])
+def test_a_number_that_does_not_fit_is_found_wherever_pieces_meet(place: int) -> None:
+    head = b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":"'
+    text = (
+        head
+        + b"x" * (place - len(head) - 6)
+        + b'","n":1'
+        + b"8446744073709551616"
+        + b',"b":"'
+        + b"x" * 300_000
+        + b'"}}'
+    )
+    assert text.index(b"18446744073709551616") == place
+    refused = parse(text)
+    assert isinstance(refused, Malformed)
+    assert (refused.id, refused.reason) == (1, "number")
+    assert isinstance(parse(text.replace(b"18446744073709551616", b"18446744073709551615")), Request)

@@ -182,6 +182,19 @@ def test_escapes_across_windows(shift: int) -> None:
         assert more_members_than(3, text)
 
 
+def test_a_large_message_is_counted_in_pieces() -> None:
+    text = b'["' + b"x" * 8_000_000 + b'",[1],' + b'"y",' * 100_000 + b"1]"
+    tracemalloc.start()
+    try:
+        assert not deeper_than(2, text)
+        assert not more_members_than(100_005, text)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000, "it is not in memory once more"
+    finally:
+        tracemalloc.stop()
+    assert deeper_than(1, text)
+    assert more_members_than(100_002, text)
+
+
 @pytest.mark.parametrize("text", [b'"', b'"\\', b'["' + b"," * 99, b'"a', b'",,,"[', b'["\\"'])
 def test_counting_members_needs_no_valid_text(text: bytes) -> None:
     assert not more_members_than(1, text)

@@ -184,6 +184,7 @@ DEFAULT_LIMITS: Final = Limits()
 _COUNT_OVER: Final = 256 * 1024
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 digits
+_PIECE: Final = 1 << 18  # bytes that are looked through at once: a copy is made of them
 _ABSENT: Final[Any] = object()
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[[Any, None, int], bytes]] = orjson.dumps
@@ -205,13 +206,20 @@ def parse(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
     # Text that parsed needs two brackets a level, so a short one cannot be too deep.
     if size > 2 * limits.max_depth and deeper_than(limits.max_depth, data):
         return _refused(data, INVALID_REQUEST, "depth", f"nested deeper than {limits.max_depth} levels")
-    if _LONG_DIGITS in data.translate(_DIGITS):
+    if _LONG_DIGITS in data.translate(_DIGITS) if size <= _PIECE else _has_long_digits(data):
         problem = unreadable_number(data)
         if problem is not None:
             return _refused(data, INVALID_REQUEST, "number", problem)
     if type(value) is list:
         return _batch(value, limits)
     return _member(value)
+
+
+def _has_long_digits(data: bytes) -> bool:
+    """Look in pieces, so that a large message is not in memory once more."""
+    more = len(_LONG_DIGITS) - 1
+    starts = range(0, len(data), _PIECE)
+    return any(_LONG_DIGITS in data[start : start + _PIECE + more].translate(_DIGITS) for start in starts)
 
 
 def scan_id(data: bytes) -> RequestId | None:

@@ -21,6 +21,7 @@ RequestId: TypeAlias = str | int
 """What names a request: a string or an integer, never null (MCP specification, "Requests")."""
 
 _WINDOW: Final = 65536
+_PIECE: Final = 1 << 18  # bytes that are counted at once: a copy is made of them
 _MAX_TOKEN: Final = 4096  # an id or a top-level key longer than this is not read
 _MAX_DEPTH: Final = 65536  # deeper nesting ends the scan
 _MAX_TOP_MEMBERS: Final = 1024  # a JSON-RPC message has at most five
@@ -307,12 +308,19 @@ def _outside_strings(data: bytes) -> Iterator[bytes]:
         inside = (inside + len(parts) - 1) % 2
 
 
+def _without(others: bytes, data: bytes) -> int:
+    """Count the bytes of text that are none of `others`, in pieces: a large message is not in memory once more."""
+    if len(data) <= _PIECE:
+        return len(data.translate(None, others))
+    return sum(len(data[start : start + _PIECE].translate(None, others)) for start in range(0, len(data), _PIECE))
+
+
 def more_members_than(limit: int, data: bytes) -> bool:
     """Whether text has more array elements, object members and containers than `limit`. It need not be valid.
 
     What parsing costs in memory goes by these and by the text's length. Stops at the limit.
     """
-    if len(data.translate(None, _NOT_STRUCTURE)) <= limit:
+    if _without(_NOT_STRUCTURE, data) <= limit:
         return False
     members = 0
     for piece in _outside_strings(data):
@@ -324,7 +332,7 @@ def more_members_than(limit: int, data: bytes) -> bool:
 
 def deeper_than(limit: int, data: bytes) -> bool:
     """Whether valid JSON text nests arrays and objects deeper than `limit`."""
-    if len(data.translate(None, _NOT_OPENERS)) <= limit:
+    if _without(_NOT_OPENERS, data) <= limit:
         return False
     depth = 0
     for piece in _outside_strings(data):
