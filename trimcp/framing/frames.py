@@ -19,6 +19,7 @@ from typing import Final
 
 import attrs
 
+from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
 __all__ = ["Fault", "FrameGate", "text_frame"]
@@ -112,7 +113,7 @@ class FrameGate:
         self._key = _NO_KEY  # turned so that it fits the next byte
         self._final = False
         # The message under way that does not pass as it came: its text so far, or what looks for its id.
-        self._message: bytearray | IdScanner | None = None
+        self._message: Gathered | IdScanner | None = None
         self._size = 0  # of the message under way
 
     def feed(self, data: bytes) -> None:
@@ -200,10 +201,11 @@ class FrameGate:
         if opcode == _TEXT and self._final and self._size <= self._max_message:
             return _Kind.WHOLE
         if self._message is None:
-            self._message = bytearray()
-        if self._size > self._max_message and isinstance(self._message, bytearray):
+            self._message = Gathered()
+        if self._size > self._max_message and isinstance(self._message, Gathered):
             scanner = IdScanner()
-            scanner.feed(self._message)
+            for block in self._message.drain():
+                scanner.feed(block)
             self._message = scanner
         return _Kind.PART
 
@@ -215,8 +217,8 @@ class FrameGate:
             payload = _masked(payload, self._key)
             turn = len(payload) % 4
             self._key = self._key[turn:] + self._key[:turn]
-        if isinstance(self._message, bytearray):
-            self._message += payload
+        if isinstance(self._message, Gathered):
+            self._message.add(payload)
         elif self._message is not None:
             self._message.feed(payload)
 
@@ -231,8 +233,8 @@ class FrameGate:
             self._count(self._size)
         elif kind is _Kind.PART and self._final:
             message, self._message = self._message, None
-            if isinstance(message, bytearray):
-                self._replace(bytes(message))
+            if isinstance(message, Gathered):
+                self._replace(message.take())
             elif message is not None:
                 self.oversized.append(oversize(message, self._max_message))
                 self._replace(b"")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, IdScanner, Limits, Message, oversize, parse
 
 __all__ = ["Decoder", "encode_lines"]
@@ -31,7 +32,7 @@ class Decoder:
     def __init__(self, max_size: int, limits: Limits = DEFAULT_LIMITS) -> None:
         self._max_size = max_size
         self._limits = limits
-        self._tail = bytearray()  # the beginning of the line under way
+        self._tail = Gathered()  # the beginning of the line under way
         self._scanner: IdScanner | None = None  # set while the line under way is beyond the limit
         self._skipped = 0
 
@@ -63,27 +64,30 @@ class Decoder:
     def _begin(self, piece: bytes) -> None:
         """Keep a piece of a line whose end has not come; beyond the limit show it to the scanner instead."""
         if self._scanner is None and len(self._tail) + len(piece) <= self._max_size + 1:
-            self._tail += piece
+            self._tail.add(piece)
             return
         if self._scanner is None:
-            self._scanner = IdScanner()
-            self._scanner.feed(self._tail)
-            self._skipped = len(self._tail)
-            self._tail = bytearray()
+            self._scanner = self._scan_tail()
         self._scanner.feed(piece)
         self._skipped += len(piece)
+
+    def _scan_tail(self) -> IdScanner:
+        """Show what was kept of the line under way to a scanner, and let go of it."""
+        scanner = IdScanner()
+        self._skipped = len(self._tail)
+        for block in self._tail.drain():
+            scanner.feed(block)
+        return scanner
 
     def _finish(self, piece: bytes, messages: list[tuple[Message, int]]) -> None:
         """The line under way ends with this piece."""
         self._begin(piece)
         if self._scanner is None:
-            tail, self._tail = self._tail, bytearray()
-            if len(tail) > self._max_size and not tail.endswith(b"\r"):
-                # By one byte. A copy of what is thrown away would cost as much again.
-                messages.append(self._oversize(tail))
-            else:
-                self._line(bytes(tail), messages)
-            return
+            if len(self._tail) <= self._max_size or self._tail.endswith(b"\r"):
+                self._line(self._tail.take(), messages)
+                return
+            # By one byte. A copy of what is thrown away would cost as much again.
+            self._scanner = self._scan_tail()
         messages.append((oversize(self._scanner, self._max_size), self._skipped))
         self._scanner = None
 
@@ -94,7 +98,7 @@ class Decoder:
         elif line and not line.isspace():
             messages.append((parse(line, self._limits), size))
 
-    def _oversize(self, line: bytes | bytearray) -> tuple[Message, int]:
+    def _oversize(self, line: bytes) -> tuple[Message, int]:
         scanner = IdScanner()
         scanner.feed(line)
         return oversize(scanner, self._max_size), len(line)

@@ -10,6 +10,7 @@ from typing import Final
 
 import attrs
 
+from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
 __all__ = ["COMMENT", "DEFAULT_MAX_EVENT", "Decoder", "Event", "encode_event"]
@@ -116,7 +117,7 @@ class Decoder:
         self._opening: bytes | None = b""  # until it is known whether the stream begins with a byte order mark
         self._after_cr = False  # a line feed would belong to the carriage return that ended the last chunk
         # The line under way.
-        self._tail = bytearray()
+        self._tail = Gathered()
         self._skipping = False  # its rest is of no interest
         self._in_data = False  # it is data of an event beyond the limit: its rest goes to the scanner
         # The event under way.
@@ -173,15 +174,18 @@ class Decoder:
         if self._in_data:
             self._count(piece)
             return
-        self._tail += piece
-        if not self._tail.startswith(b"data:"):
+        self._tail.add(piece)
+        if self._tail.beginning(5) != b"data:":
             if len(self._tail) > _MAX_FIELD:
                 self._skipping = True
-                self._tail = bytearray()
+                self._tail = Gathered()
         elif len(self._tail) > 5 and (self._scanner is not None or self._over(len(self._tail) - 6)):
-            line, self._tail = self._tail, bytearray()
             self._in_data = True
-            self._count(_value(line))
+            start = 6 if self._tail.beginning(6) == b"data: " else 5
+            for block in self._tail.drain():
+                del block[:start]
+                start = 0
+                self._count(block)
 
     def _finish(self, piece: bytes) -> None:
         """The line under way ends with this piece."""
@@ -191,18 +195,17 @@ class Decoder:
             self._count(piece + b"\n")
             self._in_data = False
         else:
-            line, self._tail = self._tail, bytearray()
-            line += piece
-            self._line(line)
+            self._tail.add(piece)
+            self._line(self._tail.take())
 
-    def _line(self, line: bytes | bytearray) -> None:
+    def _line(self, line: bytes) -> None:
         """Take in a whole line that is not blank."""
         if line.startswith(b"data:"):
             self._add(_value(line))
         elif line == b"data":
             self._add(b"")
         elif len(line) <= _MAX_FIELD and not line.startswith(b":"):
-            name, _, value = bytes(line).partition(b":")
+            name, _, value = line.partition(b":")
             self._field(name, value.removeprefix(b" "))
 
     def _field(self, name: bytes, value: bytes) -> None:
@@ -233,7 +236,7 @@ class Decoder:
             self._data += b"\n"
             self._data += value
 
-    def _count(self, piece: bytes) -> None:
+    def _count(self, piece: bytes | bytearray) -> None:
         """Show data beyond the limit to the scanner, which keeps no more than an id."""
         if self._scanner is None:
             self._scanner = IdScanner()
@@ -257,7 +260,6 @@ class Decoder:
         self._type = ""
 
 
-def _value(line: bytes | bytearray) -> bytes:
+def _value(line: bytes) -> bytes:
     """What a data line says."""
-    start = 6 if line.startswith(b"data: ") else 5
-    return line[start:] if type(line) is bytes else bytes(memoryview(line)[start:])
+    return line[6 if line.startswith(b"data: ") else 5 :]

@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 import trio
 
+from trimcp.framing.gathering import Gathered
 from trimcp.transports.http.asgi_reply import AsgiReply
 from trimcp.transports.http.asgi_scope import AsgiEvent, Receive, Send, plain
 from trimcp.transports.http.limits import HttpLimits
@@ -140,7 +141,7 @@ class HttpCall:
 
     async def _read(self, handler: Handler) -> bytes | Response | None:
         """Return the body, the answer to one that is too large or too slow, or None if the client left."""
-        body, bodies, most, size = bytearray(), self.bodies, handler.max_body, 0
+        body, bodies, most, size, kept = Gathered(), self.bodies, handler.max_body, 0, 0
         hopeless = self._announced() > most
         try:
             with trio.move_on_after(self.limits.body_timeout):
@@ -154,17 +155,18 @@ class HttpCall:
                     size += len(piece)
                     # Also if it is known to be too large it is read so far: a client that sends everything before it
                     # listens would lose the answer to a reset.
-                    if not (hopeless and len(body) >= _BEGINNING):
-                        body += piece
+                    if not (hopeless and kept >= _BEGINNING):
+                        body.add(piece)
+                        kept += len(piece)
                         bodies.receiving += len(piece)
                     if size > most:
-                        return handler.too_large(bytes(body[: min(most, _BEGINNING)]))
-                    if bodies.receiving > self.limits.max_bodies and len(body) > _SMALL:
+                        return handler.too_large(body.beginning(min(most, _BEGINNING)))
+                    if bodies.receiving > self.limits.max_bodies and kept > _SMALL:
                         return plain(503, "too much is being received; try again later")
-                return bytes(body)
+                return body.take()
             return plain(408, "the body took too long")
         finally:
-            bodies.receiving -= len(body)
+            bodies.receiving -= kept
 
     def _announced(self) -> int:
         """Return how large the body will be, as far as its head says; the server has checked that."""

@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
+from trimcp.framing.gathering import Gathered
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1chunks import Refused
 from trimcp.transports.http.h1parser import Request, RequestParser
@@ -247,15 +248,18 @@ class Connection:
             return data
         if request.expects and data is None:
             self.writer.write(_CONTINUE)
-        body = bytearray()
+        body, size = Gathered(), 0
         self._deadline.set(self._limits.body_timeout)
         try:
             while data != b"":
                 if data is not None:
-                    body += data
+                    body.add(data)
+                    size += len(data)
                     hosting.receiving += len(data)
-                    if len(body) > handler.max_body:
-                        await self._turn_away(request, handler.too_large(bytes(body[:_READ_SIZE])))
+                    if size > handler.max_body:
+                        beginning = body.beginning(_READ_SIZE)
+                        del body  # what is thrown away is not kept while the client takes the answer
+                        await self._turn_away(request, handler.too_large(beginning))
                         return None
                     if hosting.receiving > self._limits.max_bodies:
                         raise Refused(503, "too much is being received; try again later")
@@ -263,9 +267,9 @@ class Connection:
                     return None
                 data = parser.next_data()
             self._deadline.clear()
-            return bytes(body)
+            return body.take()
         finally:
-            hosting.receiving -= len(body)
+            hosting.receiving -= size
 
     async def _turn_away(self, request: Request, response: Response) -> None:
         """Answer without a handler. A small body is dropped; for a large one the connection is closed."""
@@ -334,17 +338,25 @@ class Connection:
         while self._reply is not None:
             if self.writer.broken:
                 self._abandon("read nothing" if self.writer.stalled else "left")
-            elif self._dry or parser.buffered >= self._limits.max_pipelined:
+            elif self._dry:
                 await self._parked.park()
+            elif parser.buffered >= self._limits.max_pipelined:
+                if await self._wire.hung_up():
+                    self._let_go()
             elif data := await self._wire.read(_READ_SIZE):
                 parser.feed(data)
                 self._rested = True
             elif data is None or self._reply is None:
                 self._lost = self._lost or data is not None
-            elif self._reply.ended:
-                self._dry = self._closing = True
             else:
-                self._abandon("left")
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Take it that the client has sent its last byte: it is owed what is finished, and nothing else."""
+        if self._reply is not None and self._reply.ended:
+            self._dry = self._closing = True
+        else:
+            self._abandon("left")
 
     def _abandon(self, how: str) -> None:
         """Let go of a response that does not reach its end."""

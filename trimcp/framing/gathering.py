@@ -1,0 +1,64 @@
+"""Text that arrives in pieces, gathered without ever being moved.
+
+A buffer that grows is moved now and then, and where the memory around it is full of holes each place it had stays
+resident: a text of 4 MiB was seen to cost 8. Here what is full stays where it is, and another block begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = ["Gathered"]
+
+# Bytes of a block: enough that malloc maps it by itself and gives it back at once, little beside a large text.
+_BLOCK: Final = 256 * 1024
+
+
+class Gathered:
+    """The beginning of a text whose end has not come. Many tiny pieces cost no more than the bytes in them."""
+
+    __slots__ = ("_blocks", "_full", "_tail")
+
+    def __init__(self) -> None:
+        self._blocks: list[bytearray] = []
+        self._full = 0  # bytes in them
+        self._tail = bytearray()
+
+    def __len__(self) -> int:
+        return self._full + len(self._tail)
+
+    def add(self, piece: bytes) -> None:
+        """Keep one more piece."""
+        tail = self._tail
+        tail += piece
+        if len(tail) >= _BLOCK:
+            self._blocks.append(tail)
+            self._full += len(tail)
+            self._tail = bytearray()
+
+    def endswith(self, end: bytes) -> bool:
+        """Return whether the last byte, one that has arrived, is this."""
+        return (self._tail or (self._blocks[-1] if self._blocks else b"")).endswith(end)
+
+    def beginning(self, size: int) -> bytes:
+        """Return its first bytes, at most so many, and at most those of its first block."""
+        return bytes((self._blocks[0] if self._blocks else self._tail)[:size])
+
+    def take(self) -> bytes:
+        """Return all of it, and forget it."""
+        if self._blocks:
+            return b"".join(self.drain())
+        text = bytes(self._tail)
+        self._tail.clear()
+        return text
+
+    def drain(self) -> Iterator[bytearray]:
+        """Return it block by block, each of which is forgotten as it is taken."""
+        blocks, self._blocks, self._full = self._blocks, [], 0
+        tail, self._tail = self._tail, bytearray()
+        blocks.append(tail)
+        del tail
+        blocks.reverse()
+        while blocks:
+            yield blocks.pop()
