@@ -6,7 +6,7 @@ import base64
 import hashlib
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ import orjson
 import trio
 
 import trimcp
+from tests.guarantees.client_posts import ASKING, posted_to_by_hand
 from tests.transports.websocket_support import FIN, TEXT, Raw, message, read_head
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.websocket_client import WebSocketServer
 from trimcp.wire.revisions import V2025_11_25
 
-__all__ = ["ROADS", "ByHand", "served_by_hand"]
+__all__ = ["EVERY_ROAD", "ROADS", "ByHand", "asked_by_hand", "served_by_hand"]
 
 ROADS = ("stdio", "framed", "websocket")
+EVERY_ROAD = (*ROADS, *ASKING)
 
 # A child that is nothing but a pipe to whoever listens there.
 _PIPE = """
@@ -136,6 +138,13 @@ async def served_by_hand(
                 if road != "framed":
                     await trio.aclose_forcefully(found[0].stream)
         nursery.cancel_scope.cancel()
+
+
+def asked_by_hand(
+    road: str, client: trimcp.Client, folder: Path
+) -> AbstractAsyncContextManager[tuple[trimcp.ClientSession, Any]]:
+    """The same on EVERY_ROAD on which a server may ask whenever it likes: `say`, and `hear` what is answered."""
+    return posted_to_by_hand(road, client) if road in ASKING else served_by_hand(road, client, folder)
 
 
 async def _upgraded(stream: trio.SocketStream) -> bytes:

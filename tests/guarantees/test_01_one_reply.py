@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import trio
 
 import trimcp
-from tests.guarantees.client_side import ROADS, served_by_hand
+from tests.guarantees.client_posts import REPLYING, posted_to_by_hand, question
+from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
 from tests.guarantees.peers import in_turn, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
@@ -94,10 +96,10 @@ async def test_a_request_its_peer_cancelled_gets_none(homes: Homes, world: World
 # The client's side: it answers, too
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("road", EVERY_ROAD)
 async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(road: str, tmp_path: Path) -> None:
     ids: list[Any] = []
-    async with served_by_hand(road, trimcp.Client("c"), tmp_path) as (_, server), trio.open_nursery() as nursery:
+    async with asked_by_hand(road, trimcp.Client("c"), tmp_path) as (_, server), trio.open_nursery() as nursery:
 
         async def pour() -> None:
             for first in range(0, MANY, 100):
@@ -119,3 +121,37 @@ async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(roa
     wrong = MANY - len(set(ids)) + len(ids) - len(set(ids))
     figure(1, f"replies of a client missing or doubled, of {MANY:,}", wrong, 0, "replies", road)
     assert sorted(ids) == list(range(MANY))
+
+
+@pytest.mark.parametrize("road", REPLYING)
+async def test_a_client_answers_each_of_ten_thousand_questions_that_came_as_replies(road: str) -> None:
+    """Ten calls at once, each of which is answered with a hundred questions ten times before it has its result."""
+    calls, rounds, questions = 10, 10, MANY // 100
+    client = trimcp.Client("c", asks_per_minute=MANY)
+    asked: Counter[str] = Counter()
+    wrong = 0
+
+    @client.elicitation
+    async def ask(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
+        asked[params.message] += 1
+        return trimcp.ElicitResult(action="accept", content={"name": params.message})
+
+    async with posted_to_by_hand(road, client) as (session, server), trio.open_nursery() as nursery:
+        for number in range(calls):
+            nursery.start_soon(session.call_tool, f"t{number}")
+        for _ in range(calls * (rounds + 1)):
+            call = await server.called()
+            params = call.message["params"]
+            number, round = params["name"][1:], int(params.get("requestState", "0"))
+            expected = {f"q{n}": f"{number} {round} {n}" for n in range(questions)} if round else {}
+            given = {name: answer["content"]["name"] for name, answer in params.get("inputResponses", {}).items()}
+            wrong += len(expected.items() ^ given.items())
+            if round == rounds:
+                await server.result(call, resultType="complete", content=[])
+                continue
+            requests = {f"q{n}": question(f"{number} {round + 1} {n}") for n in range(questions)}
+            state = str(round + 1)
+            await server.result(call, resultType="input_required", inputRequests=requests, requestState=state)
+    wrong += MANY - len(asked) + asked.total() - len(asked)
+    figure(1, f"answers of a client missing, doubled or crossed, of {MANY:,}", wrong, 0, "answers", road)
+    assert not wrong

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 import trimcp
-from tests.guarantees.client_side import ROADS, served_by_hand
+from tests.guarantees.client_posts import REPLYING, posted_to_by_hand, question
+from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
 from tests.guarantees.peers import PostPeer, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
@@ -84,30 +85,72 @@ async def test_since_2026_each_post_is_alone_with_its_ids(homes: Homes, world: W
     assert answers == ["second", "open", "waited"]
 
 
-@pytest.mark.parametrize("road", ROADS)
+# The client's side: it is asked, too
+
+
+@pytest.mark.parametrize("road", EVERY_ROAD)
 async def test_a_client_refuses_a_question_whose_id_is_under_way(road: str, tmp_path: Path) -> None:
     client = trimcp.Client("c")
     begun, go, asked = trio.Event(), trio.Event(), []
 
-    @client.elicitation
-    async def ask(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
+    @client.sampling
+    async def sample(params: trimcp.CreateMessageParams) -> str:
         asked.append(params)
         begun.set()
         await go.wait()
-        return trimcp.ElicitResult(action="decline")
+        return f"said {len(asked)}"
 
-    form = {"message": "name?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
-    question = request("same", "elicitation/create", **form)[:-1]
-    async with served_by_hand(road, client, tmp_path) as (_, server):
+    said = {"role": "user", "content": {"type": "text", "text": "?"}}
+    question = request("same", "sampling/createMessage", messages=[said], maxTokens=9)[:-1]
+    refused = 0
+    async with asked_by_hand(road, client, tmp_path) as (_, server):
         await server.say(question)
         await begun.wait()
-        for _ in range(3):
-            await server.say(question)
+        for method in ("sampling/createMessage", "ping", "nothing/here"):
+            await server.say(question.replace(b"sampling/createMessage", method.encode()))
             refusal = await server.hear()
-            assert (refusal["id"], refusal["error"]["code"]) == ("same", INVALID_REQUEST)
+            refused += (refusal["id"], refusal["error"]["code"]) == ("same", INVALID_REQUEST)
+        await server.say(*[question] * 97)
+        for _ in range(97):
+            refusal = await server.hear()
+            refused += (refusal["id"], refusal["error"]["code"]) == ("same", INVALID_REQUEST)
         assert len(asked) == 1, "the first handler was touched"
         go.set()
         answer = await server.hear()
-        assert (answer["id"], answer["result"]["action"]) == ("same", "decline")
-        await server.say(question)
-        assert (await server.hear())["result"]["action"] == "decline", "it may be used again"
+        assert (answer["id"], answer["result"]["content"]["text"]) == ("same", "said 1")
+        for n in range(2, 5):
+            await server.say(question)
+            assert (await server.hear())["result"]["content"]["text"] == f"said {n}", "it may be used again"
+    figure(2, "of 100 duplicates not refused", 100 - refused, 0, "", f"{road}, a client")
+    assert refused == 100
+
+
+@pytest.mark.parametrize("road", REPLYING)
+async def test_since_2026_names_of_questions_are_good_for_their_call(road: str) -> None:
+    """Two calls at once are asked by the same names: each has its own questions, and gets its own answers back."""
+    client = trimcp.Client("c")
+    both, asked = trio.Event(), []
+
+    @client.elicitation
+    async def ask(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
+        asked.append(params.message)
+        if len(asked) == 2:
+            both.set()
+        await both.wait()
+        return trimcp.ElicitResult(action="accept", content={"name": params.message})
+
+    async with posted_to_by_hand(road, client) as (session, server), trio.open_nursery() as nursery:
+        for name in ("one", "two"):
+            nursery.start_soon(session.call_tool, name)
+        for _ in range(2):
+            call = await server.called()
+            name = call.message["params"]["name"]
+            requests = {"same": question(name)}
+            await server.result(call, resultType="input_required", inputRequests=requests, requestState=name)
+        for _ in range(2):
+            call = await server.called()
+            params = call.message["params"]
+            answers = {"same": {"action": "accept", "content": {"name": params["name"]}}}
+            assert (params["requestState"], params["inputResponses"]) == (params["name"], answers)
+            await server.result(call, resultType="complete", content=[])
+    assert sorted(asked) == ["one", "two"]
