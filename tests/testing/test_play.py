@@ -16,21 +16,21 @@ import trio
 from trio.testing import MockClock
 
 import trimcp
-from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.channel import Incoming, Outgoing
 from trimcp.session.scopes import open_service_nursery
 from trimcp.testing import Transcript, connected, every_revision, replay
 from trimcp.testing.journal import JournalWriter, read_journal
-from trimcp.testing.play import play
+from trimcp.testing.play import outgoing_of, play
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
+from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2025_06_18, Revision
 
 
 @attrs.define(eq=False)
-class Recorded(MessageChannel):
+class Recorded(WrappedChannel):
     """Writes down what passes."""
 
-    channel: MessageChannel
     journal: JournalWriter
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
@@ -43,9 +43,6 @@ class Recorded(MessageChannel):
         for incoming in batch:
             self.journal.note(False, orjson.dumps(as_json(incoming.message)))
         return batch
-
-    async def aclose(self) -> None:
-        await self.channel.aclose()
 
 
 def make_server(version: str = "1", progress: int = 3, extra: str = "") -> trimcp.Server[Any]:
@@ -201,6 +198,40 @@ async def test_a_question_that_was_not_asked_then_is_refused(file: Path, autojum
     assert asked is not None
     with pytest.raises(AssertionError, match=r"not in the journal: .*elicitation/create"):
         await replay(Transcript(messages, recorded=True), make_server(), ignore=["/result"])
+
+
+async def test_a_ping_is_answered_between_what_we_say(autojump_clock: MockClock) -> None:
+    """A channel takes from one task at a time."""
+    ours, theirs = memory_channels()
+    heard: list[Any] = []
+
+    async def ping() -> None:
+        async with theirs:
+            while len(heard) < 3:
+                if heard == [{"jsonrpc": "2.0", "method": "notifications/a"}]:
+                    await theirs.send([outgoing_of({"jsonrpc": "2.0", "id": "now", "method": "ping"})])
+                heard.extend(as_json(incoming.message) for incoming in await theirs.receive())
+
+    async with trio.open_nursery() as nursery, ours:
+        nursery.start_soon(ping)
+        messages = [(True, {"jsonrpc": "2.0", "method": f"notifications/{name}"}) for name in "ab"]
+        assert await play(messages, Slowly(ours)) == []
+    assert {"jsonrpc": "2.0", "id": "now", "result": {}} in heard
+
+
+@attrs.define(eq=False)
+class Slowly(WrappedChannel):
+    """Takes its time to send."""
+
+    busy: bool = False
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        if self.busy:
+            raise trio.BusyResourceError
+        self.busy = True
+        await self.channel.send(batch)
+        await trio.sleep(0.1)
+        self.busy = False
 
 
 # The file

@@ -31,8 +31,8 @@ from trimcp.wire.revisions import find
 
 __all__ = ["outgoing_of", "play", "play_to"]
 
-_PATIENCE: Final = 10.0
-_LINGER: Final = 0.3
+_PATIENCE: Final = 10.0  # seconds
+_LINGER: Final = 0.3  # seconds in which what nobody expects may still come
 _CANCELLED: Final = "notifications/cancelled"
 _PROGRESS: Final = "notifications/progress"
 _HANDED_OUT: Final = {
@@ -108,6 +108,7 @@ class _Player:
     _given_up: set[Any] = attrs.field(init=False, factory=set)
     _pings: set[Any] = attrs.field(init=False, factory=set)
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _ended: bool = attrs.field(init=False, default=False)
 
     def expect(self, messages: Sequence[tuple[bool, Any]]) -> None:
@@ -149,7 +150,7 @@ class _Player:
             if not members:
                 continue
             try:
-                await self.channel.send([outgoing_of(members if isinstance(whole, list) else members[0])])
+                await self._send(members if isinstance(whole, list) else members[0])
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 self.problems.append(f"message {number}: could not be sent, the connection is gone ({error})")
                 break
@@ -162,6 +163,11 @@ class _Player:
         self.problems += [f"message {each.number}: {self._name(each.message)} did not come" for each in missing[:1]]
         if missing[1:]:
             self.problems.append(f"and {len(missing) - 1} more that did not come after it")
+
+    async def _send(self, message: Any) -> None:
+        """Say something; who listens answers pings meanwhile, and a channel takes from one task at a time."""
+        async with self._sending:
+            await self.channel.send([outgoing_of(message)])
 
     async def _until_come(self, number: int) -> bool:
         """Wait until all has come that came before the message of this number."""
@@ -238,14 +244,14 @@ class _Player:
     async def _take_unexpected(self, message: Any) -> None:
         method = message.get("method")
         if method == "ping" and "id" in message:
-            await self.channel.send([outgoing_of({"jsonrpc": "2.0", "id": message["id"], "result": {}})])
+            await self._send({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         elif method == _PROGRESS or (method is None and message.get("id") in self._given_up):
             pass
         else:
             self.problems.append(f"not in the journal: {_short(message)}")
             if method is not None and "id" in message:  # let it go on
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
-                await self.channel.send([outgoing_of({"jsonrpc": "2.0", "id": message["id"], "error": error})])
+                await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
     def _compare(self, expected: Any, actual: Any, *, bind: bool) -> list[str]:
         found: dict[Any, Any] = {}
