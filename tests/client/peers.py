@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.facade import ClientSession
 from trimcp.errors import ErrorReply
@@ -24,6 +24,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.capabilities import (
     PromptsCapability,
     ResourcesCapability,
@@ -180,20 +181,10 @@ Script = Callable[[dict[str, Any]], Any]
 
 
 @attrs.define(eq=False)
-class Mourned(MessageChannel):
+class Mourned(WrappedChannel):
     """A channel that knows how its peer ended."""
 
-    channel: MessageChannel
     last_words: str
-
-    async def send(self, batch: Sequence[Outgoing]) -> None:
-        await self.channel.send(batch)
-
-    async def receive(self) -> Sequence[Incoming]:
-        return await self.channel.receive()
-
-    async def aclose(self) -> None:
-        await self.channel.aclose()
 
     def obituary(self) -> str:
         return self.last_words

@@ -10,29 +10,23 @@ import attrs
 import trio
 
 import trimcp
-from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.channel import Incoming, MessageChannel
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.wrapped import WrappedChannel
 
 
 @attrs.define(eq=False)
-class Freezable(MessageChannel):
+class Freezable(WrappedChannel):
     """A channel that takes everything, and from one moment on brings nothing, not even what was on its way."""
 
-    channel: MessageChannel
     frozen: bool = False
-
-    async def send(self, batch: Sequence[Outgoing]) -> None:
-        await self.channel.send(batch)
 
     async def receive(self) -> Sequence[Incoming]:
         batch = await self.channel.receive()
         if self.frozen:
             await trio.sleep_forever()
         return batch
-
-    async def aclose(self) -> None:
-        await self.channel.aclose()
 
 
 @attrs.define(eq=False)

@@ -26,6 +26,7 @@ from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.client.facade import ClientSession
 from trimcp.client.upstream import Upstream
 from trimcp.testing import every_revision
+from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.completion import PromptReference
 from trimcp.wire.jsonrpc import Lost, RequestId
 
@@ -199,8 +200,7 @@ class Forgetful:
 
 
 @attrs.define(eq=False)
-class Losing(MessageChannel):
-    channel: MessageChannel
+class Losing(WrappedChannel):
     lost: list[RequestId | None] = attrs.field(factory=list)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
@@ -213,9 +213,6 @@ class Losing(MessageChannel):
     def _lose(self, incoming: Incoming) -> Incoming:
         id = getattr(incoming.message, "id", None)
         return Incoming(Lost(id, "this one is lost")) if id in self.lost else incoming
-
-    async def aclose(self) -> None:
-        await self.channel.aclose()
 
 
 async def test_a_server_that_says_it_is_going_away_is_looked_after_at_once(autojump_clock: Any) -> None:

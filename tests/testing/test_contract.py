@@ -5,63 +5,49 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import attrs
 import pytest
 import trio
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.testing.contract import MakePair, check_channel
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.wrapped import WrappedChannel
+
+# The bad channels below change one thing each.
 
 
-@attrs.define(eq=False)
-class Wrapped(MessageChannel):
-    """Passes everything on; the bad channels below change one thing each."""
-
-    channel: MessageChannel
-
-    async def send(self, batch: Sequence[Outgoing]) -> None:
-        await self.channel.send(batch)
-
-    async def receive(self) -> Sequence[Incoming]:
-        return await self.channel.receive()
-
-    async def aclose(self) -> None:
-        await self.channel.aclose()
-
-
-class Reordering(Wrapped):
+class Reordering(WrappedChannel):
     async def send(self, batch: Sequence[Outgoing]) -> None:
         await self.channel.send(batch[::-1])
 
 
-class Forgetful(Wrapped):
+class Forgetful(WrappedChannel):
     async def receive(self) -> Sequence[Incoming]:
         batch = await self.channel.receive()
         await trio.lowlevel.checkpoint()
         return batch
 
 
-class NoCheckpoint(Wrapped):
+class NoCheckpoint(WrappedChannel):
     async def send(self, batch: Sequence[Outgoing]) -> None:
         if batch:
             await self.channel.send(batch)
 
 
-class SlowToClose(Wrapped):
+class SlowToClose(WrappedChannel):
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
         await self.channel.aclose()
 
 
-class Shuffling(Wrapped):
+class Shuffling(WrappedChannel):
     """Changes only large messages, which a task of the check compares."""
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         await self.channel.send(batch[::-1] if len(batch) == 2 and len(batch[1].data) > 1000 else batch)
 
 
-class Polite(Wrapped):
+class Polite(WrappedChannel):
     async def receive(self) -> Sequence[Incoming]:
         try:
             return await self.channel.receive()
@@ -69,7 +55,7 @@ class Polite(Wrapped):
             return []
 
 
-class Deaf(Wrapped):
+class Deaf(WrappedChannel):
     async def receive(self) -> Sequence[Incoming]:
         try:
             return await self.channel.receive()
@@ -89,11 +75,11 @@ def pairs(wrap: Callable[[MessageChannel], MessageChannel], framed: bool) -> Mak
 
 @pytest.mark.parametrize("framed", [False, True])
 async def test_good_channels_pass(framed: bool) -> None:
-    await check_channel(pairs(Wrapped, framed))
+    await check_channel(pairs(WrappedChannel, framed))
 
 
 @pytest.mark.parametrize("bad", [Reordering, Shuffling, Forgetful, NoCheckpoint, SlowToClose, Polite])
-async def test_a_broken_promise_fails(bad: type[Wrapped]) -> None:
+async def test_a_broken_promise_fails(bad: type[WrappedChannel]) -> None:
     with pytest.raises(AssertionError):
         await check_channel(pairs(bad, False))
 
