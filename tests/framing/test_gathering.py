@@ -24,13 +24,13 @@ def test_all_of_it_comes_out(largest: int) -> None:
         piece = whole[at : at + rng.randint(0, largest)]
         gathered.add(piece)
         at += len(piece)
-        assert len(gathered) == at
+        assert gathered.size == at
         if at:
             assert gathered.endswith(whole[at - 1 : at])
             assert not gathered.endswith(bytes([whole[at - 1] ^ 1]))
     assert gathered.beginning(6) == whole[:6]
     assert gathered.take() == whole
-    assert (len(gathered), gathered.take(), gathered.beginning(3)) == (0, b"", b"")
+    assert (gathered.size, gathered.take(), gathered.beginning(3)) == (0, b"", b"")
     assert not gathered.endswith(b"\r")
 
 
@@ -43,7 +43,7 @@ def test_it_comes_out_block_by_block_and_each_is_let_go() -> None:
         kept = 0
         blocks = gathered.drain()
         first = next(blocks)
-        assert len(gathered) == 0
+        assert gathered.size == 0
         kept = len(first) + sum(map(len, blocks))
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -54,7 +54,7 @@ def test_it_comes_out_block_by_block_and_each_is_let_go() -> None:
 
 def test_nothing_is_nothing() -> None:
     gathered = Gathered()
-    assert (len(gathered), gathered.beginning(9), gathered.take(), list(gathered.drain())) == (0, b"", b"", [b""])
+    assert (gathered.size, gathered.beginning(9), gathered.take(), list(gathered.drain())) == (0, b"", b"", [b""])
 
 
 def _line() -> Callable[[bytes], object]:

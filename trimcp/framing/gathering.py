@@ -16,29 +16,31 @@ _BLOCK: Final = 256 * 1024
 
 
 class Gathered:
-    """The beginning of a text whose end has not come. Many tiny pieces cost no more than the bytes in them."""
+    """The beginning of a text whose end has not come. Many tiny pieces cost no more than the bytes in them.
 
-    __slots__ = ("_blocks", "_full", "_tail")
+    Attributes:
+        size: bytes of it that are here.
+    """
+
+    __slots__ = ("_blocks", "_full", "_tail", "size")
 
     def __init__(self) -> None:
+        self.size: int = 0
         self._blocks: list[bytearray] = []
-        self._full = 0  # bytes in them
+        self._full = _BLOCK  # the size at which a new block begins
         self._tail = bytearray()
-
-    def __len__(self) -> int:
-        return self._full + len(self._tail)
 
     def add(self, piece: bytes) -> None:
         """Keep one more piece."""
-        tail = self._tail
-        tail += piece
-        if len(tail) >= _BLOCK:
-            self._blocks.append(tail)
-            self._full += len(tail)
+        self._tail += piece
+        self.size += len(piece)
+        if self.size >= self._full:
+            self._blocks.append(self._tail)
             self._tail = bytearray()
+            self._full = self.size + _BLOCK
 
     def endswith(self, end: bytes) -> bool:
-        """Return whether the last byte, one that has arrived, is this."""
+        """Return whether the last byte that has arrived is this."""
         return (self._tail or (self._blocks[-1] if self._blocks else b"")).endswith(end)
 
     def beginning(self, size: int) -> bytes:
@@ -51,14 +53,14 @@ class Gathered:
             return b"".join(self.drain())
         text = bytes(self._tail)
         self._tail.clear()
+        self.size = 0
         return text
 
     def drain(self) -> Iterator[bytearray]:
         """Return it block by block, each of which is forgotten as it is taken."""
-        blocks, self._blocks, self._full = self._blocks, [], 0
-        tail, self._tail = self._tail, bytearray()
-        blocks.append(tail)
-        del tail
+        blocks, self._blocks = self._blocks, []
+        blocks.append(self._tail)
+        self._tail, self.size, self._full = bytearray(), 0, _BLOCK
         blocks.reverse()
         while blocks:
             yield blocks.pop()

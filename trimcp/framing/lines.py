@@ -39,14 +39,14 @@ class Decoder:
     @property
     def held(self) -> int:
         """Bytes of an unfinished line kept in memory, at most `max_size` and a carriage return."""
-        return len(self._tail)
+        return self._tail.size
 
     def feed(self, chunk: bytes) -> list[tuple[Message, int]]:
         """The messages that these bytes complete, in order, each with its size."""
         lines = chunk.split(b"\n")
         rest = lines.pop()
         messages: list[tuple[Message, int]] = []
-        if lines and (self._tail or self._scanner is not None):
+        if lines and (self._tail.size or self._scanner is not None):
             self._finish(lines.pop(0), messages)
         for line in lines:
             self._line(line, messages)
@@ -57,13 +57,13 @@ class Decoder:
     def eof(self) -> list[tuple[Message, int]]:
         """The message that the end of the stream completes, if its last line had no line ending."""
         messages: list[tuple[Message, int]] = []
-        if self._tail or self._scanner is not None:
+        if self._tail.size or self._scanner is not None:
             self._finish(b"", messages)
         return messages
 
     def _begin(self, piece: bytes) -> None:
         """Keep a piece of a line whose end has not come; beyond the limit show it to the scanner instead."""
-        if self._scanner is None and len(self._tail) + len(piece) <= self._max_size + 1:
+        if self._scanner is None and self._tail.size + len(piece) <= self._max_size + 1:
             self._tail.add(piece)
             return
         if self._scanner is None:
@@ -74,7 +74,7 @@ class Decoder:
     def _scan_tail(self) -> IdScanner:
         """Show what was kept of the line under way to a scanner, and let go of it."""
         scanner = IdScanner()
-        self._skipped = len(self._tail)
+        self._skipped = self._tail.size
         for block in self._tail.drain():
             scanner.feed(block)
         return scanner
@@ -83,7 +83,7 @@ class Decoder:
         """The line under way ends with this piece."""
         self._begin(piece)
         if self._scanner is None:
-            if len(self._tail) <= self._max_size or self._tail.endswith(b"\r"):
+            if self._tail.size <= self._max_size or self._tail.endswith(b"\r"):
                 self._line(self._tail.take(), messages)
                 return
             # By one byte. A copy of what is thrown away would cost as much again.

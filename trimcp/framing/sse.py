@@ -130,7 +130,7 @@ class Decoder:
     @property
     def held(self) -> int:
         """Bytes kept of unfinished data and an unfinished line: at most `max_event` and 8 KiB."""
-        return len(self._tail) + len(self._data or b"")
+        return self._tail.size + len(self._data or b"")
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that these bytes complete, in order."""
@@ -153,7 +153,7 @@ class Decoder:
         elif not chunk.endswith(b"\n"):
             rest = lines.pop()
         events: list[Event] = []
-        if lines and (self._tail or self._skipping or self._in_data):
+        if lines and (self._tail.size or self._skipping or self._in_data):
             self._finish(lines[0])
             del lines[0]
         for line in lines:
@@ -176,26 +176,28 @@ class Decoder:
             return
         self._tail.add(piece)
         if self._tail.beginning(5) != b"data:":
-            if len(self._tail) > _MAX_FIELD:
+            if self._tail.size > _MAX_FIELD:
                 self._skipping = True
                 self._tail = Gathered()
-        elif len(self._tail) > 5 and (self._scanner is not None or self._over(len(self._tail) - 6)):
-            self._in_data = True
+        elif self._tail.size > 5:
             start = 6 if self._tail.beginning(6) == b"data: " else 5
+            if self._scanner is None and not self._over(self._tail.size - start):
+                return
+            self._in_data = True
             for block in self._tail.drain():
                 del block[:start]
                 start = 0
                 self._count(block)
 
     def _finish(self, piece: bytes) -> None:
-        """The line under way ends with this piece."""
+        """The line under way ends with this piece. One that goes beyond a limit with it is not put together first."""
+        self._begin(piece)
         if self._skipping:
             self._skipping = False
         elif self._in_data:
-            self._count(piece + b"\n")
+            self._count(b"\n")
             self._in_data = False
         else:
-            self._tail.add(piece)
             self._line(self._tail.take())
 
     def _line(self, line: bytes) -> None:
