@@ -55,7 +55,7 @@ def main() -> None:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Run in Trio without what differs from run to run: time, and the order in which tasks take their turn."""
-    trio._core._run._r = SimpleNamespace(random=float)  # type: ignore[assignment] # 0.0: the oldest task first
+    trio._core._run._r = SimpleNamespace(random=float)  # 0.0: the oldest task first
     trio.run(main, clock=Standstill())
 
 

@@ -142,7 +142,7 @@ class Under:
         await each(opened, _close, UNDER_WAY)
         # Where a session is closed by hanging up, the server has yet to see it. Another process cannot tell us.
         deadline = trio.current_time() + self.settle_limit
-        while descriptors(self.process) > there and trio.current_time() < deadline:  # noqa: ASYNC110
+        while descriptors(self.process) > there and trio.current_time() < deadline:  # noqa: ASYNC110  # as said
             await trio.sleep(0.005)
 
     async def _spend(self, work: Callable[[], Awaitable[None]]) -> Spent:

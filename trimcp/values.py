@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 def valued(cls: type[T]) -> type[T]:
     """Make a class that attrs will freeze one of values: they are equal, hash alike and look alike by their members."""
-    cls.__eq__ = _eq  # type: ignore[method-assign]
-    cls.__hash__ = _hash  # type: ignore[method-assign]
+    cls.__eq__ = _eq  # type: ignore[method-assign]  # before attrs freezes the class, so it keeps these
+    cls.__hash__ = _hash  # type: ignore[method-assign]  # as above
     return shown(cls)
 
 
 def shown(cls: type[T]) -> type[T]:
     """Let objects of a class show their members, except those that attrs was told not to (`repr=False`)."""
-    cls.__repr__ = _repr  # type: ignore[method-assign]
+    cls.__repr__ = _repr  # type: ignore[method-assign]  # as above
     return cls
 
 

@@ -79,7 +79,7 @@ class Wrong:
                 if not request.complete:
                     continue
                 body = bytes(request.body)
-                request.__init__()  # type: ignore[misc]
+                request.__init__()
                 if parser.get_method() == b"GET":
                     self.streams += 1
                     self._stream = stream

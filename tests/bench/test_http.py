@@ -184,7 +184,7 @@ class Wrong:
                 parser.feed_data(data)
                 if request.complete:
                     said = self._say(parser.get_method(), bytes(request.body), request.session)
-                    request.__init__()  # type: ignore[misc]
+                    request.__init__()
                     await stream.send_all(said)
                     if said.startswith(b"HTTP/1.0") or b"connection: close" in said or not said:
                         return

@@ -59,12 +59,12 @@ async def test_an_end_or_bytes_unasked_are_seen_before_the_link_is_used_again() 
     async with connected() as (link, stream):
         assert not link.ended()
         await stream.send_all(b"unasked")
-        await trio.lowlevel.wait_readable(link._socket)  # type: ignore[attr-defined]
+        await trio.lowlevel.wait_readable(link._socket)
         assert link.ended()
         assert await link.receive() == b"unasked"
         assert not link.ended()
         await stream.aclose()
-        await trio.lowlevel.wait_readable(link._socket)  # type: ignore[attr-defined]
+        await trio.lowlevel.wait_readable(link._socket)
         assert link.ended()
 
 

@@ -38,7 +38,7 @@ def a_report(**options: object) -> Report:
         "cost": Cost(0.5, 2**20, 2**21),
         "generator": Generator(0.5, 2.0, 5),
     }
-    return Report(**{**given, **options})  # type: ignore[arg-type]
+    return Report(**{**given, **options})
 
 
 def test_every_name_of_the_json_stays() -> None:
@@ -100,5 +100,5 @@ def test_right_is_what_has_answers_and_no_failures() -> None:
 
 def test_a_snapshot_before_the_beginning_is_of_the_warm_up() -> None:
     values = [0.0, 0, 0.0, None, None, None, {}, 0, 0, 0, 0, 0.0, 0, 1, 0.0]
-    assert Snapshot(-0.5, *values).warming_up  # type: ignore[arg-type]
-    assert not Snapshot(0.0, *values).warming_up  # type: ignore[arg-type]
+    assert Snapshot(-0.5, *values).warming_up
+    assert not Snapshot(0.0, *values).warming_up

@@ -214,7 +214,7 @@ async def test_each_arrival_wakes_one_of_those_who_wait_in_turn(autojump_clock: 
     load = a_load(rate=1.0)
     woken: list[str] = []
     for name in "abc":
-        load.supply.wait(lambda name=name: woken.append(name))  # type: ignore[misc]
+        load.supply.wait(lambda name=name: woken.append(name))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(load.supply.pace)
         load.supply.allow(math.inf)

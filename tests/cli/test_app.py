@@ -39,7 +39,7 @@ def trimcp(*words: str, stdin: str = "") -> Result:
 def started(*words: str, **options: object) -> Iterator[subprocess.Popen[str]]:
     """Start the command as a process and end it, whatever happens."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*TRIMCP, *words], text=True, cwd=ROOT, **{**pipes, **options}) as process:  # type: ignore[call-overload]
+    with subprocess.Popen([*TRIMCP, *words], text=True, cwd=ROOT, **{**pipes, **options}) as process:
         try:
             yield process
         finally:

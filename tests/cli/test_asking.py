@@ -142,7 +142,7 @@ async def test_a_required_field_is_not_left_out(person: tuple[int, Terminal]) ->
 
 @pytest.mark.parametrize(("line", "action"), [("n", "decline"), ("c", "cancel"), ("what?\nno", "decline")])
 async def test_a_form_need_not_be_answered(person: tuple[int, Terminal], line: str, action: str) -> None:
-    assert await typed(person, form(name=StringSchema()), line) == ElicitResult(action=action)  # type: ignore[arg-type]
+    assert await typed(person, form(name=StringSchema()), line) == ElicitResult(action=action)
 
 
 async def test_the_end_of_the_input_cancels(person: tuple[int, Terminal]) -> None:

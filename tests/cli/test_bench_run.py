@@ -153,9 +153,9 @@ def test_quiet_leaves_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_schema_is_asked_for_over_the_transport_that_is_meant() -> None:
     bench = bench_run._Bench(bench_run.Screen(), _options(transport="sse"), [], [])
-    assert bench._as_meant(HttpServer("http://x.example/sse")).mode == "sse"  # type: ignore[union-attr]
+    assert bench._as_meant(HttpServer("http://x.example/sse")).mode == "sse"
     bench = bench_run._Bench(bench_run.Screen(), _options(), [], [])
-    assert bench._as_meant(HttpServer("http://x.example/mcp")).mode == "auto"  # type: ignore[union-attr]
+    assert bench._as_meant(HttpServer("http://x.example/mcp")).mode == "auto"
 
 
 def _options(**changed: Any) -> Any:

@@ -85,7 +85,7 @@ def check_plot(file: str) -> None:
     if not path.absolute().parent.is_dir():
         raise Failure(f"--plot cannot write {file}: there is no folder {path.parent}", USAGE)
     try:
-        import matplotlib as _  # noqa: F401
+        import matplotlib as _  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
         raise Failure('--plot needs matplotlib, which is not installed: pip install "trimcp[plot]"', USAGE) from None
 

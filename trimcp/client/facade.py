@@ -213,7 +213,7 @@ class ClientSession:
         """
         known = ABSENT if context is None else CompletionContext(arguments=dict(context))
         params = CompleteParams(ref=ref, argument=CompletionArgument(name=name, value=value), context=known)
-        return (await self._ask("completion/complete", params)).completion  # type: ignore[no-any-return]
+        return (await self._ask("completion/complete", params)).completion  # type: ignore[no-any-return]  # the method says which
 
     async def complete_prompt(
         self, prompt: str, name: str, value: str, context: Mapping[str, str] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import attrs
@@ -204,7 +205,7 @@ class SecretsFilter:
         folded = text.lower()
         for secret in SECRETS:
             if any(mark in folded for mark in secret.marks):
-                text = secret.pattern.sub(lambda match, secret=secret: self._masked(secret, match), text)  # type: ignore[misc]
+                text = secret.pattern.sub(partial(self._masked, secret), text)
         return text
 
     def _masked(self, secret: SecretPattern, match: Any) -> str:

@@ -142,7 +142,7 @@ class SchemaBuilder:
             raise TypeError(f"the enumeration {cls.__name__} has values JSON cannot carry: {error}") from None
 
     def _tuple(self, arguments: tuple[Any, ...], bare: Any) -> dict[str, Any]:
-        if bare is tuple or bare is typing.Tuple:  # noqa: UP006
+        if bare is tuple or bare is typing.Tuple:  # noqa: UP006 - what an author may have written
             return {"type": "array"}
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             return {"type": "array", "items": self.build(arguments[0])}

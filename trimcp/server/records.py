@@ -63,7 +63,7 @@ def split(hint: Any) -> tuple[Any, list[Any]]:
         elif type(hint).__name__ == "TypeAliasType":
             hint = alias_value(hint)
         elif isinstance(hint, TypeVar):
-            hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007
+            hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007 - a tuple
         else:
             return hint, extras
 
@@ -114,7 +114,7 @@ def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> list[Field]:
                 a.alias or a.name,
                 hints.get(a.name, Any),
                 a.default is attrs.NOTHING,
-                _plain_default(a.default, isinstance(a.default, attrs.Factory)),  # type: ignore[arg-type]
+                _plain_default(a.default, isinstance(a.default, attrs.Factory)),  # type: ignore[arg-type]  # mypy takes no class as a factory
                 a.metadata.get("description"),
             )
             for a in attrs.fields(cls)
@@ -168,7 +168,7 @@ def substitute(hint: Any, bound: Mapping[Any, Any], own: Any) -> Any:
     if replaced == arguments:
         return hint
     if isinstance(hint, types.UnionType):
-        return Union[replaced]  # noqa: UP007
+        return Union[replaced]  # noqa: UP007 - a tuple of members
     if get_origin(hint) is typing.Annotated:
         return typing.Annotated[(replaced[0], *hint.__metadata__)]
     return hint.copy_with(replaced) if hasattr(hint, "copy_with") else get_origin(hint)[replaced]

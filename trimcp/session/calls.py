@@ -116,10 +116,10 @@ class Rounds:
                     raise
                 await self.caller.refresh(self)
                 await self.begin()
-                payload = await self._pending.payload()  # type: ignore[union-attr]
+                payload = await self._pending.payload()  # type: ignore[union-attr]  # `begin` has set it
             while type(payload) is InputRequiredResult:
                 await self._answer(payload)
-                payload = await self._pending.payload()  # type: ignore[union-attr]
+                payload = await self._pending.payload()  # type: ignore[union-attr]  # `_answer` has begun again
         except trio.Cancelled as cancelled:
             self.abandon(cancellation_text(cancelled))
             raise

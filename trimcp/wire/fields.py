@@ -155,8 +155,8 @@ def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revi
 
     def decorate(cls: type[T]) -> type[T]:
         valued(cls)
-        cls.__repr__ = _repr  # type: ignore[method-assign]
-        cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]
+        cls.__repr__ = _repr  # type: ignore[method-assign]  # before attrs makes the class, so it keeps it
+        cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]  # the mark of a payload
         _Raw(cls)
         return cls
 

@@ -205,6 +205,7 @@ class Loading:
                 if len(problems) == MAX_PROBLEMS:
                     break
         if problems:
+            # pyright goes by the `__new__` of groups, which has one argument less.
             raise IterableValidationError("some members do not fit", problems, tp)  # pyright: ignore[reportCallIssue]
         return loaded
 
