@@ -287,6 +287,25 @@ def test_an_endless_event_costs_no_more_than_the_limit(opening: bytes, piece: by
     assert decoder.feed(b"data: after\n\n") == [Event(b"after")]
 
 
+@pytest.mark.parametrize("name", [b"data: ", b"data:"])
+def test_an_event_that_ends_with_the_first_byte_too_many_is_not_put_together(name: bytes) -> None:
+    limit = 4 * MIB
+    decoder = Decoder(limit)
+    end = b"x" * 10 + b"\n\n"
+    tracemalloc.start()
+    try:
+        decoder.feed(name)
+        for _ in range(limit // 65_536 - 1):
+            decoder.feed(b"x" * 65_536)
+        decoder.feed(b"x" * (65_536 - 9))
+        [event] = decoder.feed(end)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert event.oversize is not None
+    assert peak < limit + MIB
+
+
 def seconds(data: bytes, size: int, max_event: int) -> float:
     start = time.perf_counter()
     decode(data, size, max_event)

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import trimcp
+from tests.guarantees.client_posts import POSTED, posted_to_by_hand
 from tests.guarantees.client_side import ROADS, served_by_hand
 from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer, text_of
 from tests.guarantees.report import figure
@@ -232,3 +233,40 @@ async def test_a_client_takes_64_mebibytes_and_a_byte_more_fails_one_call(road: 
                 assert len(calling[0].content[0].text) == size
     figure(3, "memory beside the limit for 64 MiB and a byte into a client", spent[0] / MIB - 64, 8, "MiB", road)
     assert spent[0] <= CLIENT_MAX_MESSAGE + SPENT
+
+
+@pytest.mark.parametrize("road", POSTED)
+async def test_a_client_takes_64_mebibytes_over_http_and_a_byte_more_fails_one_call(road: str, tmp_path: Path) -> None:
+    home = Home(World("framed", "", False), Journal(tmp_path / "journal"))
+    result = (
+        b'"result":{"resultType":"complete","content":[{"type":"text","text":"'
+        if "2026" in road
+        else (b'"result":{"content":[{"type":"text","text":"')
+    )
+    async with posted_to_by_hand(road, trimcp.Client("c")) as (session, server):
+
+        async def call(told: list[Any]) -> None:
+            try:
+                told.append(await session.call_tool("x"))
+            except trimcp.McpError as error:
+                told.append(error)
+
+        async def told_too_much(more: int) -> tuple[Any, int, int]:
+            told: list[Any] = []
+            base = home.forget_peak()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call, told)
+                asked = await server.called()
+                head = b'{"jsonrpc":"2.0","id":%d,%b' % (asked.message["id"], result)
+                size = CLIENT_MAX_MESSAGE + more - len(head) - len(b'"}]}}')
+                pieces = [_PIECE] * (size // len(_PIECE)) + [_PIECE[: size % len(_PIECE)]]
+                await server.reply(asked, head, *pieces, b'"}]}}')
+            return told[0], size, home.peak - base
+
+        answer, _, spent = await told_too_much(1)
+        assert isinstance(answer, trimcp.InvalidReply), answer
+        assert "67,108,864 bytes" in str(answer)
+        answer, size, _ = await told_too_much(0)
+        assert len(answer.content[0].text) == size
+    figure(3, "memory beside the limit for 64 MiB and a byte into a client", spent / MIB - 64, 8, "MiB", road)
+    assert spent <= CLIENT_MAX_MESSAGE + SPENT
