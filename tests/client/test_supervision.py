@@ -40,7 +40,17 @@ def test_what_would_never_or_always_happen_is_refused(value: float) -> None:
     ):
         with pytest.raises(ValueError, match="greater than 0"):
             build()
+    with pytest.raises(ValueError, match="greater than 0, not nan"):
+        Health(idle=math.nan)
     assert Health(idle=math.inf).idle == math.inf
+
+
+@pytest.mark.parametrize("name", ["first_pause", "longest_pause", "lasting"])
+def test_a_pause_may_be_no_pause_but_not_less(name: str) -> None:
+    assert Restarts(**{name: 0}).pause(3, Random(1)) >= 0
+    for value in (-0.5, math.nan):
+        with pytest.raises(ValueError, match=f"{name} has to be at least 0"):
+            Restarts(**{name: value})
 
 
 def test_the_last_reason_is_the_newest() -> None:

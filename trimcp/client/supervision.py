@@ -17,8 +17,13 @@ _LONGEST_LINE = 500
 
 
 def _positive(instance: object, attribute: Any, value: float) -> None:
-    if value <= 0:
+    if not value > 0:
         raise ValueError(f"{attribute.name} has to be greater than 0, not {value!r}")
+
+
+def _not_negative(instance: object, attribute: Any, value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"{attribute.name} has to be at least 0, not {value!r}")
 
 
 @attrs.frozen
@@ -40,9 +45,9 @@ class Restarts:
 
     most: int = attrs.field(default=30, validator=_positive)
     within: float = attrs.field(default=600.0, validator=_positive)
-    first_pause: float = 0.5
-    longest_pause: float = 60.0
-    lasting: float = 10.0
+    first_pause: float = attrs.field(default=0.5, validator=_not_negative)
+    longest_pause: float = attrs.field(default=60.0, validator=_not_negative)
+    lasting: float = attrs.field(default=10.0, validator=_not_negative)
     connect_timeout: float = attrs.field(default=60.0, validator=_positive)
 
     def pause(self, in_a_row: int, random: Random) -> float:
