@@ -91,14 +91,12 @@ class Supervisor:
         Raises:
             UpstreamDown: there is none.
         """
-        while True:
-            session = self.session
-            if self.state is UpstreamState.UP and session is not None and session.session.lost is None:
-                return session
+        while (session := self._standing) is None:
             if not wait or self.state in _SHUT:
                 self.refused += 1
                 raise self.down()
             await self._changed.park()
+        return session
 
     async def standing(self) -> ClientSession:
         """Wait for a connection, through open circuits too.
@@ -106,13 +104,17 @@ class Supervisor:
         Raises:
             UpstreamDown: there will be none: the upstream was given up, or left.
         """
-        while True:
-            session = self.session
-            if self.state is UpstreamState.UP and session is not None and session.session.lost is None:
-                return session
+        while (session := self._standing) is None:
             if self.state in (UpstreamState.GIVEN_UP, UpstreamState.ENDED):
                 raise self.down()
             await self._changed.park()
+        return session
+
+    @property
+    def _standing(self) -> ClientSession | None:
+        session = self.session
+        up = self.state is UpstreamState.UP and session is not None and session.session.lost is None
+        return session if up else None
 
     async def wait_state(self, states: tuple[UpstreamState, ...]) -> UpstreamState:
         """Wait until it is in one of these states, and return which."""
