@@ -74,22 +74,24 @@ class Gate:
 
     def shared(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return a handler that first waits for a turn of its session and one of its principal, as far as bounded."""
-        of_session, of_principal = self.limits.session, self.limits.principal
-        if not of_session.bounds and not of_principal.bounds:
-            return handler
+        if self.limits.principal.bounds:
+            handler = self._by_principal(handler)
+        if self.limits.session.bounds:
+            handler = self._by_session(handler)
+        return handler
 
+    def _by_session(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(ctx: Context[Any], params: Any) -> Any:
-            if not of_session.bounds:
-                return await within_principal(ctx, params)
-            turns = self._kept(self._sessions, whose(ctx), of_session, "this session")
-            async with _turn(ctx, turns):
-                return await within_principal(ctx, params)
-
-        async def within_principal(ctx: Context[Any], params: Any) -> Any:
-            if not of_principal.bounds or ctx.principal is None:
+            async with _turn(ctx, self._kept(self._sessions, whose(ctx), self.limits.session, "this session")):
                 return await handler(ctx, params)
-            turns = self._kept(self._principals, ctx.principal, of_principal, "this principal")
-            async with _turn(ctx, turns):
+
+        return call
+
+    def _by_principal(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def call(ctx: Context[Any], params: Any) -> Any:
+            if ctx.principal is None:
+                return await handler(ctx, params)
+            async with _turn(ctx, self._kept(self._principals, ctx.principal, self.limits.principal, "this principal")):
                 return await handler(ctx, params)
 
         return call
