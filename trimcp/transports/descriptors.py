@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import stat
 import sys
@@ -19,7 +20,7 @@ if sys.platform != "win32":
     import fcntl
     import termios
 
-__all__ = ["PIECE", "READ_SIZE", "FdReceiver", "FdSender", "progress_of", "unread_bytes"]
+__all__ = ["PIECE", "READ_SIZE", "FdReceiver", "FdSender", "hung_up", "progress_of", "socket_under", "unread_bytes"]
 
 READ_SIZE: Final = 65536
 """Bytes asked for per read: what a Linux pipe holds; malloc would map pages for much larger buffers."""
@@ -245,11 +246,42 @@ def progress_of(stream: object) -> Hashable:
     if taken is not None:
         progress: Hashable = taken()
         return progress
+    if isinstance(stream, trio.StapledStream):
+        stream = stream.send_stream
+    sock = socket_under(stream)
+    return None if sock is None else unread_bytes(sock.fileno())
+
+
+def socket_under(stream: object) -> trio.socket.SocketType | None:
+    """Return the socket under a Trio stream, also if TLS is between; None if there is none."""
     if isinstance(stream, trio.SSLStream):
         stream = stream.transport_stream
-    elif isinstance(stream, trio.StapledStream):
-        stream = stream.send_stream
-    return unread_bytes(stream.socket.fileno()) if isinstance(stream, trio.SocketStream) else None
+    return stream.socket if isinstance(stream, trio.SocketStream) else None
+
+
+async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
+    """Wait until a socket's peer has sent its last byte, or the connection is broken, whatever is still unread.
+
+    Reading tells that only behind everything that was sent before: where nobody reads on, nobody would hear of it.
+    Linux tells it at once (epoll(7), EPOLLRDHUP), if all that was sent found room. Elsewhere, without a socket, and
+    where the system has no descriptor to spare for the question, this waits until it is cancelled.
+
+    Returns:
+        What broke the connection (an `errno`), or 0. Who reads or writes next is not told it again. A socket that is
+        closed here is a bad descriptor; one that is closed here meanwhile is waited for.
+    """
+    if sys.platform == "linux" and sock is not None:
+        if sock.fileno() < 0:
+            return errno.EBADF
+        try:
+            watch = select.epoll(1)
+        except OSError:
+            return await trio.sleep_forever()
+        with watch:
+            watch.register(sock.fileno(), select.EPOLLRDHUP)
+            await trio.lowlevel.wait_readable(watch.fileno())
+            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return await trio.sleep_forever()
 
 
 if sys.platform != "win32":

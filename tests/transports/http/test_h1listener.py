@@ -228,6 +228,29 @@ async def test_a_client_that_leaves_is_noticed_while_its_request_runs() -> None:
         assert face.ended == [("/wait", 0, 0)] * 2
 
 
+@pytest.mark.parametrize("behind", [0, 10, 100_000])  # the last is more than is read before the answer
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_client_that_leaves_with_more_behind_its_request_is_noticed(
+    behind: int, tls: bool, authority: trustme.CA, certificate: Path
+) -> None:
+    face, options = DummyFace(), {}
+    if tls:
+        options["ssl_context"] = tls_context(certificate)
+    async with serving(face, **options) as (url,):
+        client = await (connect_tls(url, authority) if tls else connect(url))
+        await client.send(request("GET", "/wait") + b"x" * behind)
+        await until(lambda: face.handlers and face.handlers[0].body is not None)
+        face.handlers[0].reply.start(Response(200, (), b"begun"))
+        await client.head()
+        assert await client.chunk() == b"begun"
+        await wait_all_tasks_blocked(0.01)
+        assert face.handlers[0].gone == 0
+        await trio.aclose_forcefully(client.stream)  # in order: nothing is left to read
+        with trio.fail_after(5):
+            await until(lambda: face.handlers[0].gone)
+        assert face.ended == [("/wait", 200, 5)]
+
+
 async def test_pipelined_requests_are_all_answered() -> None:
     face = DummyFace()
     async with serving(face) as (url,):

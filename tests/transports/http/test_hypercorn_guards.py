@@ -43,7 +43,7 @@ from trimcp.transports.http.asgi import AsgiApp
 from trimcp.transports.http.hypercorn_guards import FAULTY, GuardedConfig, install, without
 from trimcp.transports.http.hypercorn_protocols import LimitedMessage
 from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Response
+from trimcp.transports.http.model import Head, Response
 
 __all__ = ["identity"]
 
@@ -418,6 +418,122 @@ async def test_a_websocket_peer_that_leaves_a_full_queue_is_let_go(guarded: bool
             await settle()
             assert over.is_set() is guarded
             assert await served.alive() is guarded
+
+
+# pause
+
+
+def streaming() -> tuple[DummyFace, DummyHandler]:
+    """A face whose answer begins, and may go on whenever the test says so."""
+    face = DummyFace()
+    face["/stream"] = handler = DummyHandler(lambda body, reply: reply.start(Response(200, TEXT, b"begun")))
+    return face, handler
+
+
+async def connected(served: Served, identity: Identity | None) -> trio.abc.Stream:
+    if identity is None:
+        return await served.connect()
+    identity.client.set_alpn_protocols(["http/1.1"])
+    return (await h2_over_tls(served, identity.client))[0].stream
+
+
+def secured(identity: Identity, tls: bool) -> tuple[Identity | None, dict[str, Any]]:
+    return (identity, {"certfile": identity.certfile, "keyfile": identity.keyfile}) if tls else (None, {})
+
+
+GET = b"GET /stream HTTP/1.1\r\nHost: localhost\r\n"
+OneMore = b"\r\nGET /"
+TooMany = b"\r\n" + b"x" * (HttpLimits().max_pipelined + 10_000)
+
+
+@Guarded
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("rest", [OneMore, TooMany, b"Upgrade: other\r\n\r\n"], ids=["more", "much", "upgrade"])
+async def test_a_client_that_leaves_with_more_behind_its_request_is_noticed(
+    guarded: bool, tls: bool, rest: bytes, identity: Identity
+) -> None:
+    face, handler = streaming()
+    ours, options = secured(identity, tls)
+    with guard(guarded, "pause"):
+        async with serving(AsgiApp(face.running), grace=0, **options) as served:
+            stream = await connected(served, ours)
+            await stream.send_all(GET + rest)
+            await read_until(stream, b"begun\r\n")  # with nothing left to read its end is no reset
+            await settle()
+            assert handler.disconnects == 0
+            assert handler.reply is not None
+            await trio.aclose_forcefully(stream)
+            if guarded:
+                with trio.fail_after(5):
+                    await handler.gone.wait()
+            for disconnects in (0, 0, 1):
+                await settle()
+                assert handler.disconnects == max(disconnects, int(guarded)), "the first thing to be refused tells it"
+                handler.reply.write(b"more")
+            with trio.fail_after(5):
+                while not face.ended:
+                    await settle()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_what_arrives_behind_a_request_is_answered_after_it(tls: bool, identity: Identity) -> None:
+    face, started = DummyFace(), list[DummyHandler]()
+
+    def begin(head: Head) -> DummyHandler:
+        started.append(DummyHandler(lambda body, reply: None))
+        return started[-1]
+
+    face.routes["/wait"] = begin
+    ours, options = secured(identity, tls)
+    async with serving(AsgiApp(face.running), **options) as served:
+        stream = await connected(served, ours)
+        async with stream:
+            first, *others = [b"POST /wait HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n%d" % n for n in range(5)]
+            await stream.send_all(first + others[0][:9])
+            await settle()
+            for start in range(9, len(b"".join(others)), 50):  # all while the first is under way
+                await stream.send_all(b"".join(others)[start : start + 50])
+                await settle()
+            for n in range(5):
+                with trio.fail_after(5):
+                    while len(started) <= n or started[n].reply is None:
+                        await settle()
+                assert len(started) == n + 1, "one at a time"
+                handler = started[n]
+                assert handler.body == b"%d" % n
+                assert handler.reply is not None
+                handler.reply.send(Response(200, TEXT, b"answer %d" % n))
+                assert (await read_until(stream, b"answer %d" % n)).count(b"HTTP/1.1 200") == 1
+
+
+async def test_no_more_is_read_behind_a_request_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    face, handler = streaming()
+    sizes: list[int] = []
+
+    async def receive_some(stream: Any, most: int) -> bytes:
+        data = bytes(await stream._stream.receive_some(most))
+        sizes.append(len(data))
+        return data
+
+    monkeypatch.setattr(guards._GuardedStream, "receive_some", receive_some, raising=False)
+    most = 3 * guards.PIECE
+    async with serving(AsgiApp(face.running), limits=HttpLimits(max_pipelined=most)) as served:
+        async with await served.connect() as stream, trio.open_nursery() as nursery:
+            await stream.send_all(GET + b"\r\n")
+            await read_until(stream, b"begun")
+            nursery.start_soon(stream.send_all, b"GET /here HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500_000)
+            with trio.fail_after(5):
+                while sum(sizes) < most:
+                    await settle()
+            await settle()
+            nursery.cancel_scope.cancel()
+            assert most <= sum(sizes) <= most + guards.PIECE + 100
+            assert handler.disconnects == 0
+            assert handler.reply is not None
+        with trio.fail_after(5):
+            while not handler.gone.is_set():  # its end is behind what finds no room: what it refuses shows that it left
+                handler.reply.write(b"more")
+                await settle()
 
 
 # idle

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import ssl
 import sys
@@ -10,8 +12,9 @@ from collections.abc import Callable
 import pytest
 import trio
 import trustme
-from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
+from trimcp.transports.http import wires
 from trimcp.transports.http.wires import PrefixedStream, SocketWire, StreamWire, Wire
 
 
@@ -74,6 +77,66 @@ async def test_a_reader_is_woken_and_nothing_is_lost(make: Make, nursery: trio.N
     assert await wire.read(100) == b"last"
     await wire.close()
     peer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
+@EVERY
+async def test_that_the_peer_hung_up_is_known_before_what_it_said_is_read(make: Make, nursery: trio.Nursery) -> None:
+    wire, peer = make()
+    heard: list[bool] = []
+
+    async def listen() -> None:
+        heard.append(await wire.hung_up())
+
+    files = len(os.listdir("/proc/self/fd"))
+    await peer.send(b"one")
+    nursery.start_soon(listen)
+    await wait_all_tasks_blocked()
+    wire.wake()
+    await wait_all_tasks_blocked()
+    assert heard == [False]
+    nursery.start_soon(listen)
+    await peer.send(b"two")
+    await wait_all_tasks_blocked()
+    assert heard == [False]
+    peer.shutdown(socket.SHUT_WR)
+    with trio.fail_after(5):
+        while len(heard) < 2:
+            await wait_all_tasks_blocked()
+    assert heard == [False, True]
+    assert await wire.hung_up()
+    assert await wire.read(100) == b"onetwo"
+    assert await wire.read(100) == b""
+    assert not wire.timed_out
+    assert len(os.listdir("/proc/self/fd")) == files
+    await wire.close()
+    peer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
+@pytest.mark.parametrize("make", [tcp_socket, stream])
+async def test_a_wire_that_broke_while_nobody_read_says_whether_time_was_up(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broke(sock: object) -> int:
+        return errno.ETIMEDOUT
+
+    monkeypatch.setattr(wires, "hung_up", broke)
+    wire, peer = make()
+    assert await wire.hung_up()
+    assert wire.timed_out
+    await wire.close()
+    peer.close()
+
+
+async def test_a_stream_without_a_socket_waits_to_be_woken(autojump_clock: MockClock) -> None:
+    ours, theirs = memory_stream_pair()
+    wire = StreamWire(ours)
+    await theirs.aclose()
+    with trio.move_on_after(100) as scope:
+        await wire.hung_up()
+    assert scope.cancelled_caught
+    await wire.close()
 
 
 @SOCKETS

@@ -17,6 +17,8 @@ Those for HTTP/2 and WebSocket are in `hypercorn_protocols`, those for connectio
     stuck       A client that pipelines, does not read and leaves is never let go: its next request waits for the end of
                 a response that has none. Nor is one that leaves when what it sent has filled the application's queue,
                 for the word that it left waits for room there.
+    pause       A client that sends anything behind its request is not read until that is answered. That it has left
+                shows when something cannot be written: on a silent stream up to half a minute later.
     stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
                 task, and the server's shutdown, for ever.
     alive       Any exception on a connection ends the server, such as BusyResourceError when a WebSocket peer stops
@@ -50,8 +52,9 @@ from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import TrioSingleTask
+from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
+from trimcp.transports.descriptors import hung_up
 from trimcp.transports.http.limits import HttpLimits
 
 __all__ = ["FAULTY", "PIECE", "GuardedConfig", "Method", "install", "replaces", "without"]
@@ -221,6 +224,65 @@ async def _spawn_app(
 
     group.spawn(run)
     return take
+
+
+# pause
+
+
+class _Pause(EventWrapper):
+    """Says when the next request may be looked at. Who waits for that reads on, so that a leaving client is noticed.
+
+    As our own listener does it reads no more than `max_pipelined`, and takes the end of what a client sends, while that
+    is owed an answer, for the client's leaving.
+    """
+
+    def __init__(self, server: TCPServer, protocol: H11Protocol, most: int) -> None:
+        super().__init__()
+        self._server = server
+        self._protocol = protocol
+        self._most = most
+        self._reading: trio.CancelScope | None = None
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        gone = False
+        while not self.is_set():
+            if gone:
+                await super().wait()
+            elif data := await self._read():
+                self._protocol.connection.receive_data(data)
+            elif data is not None:
+                gone = True
+                await self._server.protocol.handle(Closed())
+
+    async def set(self) -> None:
+        """Let the waiting end."""
+        await super().set()
+        if self._reading is not None:
+            self._reading.cancel(reason="the next request may be looked at")
+
+    async def _read(self) -> bytes | None:
+        """Return what has arrived, b"" once the client is gone, None once this is set."""
+        stream: Any = self._server.stream
+        with trio.CancelScope() as self._reading:
+            try:
+                if len(self._protocol.connection.trailing_data[0]) < self._most:
+                    return bytes(await stream.receive_some(PIECE))
+                await hung_up(getattr(stream, "transport_stream", stream).socket)
+                return b""
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return b""
+            finally:
+                self._reading = None
+        return None
+
+
+@replaces(TCPServer, "_read_data", "pause")
+async def _read_on(original: Method, server: TCPServer) -> None:
+    protocol, config = server.protocol.protocol, server.config
+    if isinstance(protocol, H11Protocol) and isinstance(config, GuardedConfig):
+        protocol.can_read = _Pause(server, protocol, config.limits.max_pipelined)
+    await original(server)
 
 
 # idle, stall, alive

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.transports.descriptors import progress_of, unread_bytes
+from trimcp.transports.descriptors import hung_up, progress_of, socket_under, unread_bytes
 
 __all__ = ["PrefixedStream", "SocketWire", "StreamWire", "Wire"]
 
@@ -30,8 +30,15 @@ class Wire(Protocol):
         """Return what has arrived, b"" once the peer is gone, None after `wake`. Cancelling it loses nothing."""
         ...
 
+    async def hung_up(self) -> bool:
+        """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
+
+        Not every wire can tell; see `descriptors.hung_up`.
+        """
+        ...
+
     def wake(self) -> None:
-        """Let the `read` under way return None; no effect if there is none."""
+        """Let the `read` or `hung_up` under way return None or False; no effect if there is none."""
 
     def try_write(self, data: bytes | bytearray) -> int:
         """Write what is taken at once and return how much that was.
@@ -82,7 +89,7 @@ class SocketWire:
         sock: owned from here on; made non-blocking.
     """
 
-    __slots__ = ("_fd", "_open", "_reading", "_sock", "timed_out")
+    __slots__ = ("_fd", "_open", "_reading", "_scope", "_sock", "timed_out")
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -93,6 +100,7 @@ class SocketWire:
         self._fd = sock.fileno()
         self._open = True
         self._reading = False
+        self._scope: trio.CancelScope | None = None
         self.timed_out: bool = False
 
     async def read(self, max_bytes: int) -> bytes | None:
@@ -110,8 +118,21 @@ class SocketWire:
         finally:
             self._reading = False
 
+    async def hung_up(self) -> bool:
+        """See `Wire.hung_up`."""
+        with trio.CancelScope() as self._scope:
+            try:
+                error = await hung_up(self._sock)
+                self.timed_out = self.timed_out or error == errno.ETIMEDOUT
+                return True
+            finally:
+                self._scope = None
+        return False
+
     def wake(self) -> None:
         """See `Wire.wake`."""
+        if self._scope is not None:
+            self._scope.cancel(reason="the connection has something else to do than to wait")
         if self._reading:
             trio.lowlevel.notify_closing(self._fd)  # nothing is closed: this is Trio's way to end a wait from outside
 
@@ -196,10 +217,21 @@ class StreamWire:
                 self._scope = None
         return None
 
+    async def hung_up(self) -> bool:
+        """See `Wire.hung_up`."""
+        with trio.CancelScope() as self._scope:
+            try:
+                error = await hung_up(socket_under(self._stream))
+                self.timed_out = self.timed_out or error == errno.ETIMEDOUT
+                return True
+            finally:
+                self._scope = None
+        return False
+
     def wake(self) -> None:
         """See `Wire.wake`."""
         if self._scope is not None:
-            self._scope.cancel(reason="the connection has something else to do than to read")
+            self._scope.cancel(reason="the connection has something else to do than to wait")
 
     def try_write(self, data: bytes | bytearray) -> int:
         """See `Wire.try_write`."""
