@@ -12,7 +12,7 @@ import attrs
 import trio
 
 import trimcp
-from tests.hostile.network import Wire
+from tests.hostile.network import Place, Wire
 from tests.hostile.server_for_attack import make_server
 from trimcp.transports.http.settings import Settings
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST
@@ -31,7 +31,7 @@ WAYS = ["memory", "framed", "session", "session on hypercorn", "http+sse", "webs
 
 
 @attrs.frozen
-class Near:
+class Near(Place):
     """A server that listens, for clients by hand. Those of `tests.hostile.network` take it for a `Served`."""
 
     url: str
@@ -43,15 +43,6 @@ class Near:
             await sock.connect(unquote(self.url.split("/")[2]))
             return Wire(trio.SocketStream(sock))
         return Wire(await trio.open_tcp_stream("127.0.0.1", int(self.url.rpartition(":")[2].partition("/")[0])))
-
-    @asynccontextmanager
-    async def wire(self, **options: Any) -> AsyncIterator[Wire]:
-        """A connection for as long as the block runs."""
-        wire = await self.connect(**options)
-        try:
-            yield wire
-        finally:
-            await trio.aclose_forcefully(wire.stream)
 
 
 @asynccontextmanager

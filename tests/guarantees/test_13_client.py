@@ -6,10 +6,9 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ import trio
 import trimcp
 from tests.guarantees.near import WAYS, near, reached
 from tests.guarantees.report import figure
-from tests.hostile import server_for_clients
 from tests.hostile.network import HOSTS, http
-from tests.hostile.peers import ENVIRONMENT, MIB, memory_of
+from tests.hostile.peers import MIB, forget_peak, grown, memory_of
 from tests.hostile.server_for_attack import make_server
-from tests.hostile.test_client import GARBAGE, TOO_LARGE, forget_peak, grown, hostile
-from tests.hostile.test_http_client import LIMIT, seen, session_with
+from tests.hostile.test_client import GARBAGE, TOO_LARGE, hostile
+from tests.hostile.test_http_client import LIMIT, harmful_server, seen, session_with
 from tests.transports.test_process import alive, descendants, tree
 from trimcp.transports.http.client import Timeouts
 from trimcp.transports.http.settings import Settings
@@ -46,15 +44,8 @@ OnBoth = pytest.mark.parametrize("host", HOSTS)
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     """Where a server is that means harm."""
-    command = [sys.executable, server_for_clients.__file__]
-    process = subprocess.Popen(command, stdin=-1, stdout=-1, env=ENVIRONMENT, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    yield int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    with harmful_server() as port:
+        yield port
 
 
 # What a server says is bounded
@@ -221,23 +212,30 @@ trimcp.run_stdio(make_server())
 
 @pytest.mark.parametrize("how", ["killed", "killed, its pipes held by a descendant", "segmentation fault"])
 async def test_a_childs_death_fails_pending_calls_within_a_second(how: str) -> None:
-    failed: list[float] = []
     target = trimcp.stdio(sys.executable, "-c", _HANGING, *(["hold"] if "held" in how else []))
     async with target.connect() as channel, trimcp.Client("c").connect(channel) as session:
-        async with trio.open_nursery() as nursery:
+        number = signal.SIGSEGV if "fault" in how else signal.SIGKILL
+        took = await until_all_failed(session, lambda: os.kill(channel.process.pid, number))
+    assert figure(13, "a child's death, until all calls failed", took, 1, "s", how) <= 4
 
-            async def call() -> None:
-                with pytest.raises(trimcp.ConnectionLost):
-                    await session.call_tool("hang")
-                failed.append(trio.current_time())
 
-            for _ in range(20):
-                nursery.start_soon(call)
-            await session.call_tool("echo")
-            began = trio.current_time()
-            os.kill(channel.process.pid, signal.SIGSEGV if "fault" in how else signal.SIGKILL)
-        assert figure(13, "a child's death, until all calls failed", max(failed) - began, 1, "s", how) <= 4
+async def until_all_failed(session: trimcp.ClientSession, end: Callable[[], None]) -> float:
+    """End a connection under twenty calls, and return the seconds until the last of them has failed."""
+    failed: list[float] = []
+
+    async def call() -> None:
+        with pytest.raises(trimcp.ConnectionLost):
+            await session.call_tool("hang")
+        failed.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(call)
+        await session.call_tool("echo")
+        began = trio.current_time()
+        end()
     assert len(failed) == 20
+    return max(failed) - began
 
 
 _FAMILIES = [("deaf",), ("deaf", "setsid"), ("deaf", "group", "setsid"), ("deaf", "forgotten")]
@@ -321,24 +319,24 @@ async def test_one_cut_reply_does_not_end_the_connection(host: str, revision: An
     settings = Settings(reply=reply, resumable=False)
     async with cutting(host, settings=settings) as (cutter, port):
         target = trimcp.http(f"http://127.0.0.1:{port}/mcp")
-        async with trimcp.Client("c").connect(target, revision=revision) as session:  # noqa: SIM117
-            async with trio.open_nursery() as nursery:
-                beside = trio.Event()
+        client = trimcp.Client("c")
+        async with client.connect(target, revision=revision) as session, trio.open_nursery() as nursery:
+            beside = trio.Event()
 
-                async def wait() -> None:
-                    await session.call_tool("wait", {"gate": "g"})
-                    beside.set()
+            async def wait() -> None:
+                await session.call_tool("wait", {"gate": "g"})
+                beside.set()
 
-                nursery.start_soon(wait)
-                for n in range(5):
-                    with pytest.raises(trimcp.ConnectionLost):
-                        await session.call_tool("echo", {"text": "cut here"})
-                    try:
-                        await session.call_tool("echo", {"text": f"after cut {n}"})
-                    except trimcp.McpError:
-                        lost += 1
-                await session.call_tool("open", {"gate": "g"})
-                await beside.wait()
+            nursery.start_soon(wait)
+            for n in range(5):
+                with pytest.raises(trimcp.ConnectionLost):
+                    await session.call_tool("echo", {"text": "cut here"})
+                try:
+                    await session.call_tool("echo", {"text": f"after cut {n}"})
+                except trimcp.McpError:
+                    lost += 1
+            await session.call_tool("open", {"gate": "g"})
+            await beside.wait()
         assert cutter.cuts == 5
     figure(13, "calls lost beside and after 5 cut replies", lost, 0, "", f"{host}, {revision.name}, {reply}")
     assert not lost
@@ -347,27 +345,13 @@ async def test_one_cut_reply_does_not_end_the_connection(host: str, revision: An
 @OnBoth
 @pytest.mark.parametrize("way", ["websocket", "http+sse"])
 async def test_a_cut_connection_fails_pending_calls_at_once(host: str, way: str) -> None:
-    failed: list[float] = []
     async with cutting(host) as (cutter, port):
         target: Any = trimcp.websocket(f"ws://127.0.0.1:{port}/ws")
         if way == "http+sse":
             target = trimcp.http(f"http://127.0.0.1:{port}/sse", mode="sse")
-        async with trimcp.Client("c").connect(target, revision=LATEST_LEGACY) as session:  # noqa: SIM117
-            async with trio.open_nursery() as nursery:
-
-                async def call() -> None:
-                    with pytest.raises(trimcp.ConnectionLost):
-                        await session.call_tool("hang")
-                    failed.append(trio.current_time())
-
-                for _ in range(20):
-                    nursery.start_soon(call)
-                await session.call_tool("echo")
-                began = trio.current_time()
-                cutter.cut_all()
-        assert (
-            figure(13, "a cut connection, until all calls failed", max(failed) - began, 1, "s", f"{host}, {way}") <= 4
-        )
+        async with trimcp.Client("c").connect(target, revision=LATEST_LEGACY) as session:
+            took = await until_all_failed(session, cutter.cut_all)
+    assert figure(13, "a cut connection, until all calls failed", took, 1, "s", f"{host}, {way}") <= 4
 
 
 # Sessions that are forgotten

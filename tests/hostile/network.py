@@ -20,10 +20,10 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_over_network
-from tests.hostile.peers import ENVIRONMENT, enveloped, memory_of, notice, request
+from tests.hostile.peers import ENVIRONMENT, enveloped, forget_peak, memory_of, notice, request
 from tests.transports.websocket_support import CLOSE, FIN, PONG, TEXT, Raw, message
 
-__all__ = ["HOSTS", "ROADS", "Answer", "Pool", "Road", "Served", "Wire", "http", "on", "post"]
+__all__ = ["HOSTS", "ROADS", "Answer", "Place", "Pool", "Road", "Served", "Wire", "http", "on", "post"]
 
 HOSTS = ("own", "hypercorn")
 ROADS = ("modern", "session", "sse", "websocket")
@@ -176,8 +176,25 @@ class Wire:
 # Servers
 
 
+class Place:
+    """Where clients by hand are connected to."""
+
+    async def connect(self, *, receive_buffer: int | None = None) -> Wire:
+        """A connection to it."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def wire(self, **options: Any) -> AsyncIterator[Wire]:
+        """A connection for as long as the block runs."""
+        wire = await self.connect(**options)
+        try:
+            yield wire
+        finally:
+            await trio.aclose_forcefully(wire.stream)
+
+
 @attrs.define(eq=False)
-class Served:
+class Served(Place):
     """A server process under attack.
 
     Attributes:
@@ -214,8 +231,7 @@ class Served:
 
     def forget_peak(self) -> int:
         """Let the peak begin at what is resident now, and return that."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-        return self.memory
+        return forget_peak(self.process.pid)
 
     @property
     def errors(self) -> bytes:
@@ -234,15 +250,6 @@ class Served:
             sock.close()
             raise
         return Wire(trio.SocketStream(sock))
-
-    @asynccontextmanager
-    async def wire(self, **options: Any) -> AsyncIterator[Wire]:
-        """A connection for as long as the block runs."""
-        wire = await self.connect(**options)
-        try:
-            yield wire
-        finally:
-            await trio.aclose_forcefully(wire.stream)
 
     async def counts(self) -> dict[str, int]:
         """What it counts of itself, after a garbage collection."""

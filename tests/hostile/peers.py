@@ -18,7 +18,19 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_for_attack
 
-__all__ = ["KIB", "MIB", "Target", "call", "enveloped", "memory_of", "notice", "request", "target"]
+__all__ = [
+    "KIB",
+    "MIB",
+    "Target",
+    "call",
+    "enveloped",
+    "forget_peak",
+    "grown",
+    "memory_of",
+    "notice",
+    "request",
+    "target",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -60,6 +72,18 @@ def memory_of(pid: int, *, peak: bool = False) -> int:
         if line.startswith(wanted):
             return int(line.split()[1]) * KIB
     raise AssertionError("the process is gone")
+
+
+def forget_peak(pid: int | None = None) -> int:
+    """Let the peak of a process, by default of ours, begin at what is resident now, and return that."""
+    pid = os.getpid() if pid is None else pid
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return memory_of(pid)
+
+
+def grown(base: int) -> int:
+    """Bytes that we had at most since `forget_peak` returned `base`, above that."""
+    return memory_of(os.getpid(), peak=True) - base
 
 
 @attrs.define(eq=False)
@@ -136,8 +160,7 @@ class Target:
 
     def forget_peak(self) -> int:
         """Let the peak begin at what is resident now, and return that."""
-        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
-        return self.memory
+        return forget_peak(self.process.pid)
 
     async def watch_errors(self) -> None:
         assert self.process.stderr is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import trio
@@ -13,7 +12,7 @@ import trio.testing
 
 import trimcp
 from tests.guarantees.report import figure
-from tests.hostile.peers import MIB, memory_of
+from tests.hostile.peers import MIB, forget_peak, grown, memory_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,15 +100,6 @@ MUTATIONS = """
 
 def hostile(tail: str) -> trimcp.StdioServer:
     return trimcp.stdio(sys.executable, "-c", textwrap.dedent(_SERVER) + tail)
-
-
-def forget_peak() -> int:
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory_of(os.getpid())
-
-
-def grown(base: int) -> int:
-    return memory_of(os.getpid(), peak=True) - base
 
 
 async def test_endless_progress_is_kept_up_to_a_number() -> None:

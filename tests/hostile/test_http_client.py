@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
@@ -19,7 +18,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE, count
 from tests.guarantees.report import figure
 from tests.hostile import server_for_clients
-from tests.hostile.peers import ENVIRONMENT, KIB, MIB, memory_of
+from tests.hostile.peers import ENVIRONMENT, KIB, MIB, forget_peak, grown, memory_of
 from trimcp.transports.http.client import HttpServer, Timeouts
 from trimcp.transports.websocket_client import WebSocketServer
 from trimcp.wire.revisions import V2025_11_25
@@ -32,19 +31,23 @@ pytestmark = [
 LIMIT = 4 * MIB
 
 
+@contextmanager
+def harmful_server() -> Iterator[int]:
+    """Start a server that means harm, and yield its port."""
+    command = [sys.executable, server_for_clients.__file__]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, env=ENVIRONMENT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Where the server that means harm is."""
-    process = subprocess.Popen(
-        [sys.executable, server_for_clients.__file__], stdin=-1, stdout=-1, env=ENVIRONMENT, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    yield int(process.stdout.readline())
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    """Where that server is."""
+    with harmful_server() as port:
+        yield port
 
 
 async def seen(port: int) -> dict[str, int]:
@@ -63,15 +66,6 @@ async def session_with(port: int, way: str, **options: Any) -> AsyncIterator[tri
         async with trimcp.Client("c").connect(server, revision=V2025_11_25) as session:
             await session.call_tool("fine")
             yield session
-
-
-def forget_peak() -> int:
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory_of(os.getpid())
-
-
-def grown(base: int) -> int:
-    return memory_of(os.getpid(), peak=True) - base
 
 
 @pytest.mark.parametrize(
