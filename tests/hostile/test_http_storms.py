@@ -84,6 +84,22 @@ async def test_who_leaves_at_a_bad_moment_leaves_nothing(servers: Pool, host: st
             print(f"{host}: {(server.memory - base) / MIB:.1f} MiB for what a storm left in a session")
 
 
+@OnBoth
+async def test_who_leaves_with_more_behind_a_request_is_noticed_at_once(servers: Pool, host: str) -> None:
+    """Whether any of it is read before the answer has ended, or not."""
+    call = post(enveloped(1, "tools/call", name="hang", arguments={})[:-1])
+    async with servers(host, silence=0.02) as server:
+        for said in (http("GET", "/sse", _EVENTS), call):
+            for behind in (b"", b"x", call, b"x" * 100_000):
+                async with server.wire() as wire:
+                    await wire.say(said, behind)
+                    await wire.head()
+                    if said is not call:
+                        await wire.chunk()  # with nothing left to read the client's end is no reset
+                    assert await server.counts() != server.base
+                await server.at_rest(seconds=5)  # before a stream that is silent could be written to
+
+
 async def _begin_sessions(server: Served, count: int) -> Counter[int]:
     answers: Counter[int] = Counter()
     said = http("POST", "/mcp", "Content-Type: application/json", f"Accept: {BOTH}", body=hello("2025-11-25"))
