@@ -100,7 +100,7 @@ def test_exactly_the_limit_is_allowed_and_one_more_is_not(size: int, ending: byt
     assert found[0][0] == Request(1, "ping")
     assert found[2][0] == Request(1, "ping")
     assert found[1][0] == Malformed(
-        INVALID_REQUEST, f"message larger than {len(PING)} bytes", 1, "size", is_response=False
+        INVALID_REQUEST, f"message larger than {len(PING)} bytes", 1, "size", is_request=True
     )
 
 

@@ -210,7 +210,8 @@ def test_exactly_the_limit_is_allowed_and_one_more_is_not(size: int, form: bytes
     assert parse(good.data) == parse(after.data) == Request(5, "ping")
     assert good.oversize is None
     assert bad.data == b""
-    assert bad.oversize == Malformed(INVALID_REQUEST, f"message larger than {len(text)} bytes", 5, "size")
+    told = f"message larger than {len(text)} bytes"
+    assert bad.oversize == Malformed(INVALID_REQUEST, told, 5, "size", is_request=True)
     assert bad.id == good.id
 
 

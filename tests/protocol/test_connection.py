@@ -388,6 +388,30 @@ def test_a_server_answers_garbage_by_the_id_in_it(revision: Revision, text: byte
         assert reply["id"] is None
 
 
+_BROKEN_REQUESTS = [
+    (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":"\\ud800"}}', PARSE_ERROR),
+    (b'{"jsonrpc":"2.0","method":"ping","params":{"a":"\xff"},"id":1}', PARSE_ERROR),
+    (b'{"jsonrpc":"2.0","method":"ping","params":{"n":' + b"9" * 5000 + b'},"id":1}', INVALID_REQUEST),
+    (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":[]}', INVALID_PARAMS),
+    (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', INVALID_REQUEST),
+]
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+@pytest.mark.parametrize(("text", "code"), _BROKEN_REQUESTS)
+def test_a_client_answers_a_broken_request_by_its_id(revision: Revision, text: bytes, code: int) -> None:
+    """And the call of its own that has the same id goes on. In the modern era servers send no requests."""
+    engine = ConnectionPair().open(revision).client
+    engine.sent(1, engine.verb("tools/list"))
+    event = engine.receive(parse(text))
+    if revision.server_may_call:
+        reply = reply_of(event)
+        assert (reply["id"], reply["error"]["code"]) == (1, code)
+    else:
+        assert isinstance(event, Ignored)
+    assert 1 in engine.outbound
+
+
 @pytest.mark.parametrize("revision", REVISIONS)
 @pytest.mark.parametrize(
     "text", [b"Listening on port 80", b"\xff\xfe", b"[]", b'{"jsonrpc":"2.0","id":5}', b'{"jsonrpc":"2.0","id":{}}']

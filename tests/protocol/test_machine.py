@@ -215,7 +215,7 @@ class EngineMachine(RuleBasedStateMachine):
         if isinstance(event, Replied):
             assert message.id is not None
             del self.ours[key(message.id)]
-        elif self.role is Role.SERVER and message.answerable:
+        elif message.answerable and (self.role is Role.SERVER or (message.is_request and not self.answers_nobody)):
             assert isinstance(event, Rejected)
             assert event.reply is not None
             said = orjson.loads(event.reply)

@@ -259,10 +259,40 @@ def test_limits_are_settings() -> None:
     assert isinstance(parse(wide, Limits(max_members=300_000)), Notification)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_request"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":"\\ud800"}}', True),
+        (b'{"jsonrpc":"2.0","method":"ping","params":{"a":"\xff"},"id":"x"}', True),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":1e999}}', True),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":[]}', True),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":1}', True),
+        (b'{"jsonrpc":"1.0","id":7,"method":"ping"}', True),
+        (b'{"jsonrpc":"2.0","id":7,"method":5}', True),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","result":{}}', False),
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","result":{"a":"\xff"}}', False),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', False),
+        (b'{"jsonrpc":"2.0","id":null,"method":"ping","params":{"a":"\xff"}}', False),
+        (b'{"jsonrpc":"2.0","method":"ping","params":[]}', False),
+        (b'{"jsonrpc":"2.0","id":7}', False),
+        (b'{"jsonrpc":"1.0","id":7,"result":{}}', False),
+        (b'{"jsonrpc":"2.0","id":7,"result":{"a":"\xff"}}', False),
+        (b"7", False),
+        (b"Listening on port 80", False),
+    ],
+)
+def test_what_is_no_message_may_be_a_request_all_the_same(text: bytes, is_request: bool) -> None:
+    """So that who sent it can be answered, also where nothing else that is garbage is."""
+    message = parse(text)
+    assert isinstance(message, Malformed)
+    assert message.is_request is is_request
+
+
 def test_oversize_names_the_limit_and_the_id() -> None:
     scanner = IdScanner()
     scanner.feed(CALL)
-    assert oversize(scanner, 4096) == Malformed(INVALID_REQUEST, "message larger than 4,096 bytes", 12, "size", False)
+    told = "message larger than 4,096 bytes"
+    assert oversize(scanner, 4096) == Malformed(INVALID_REQUEST, told, 12, "size", is_request=True)
     scanner = IdScanner()
     scanner.feed(b'{"id":3,"result":{"a":"')
     assert oversize(scanner, 10).is_response

@@ -186,9 +186,11 @@ class Receiver:
         return self._receive_reply(message.id, None, ConnectionLost(message.message))
 
     def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
-        if self.role is Role.CLIENT or not message.answerable:
-            # Garbage is never answered here: a server that prints into its output would be answered into its input.
-            if message.id is not None and message.id in self.outbound:
+        may_answer = message.is_request and self.modern.revision is None if self.role is Role.CLIENT else True
+        if not (may_answer and message.answerable):
+            # A client answers what is a request by its id and its method. Other garbage it never does: a server that
+            # prints into its output would be answered into its input.
+            if message.id is not None and message.id in self.outbound and not message.is_request:
                 return self._receive_reply(message.id, None, InvalidReply(message.message))
             self._tell_garbage(message)
             return Ignored(f"not a message: {message.message}")

@@ -130,6 +130,7 @@ class Malformed:
             "shape", "params" or "batch".
         is_response: it was meant as a response. Nobody answers it; the call with its id has failed.
         is_notification: it was a notification with wrong parameters. Nobody answers it.
+        is_request: it names a method and no outcome, so that `id` is a request's: who sent it waits for an answer.
     """
 
     code: int
@@ -138,10 +139,11 @@ class Malformed:
     reason: str
     is_response: bool = False
     is_notification: bool = False
+    is_request: bool = False
 
     @property
     def answerable(self) -> bool:
-        """Whether JSON-RPC wants an error in return. A client all the same answers none of them."""
+        """Whether JSON-RPC wants an error in return. A client all the same answers none but requests."""
         return not (self.is_response or self.is_notification)
 
 
@@ -232,7 +234,7 @@ def scan_id(data: bytes) -> RequestId | None:
 def oversize(scanner: IdScanner, max_size: int) -> Malformed:
     """What stands for a message over `max_size` bytes that was shown to `scanner` and thrown away."""
     text = f"message larger than {max_size:,} bytes"
-    return Malformed(INVALID_REQUEST, text, scanner.id, "size", scanner.is_response)
+    return _scanned(scanner, INVALID_REQUEST, "size", text)
 
 
 def too_large(data: bytes, max_size: int) -> Malformed:
@@ -245,7 +247,12 @@ def too_large(data: bytes, max_size: int) -> Malformed:
 def _refused(data: bytes, code: int, reason: str, message: str) -> Malformed:
     scanner = IdScanner()
     scanner.feed(data)
-    return Malformed(code, message, scanner.id, reason, scanner.is_response)
+    return _scanned(scanner, code, reason, message)
+
+
+def _scanned(scanner: IdScanner, code: int, reason: str, message: str) -> Malformed:
+    is_request = scanner.saw_method and not scanner.saw_outcome and scanner.id is not None
+    return Malformed(code, message, scanner.id, reason, scanner.is_response, is_request=is_request)
 
 
 def _unparsable(data: bytes, complaint: str) -> Malformed:
@@ -265,8 +272,10 @@ def _unparsable(data: bytes, complaint: str) -> Malformed:
     return _refused(data, PARSE_ERROR, "json", f"not valid JSON: {complaint}")
 
 
-def _invalid(message: str, id: RequestId | None, reason: str = "shape", *, response: bool = False) -> Malformed:
-    return Malformed(INVALID_REQUEST, message, id, reason, response)
+def _invalid(
+    message: str, id: RequestId | None, reason: str = "shape", *, response: bool = False, request: bool = False
+) -> Malformed:
+    return Malformed(INVALID_REQUEST, message, id, reason, response, is_request=request and id is not None)
 
 
 def _batch(values: list[Any], limits: Limits) -> Batch | Malformed:
@@ -300,7 +309,8 @@ def _member(value: Any) -> _Member:
 def _bad_params(id: Any, is_list: bool) -> Malformed:
     """JSON-RPC allows arrays and MCP does not, so those are wrong parameters of a right request."""
     code = INVALID_PARAMS if is_list else INVALID_REQUEST
-    return Malformed(code, "params must be an object", _readable(id), "params", is_notification=id is _ABSENT)
+    known, text = _readable(id), "params must be an object"
+    return Malformed(code, text, known, "params", is_notification=id is _ABSENT, is_request=known is not None)
 
 
 def _readable(id: Any) -> RequestId | None:
@@ -312,11 +322,12 @@ def _response(value: dict[str, Any], id: Any, method: Any) -> Response | ErrorRe
     has_result, has_error = "result" in value, "error" in value
     known = _readable(id)
     response = method is _ABSENT and (has_result or has_error)
+    request = method is not _ABSENT and not (has_result or has_error)
     if value.get("jsonrpc") != "2.0":
-        return _invalid('jsonrpc must be "2.0"', known, response=response)
+        return _invalid('jsonrpc must be "2.0"', known, response=response, request=request)
     if method is not _ABSENT:
         what = "method must be a string" if type(method) is not str else "a request has no result and no error"
-        return _invalid(what, known)
+        return _invalid(what, known, request=request)
     if not response:
         return _invalid("a message has a method, a result or an error", known)
     if has_result and has_error:

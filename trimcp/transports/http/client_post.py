@@ -190,7 +190,7 @@ class Post:
         message = parse(body)
         if isinstance(message, Malformed):
             # Which request it was meant to answer is clear, whatever can be read of it.
-            message = attrs.evolve(message, id=self.outgoing.request_id, is_response=True)
+            message = attrs.evolve(message, id=self.outgoing.request_id, is_response=True, is_request=False)
         await self._take(message, len(body), session_id)
         return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
 
