@@ -267,6 +267,12 @@ class MessageChannel(ABC):
     too_slow: bool = False
     """Whether the connection was ended on our side because the peer took nothing for too long."""
 
+    read_ahead: tuple[int, int] = (0, 0)
+    """How many requests one `receive` may bring, and how many bytes of text that and what lies here meanwhile may be.
+
+    A session stops reading so much before its window is full. One message larger than that may still pass it.
+    """
+
     @abstractmethod
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send every message of the batch, in order, in as few writes as possible.

@@ -20,6 +20,7 @@ from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
+from trimcp.session.mailbox import EACH
 from trimcp.session.pending import Pending
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
@@ -166,6 +167,39 @@ async def test_an_interrupt_in_a_call_leaves_nothing_pending(monkeypatch: pytest
             await session.call("tools/call", CallToolParams("run", {}))
         assert session.statistics().pending == 0
         assert not session.engine.outbound
+
+
+# What arrives
+
+
+@pytest.mark.parametrize("padding", [0, 300])
+async def test_reading_stops_where_what_one_more_read_brings_still_fits(padding: int) -> None:
+    wire = Wire()
+    text = call(100, padding="x" * padding)
+    wire.read_ahead = (5, 5 * len(text))
+    most = 40 * EACH
+    session = Session(server_engine(), Tools({"run": _forever}), Limits(max_running=1, backlog_bytes=most, eof_grace=0))
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    async with driving(session, wire):
+        for n in range(100, 600, 5):
+            wire.feed(*(call(id, padding="x" * padding) for id in range(n, n + 5)))
+        await wait_all_tasks_blocked()
+        held = session.statistics().waiting_bytes
+        assert most - 2 * 5 * (EACH + len(text)) < held <= most
+
+
+async def test_a_channel_that_reads_far_ahead_leaves_half_of_a_small_window() -> None:
+    wire = Wire()
+    wire.read_ahead = (1_000, 65_536)
+    session = Session(
+        server_engine(), Tools({"run": _forever}), Limits(max_running=1, backlog_bytes=20 * EACH, eof_grace=0)
+    )
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    async with driving(session, wire):
+        for n in range(50):
+            wire.feed(call(n))
+        await wait_all_tasks_blocked()
+        assert session.statistics().waiting == 10
 
 
 # The peer leaves

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import pytest
+import trio
 
-from trimcp.session.mailbox import Mailbox
+from tests.session.support import Tools, agree, call, client_engine, server_engine
+from trimcp.channel import Incoming
+from trimcp.session.crew import Crew
+from trimcp.session.limits import Limits
+from trimcp.session.mailbox import EACH, Mailbox
+from trimcp.session.session import Session
+from trimcp.wire.jsonrpc import parse
+from trimcp.wire.revisions import LATEST_LEGACY, V2026_07_28, Revision
 
 
 @attrs.define(eq=False)
 class _Job:
     size: int = 10
+    headers: Mapping[str, str] | None = None
 
 
 def test_jobs_leave_in_the_order_they_came() -> None:
-    mailbox, jobs = Mailbox(10, 1000), [_Job() for _ in range(3)]
+    mailbox, jobs = Mailbox(10, 10_000), [_Job() for _ in range(3)]
     for job in jobs:
         mailbox.put(job)  # type: ignore[arg-type]
-    assert (len(mailbox), mailbox.bytes_queued) == (3, 30)
+    assert (len(mailbox), mailbox.bytes_queued) == (3, 3 * (EACH + 10))
     taken: list[Any] = [mailbox.take() for _ in jobs]
     assert taken == jobs
     assert (len(mailbox), mailbox.bytes_queued) == (0, 0)
 
 
 def test_it_is_full_by_count_by_bytes_and_by_what_waits_elsewhere() -> None:
-    mailbox = Mailbox(2, 25)
+    mailbox = Mailbox(2, 2 * EACH + 25)
     job: Any = _Job()
     mailbox.put(job)
     assert not mailbox.full()
@@ -36,17 +49,17 @@ def test_it_is_full_by_count_by_bytes_and_by_what_waits_elsewhere() -> None:
     assert mailbox.full()
     mailbox.remove(job)
     assert not mailbox.full()
-    assert Mailbox(10, 15).full() is False
+    assert Mailbox(10, EACH + 15).full() is False
 
 
 def test_a_job_is_removed_wherever_it_stands_and_only_once() -> None:
-    mailbox, jobs = Mailbox(10, 1000), [_Job() for _ in range(3)]
+    mailbox, jobs = Mailbox(10, 10_000), [_Job() for _ in range(3)]
     for job in jobs:
         mailbox.put(job)  # type: ignore[arg-type]
     middle: Any = jobs[1]
     assert mailbox.remove(middle)
     assert not mailbox.remove(middle)
-    assert mailbox.bytes_queued == 20
+    assert mailbox.bytes_queued == 2 * (EACH + 10)
     left: list[Any] = [mailbox.take(), mailbox.take()]
     assert left == [jobs[0], jobs[2]]
 
@@ -61,3 +74,69 @@ def test_removing_the_newest_first_is_not_quadratic() -> None:
         assert mailbox.remove(job)
     # 0.02 s here; a search from the front takes some 10 s.
     assert time.perf_counter() - started < 2
+
+
+def test_room_is_left_for_what_is_on_its_way_but_half_of_it_is_used() -> None:
+    mailbox, job = Mailbox(10, 10 * EACH), _Job(EACH)
+    mailbox.leave_room(3, EACH)
+    for _ in range(3):
+        assert not mailbox.full()
+        mailbox.put(_Job(EACH))  # type: ignore[arg-type]
+    assert mailbox.full()
+    assert mailbox.bytes_queued == 6 * EACH
+    small = Mailbox(10, 10 * EACH)
+    small.leave_room(1_000, 0)
+    small.put(job)  # type: ignore[arg-type]
+    small.put(_Job(EACH))  # type: ignore[arg-type]
+    assert not small.full()
+    small.put(_Job(EACH))  # type: ignore[arg-type]
+    assert small.full()
+
+
+def test_headers_weigh_where_each_request_brings_its_own() -> None:
+    mailbox = Mailbox(100, 10**6)
+    shared = {"user-agent": "x" * 5_000}
+    jobs = [_Job(10, shared) for _ in range(3)]
+    for job in jobs:
+        mailbox.put(job)  # type: ignore[arg-type]
+    assert 5_000 < mailbox.bytes_queued - 3 * (EACH + 10) < 5_500
+    before = mailbox.bytes_queued
+    other: Any = _Job(10, {"user-agent": "y" * 60_000, "host": "z"})
+    mailbox.put(other)
+    assert 60_000 < mailbox.bytes_queued - before < 63_000
+    mailbox.remove(other)
+    assert mailbox.bytes_queued == before
+    for _ in jobs:
+        mailbox.take()
+    assert mailbox.bytes_queued == 0
+
+
+@pytest.mark.parametrize("revision", [LATEST_LEGACY, V2026_07_28], ids=str)
+@pytest.mark.parametrize("padding", [0, 700, 3_000])
+async def test_what_waits_weighs_what_it_occupies(revision: Revision, padding: int) -> None:
+    """Not only its text, beside which a small request is several times as large."""
+    session = Session(
+        server_engine(), Tools({}), Limits(max_running=1, backlog_bytes=1 << 40, backlog_requests=1 << 40)
+    )
+    agree(session.engine, client_engine(), revision)
+
+    def arrive(first: int, count: int) -> None:
+        for id in range(first, first + count):
+            text = call(id, revision=revision, padding="x" * padding)
+            session.deliver([Incoming(parse(text), len(text))])
+
+    async with trio.open_nursery() as nursery:
+        session.start(Crew(nursery))
+        arrive(1_000, 100)
+        gc.collect()
+        before = session.mailbox.bytes_queued
+        tracemalloc.start()
+        try:
+            arrive(2_000, 2_000)
+            gc.collect()
+            occupied, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        weighed = session.mailbox.bytes_queued - before
+        nursery.cancel_scope.cancel()
+    assert occupied <= weighed <= 1.5 * occupied

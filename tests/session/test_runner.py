@@ -13,6 +13,7 @@ from tests.session.support import FORM, Answers, Pair, call, cancel, linked, ser
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
+from trimcp.session.mailbox import EACH
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.elicitation import ElicitResult
@@ -239,7 +240,7 @@ async def test_requests_beyond_the_slots_wait_in_order() -> None:
         await wait_all_tasks_blocked()
         stats = session.statistics()
         assert (stats.running, stats.waiting, stats.parked) == (2, 3, 0)
-        assert stats.waiting_bytes == sum(len(call(n, n=n)) for n in (2, 3, 4))
+        assert stats.waiting_bytes == sum(len(call(n, n=n)) + EACH for n in (2, 3, 4))
         for n in (1, 0, 2, 3, 4):
             gates[n].set()
             await wait_all_tasks_blocked()

@@ -28,6 +28,7 @@ from trimcp.errors import ConnectionLost, InvalidReply, LocalError, Overloaded, 
 from trimcp.session.drive import driving
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
+from trimcp.session.mailbox import EACH
 from trimcp.session.outbox import Outbox
 from trimcp.session.session import Session
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST
@@ -75,7 +76,7 @@ async def test_pipelined_calls_each_get_their_own_answer(revision: Revision, fra
 
 @pytest.mark.slow
 async def test_nothing_is_lost_of_ten_thousand_pipelined() -> None:
-    limits = Limits(max_running=16, backlog_requests=64, backlog_bytes=4096, outbox_messages=32)
+    limits = Limits(max_running=16, backlog_requests=64, backlog_bytes=4096 + 64 * EACH, outbox_messages=32)
     async with served({"run": _echo}, limits=limits) as (wire, session):
         wire.hold()
         for n in range(10_000):
@@ -433,13 +434,13 @@ async def test_reading_pauses_on_a_full_backlog_and_goes_on() -> None:
 
 
 async def test_the_backlog_is_bounded_in_bytes_too() -> None:
-    limits = Limits(max_running=1, backlog_bytes=3000)
+    limits = Limits(max_running=1, backlog_bytes=3 * (1000 + EACH))
     async with served({"run": _forever}, limits=limits) as (wire, session):
         for n in range(20):
             wire.feed(call(n, padding="x" * 1000))
         await wait_all_tasks_blocked()
         assert wire.reads == 4
-        assert 3000 <= session.statistics().waiting_bytes < 4500
+        assert 3000 <= session.statistics().waiting_bytes - 3 * EACH < 4500
         for n in range(4):
             wire.feed(cancel(n))
 

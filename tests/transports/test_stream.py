@@ -18,7 +18,7 @@ from trimcp.testing.contract import check_channel
 from trimcp.transports.descriptors import FdReceiver, FdSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.threaded import ThreadReceiver, ThreadSender
-from trimcp.wire.jsonrpc import Malformed, Notification, encode_notification
+from trimcp.wire.jsonrpc import Malformed, Notification, encode_notification, encode_request
 
 
 def pipes() -> tuple[MessageChannel, MessageChannel]:
@@ -198,3 +198,20 @@ async def test_a_reader_thread_hands_over_in_the_size_asked_for() -> None:
         os.close(write_end)
         assert await receiver.receive_some() == b""
         assert await receiver.receive_some() == b""
+
+
+@pytest.mark.parametrize("padding", [0, 5_000])
+async def test_one_read_brings_no_more_than_it_says(padding: int) -> None:
+    line = encode_request(1, "tools/call", {"name": "x" + "y" * padding}) + b"\n"
+    (incoming, outgoing), channel = os.pipe(), None
+    channel = StreamChannel(FdReceiver(incoming), FdSender(os.dup(outgoing)))
+    requests, size = channel.read_ahead
+    async with channel:
+        os.set_blocking(outgoing, False)
+        written = os.write(outgoing, line * (65_536 // len(line) + 1))
+        arrived = await channel.receive()
+        os.close(outgoing)
+    assert written == 65_536, "the pipe was full"
+    assert len(arrived) == written // len(line)
+    assert len(arrived) <= requests
+    assert sum(each.size for each in arrived) <= size

@@ -42,6 +42,7 @@ from trimcp.testing.contract import check_channel
 from trimcp.transports.http.listening import open_tcp
 from trimcp.transports.http.model import Upgrade
 from trimcp.transports.http.wires import SocketWire, StreamWire
+from trimcp.transports.websocket import WebSocketChannel
 from trimcp.transports.websocket_client import WebSocketServer
 from trimcp.transports.websocket_stream import GatedStream
 from trimcp.wire.jsonrpc import Batch, Malformed, Request
@@ -224,6 +225,30 @@ async def test_reading_stops_while_nobody_takes_and_nothing_is_lost(autojump_clo
         while len(arrived) < sent:
             arrived += await server.receive()
         assert ids(arrived)[:sent] == list(range(sent))
+
+
+@pytest.mark.parametrize("padding", [0, 1_000, 60_000])
+async def test_what_arrives_at_once_and_what_lies_here_then_is_no_more_than_it_says(
+    padding: int, autojump_clock: MockClock
+) -> None:
+    async with raw_client(Meeting(), tcp=True) as (raw, server):
+        assert isinstance(server, WebSocketChannel)
+
+        async def flood() -> None:
+            some = b"".join(message(text(n, "x" * padding)) for n in range(20))
+            while True:
+                await raw.say(some)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            await wait_all_tasks_blocked(0.05)
+            arrived = await server.receive()
+            await wait_all_tasks_blocked(0.05)
+            requests, size = server.read_ahead
+            assert len(arrived) <= requests
+            assert sum(each.size for each in arrived) + server._link.gate.weight <= size
+            assert server._link.gate.weight > size // 4, "so much lies there again"
+            nursery.cancel_scope.cancel()
 
 
 async def test_many_small_messages_at_once_are_all_there(autojump_clock: MockClock) -> None:

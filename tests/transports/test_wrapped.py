@@ -24,7 +24,7 @@ class Inner(MessageChannel):
     closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self.mirrors_headers, self.half_open = True, False
+        self.mirrors_headers, self.half_open, self.read_ahead = True, False, (7, 700)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         self.sent.extend(batch)
@@ -47,6 +47,7 @@ async def test_what_a_wrapper_does_not_change_passes_through(wrap: Wrap) -> None
     inner = Inner()
     outer = wrap(inner)
     assert (outer.mirrors_headers, outer.half_open, outer.too_slow) == (True, False, False)
+    assert outer.read_ahead == (7, 700)
     assert outer.obituary() == "it ended with exit code 3"
     assert outer.taken() == 0
     await outer.send([Outgoing(b'{"jsonrpc":"2.0","method":"m"}', Kind.NOTIFICATION)])

@@ -55,6 +55,7 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
             yield
         return
     session.mirrors_headers = channel.mirrors_headers
+    session.mailbox.leave_room(*channel.read_ahead)
     async with _closing(channel), open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)

@@ -77,7 +77,7 @@ class Statistics:
     Attributes:
         running: handlers at work, those that wait for the peer not counted.
         parked: handlers that wait for the peer's answer to a question.
-        waiting: requests waiting for a running slot, and their bytes in `waiting_bytes`.
+        waiting: requests waiting for a running slot; `waiting_bytes` is what they weigh, beside their text too.
         pending: calls of ours the peer has not answered.
         outbox, outbox_bytes: messages waiting for the writer; over HTTP those held back for a slow reader.
         merged: messages that gave way to a later one of their kind.

@@ -160,6 +160,11 @@ class ChildChannel(MessageChannel):
         """The pipes from and to the child, for who reads and writes bytes in place of `receive` and `send`."""
         return self._receiver, self._sender
 
+    @property
+    def read_ahead(self) -> tuple[int, int]:  # type: ignore[override]
+        """What may arrive beyond a session's window: as much as on any pipe."""
+        return self._messages.read_ahead
+
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Write the batch to the child's standard input; see `MessageChannel.send`."""
         await self._messages.send(batch)

@@ -6,6 +6,7 @@ It knows framing and batching. It does not know what the bytes travel through: a
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Final
 
 import attrs
 import trio
@@ -16,6 +17,8 @@ from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 
 __all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
+
+_SMALLEST: Final = 64  # bytes of a line that asks for something, give or take a few
 
 
 @attrs.define(eq=False, repr=False)
@@ -34,6 +37,8 @@ class StreamChannel(MessageChannel):
             memory.
         limits: what else one message may cost.
     """
+
+    read_ahead = (READ_SIZE // _SMALLEST, READ_SIZE)
 
     _receiver: trio.abc.ReceiveStream
     _sender: trio.abc.SendStream

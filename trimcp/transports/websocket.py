@@ -18,9 +18,10 @@ from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_st
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.framing.frames import FrameGate, text_frame
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.model import Head, Upgrade
 from trimcp.transports.websocket_link import Link
-from trimcp.transports.websocket_stream import KEEP_ALIVE, GatedStream, HandshakeFailed, KeepAlive
+from trimcp.transports.websocket_stream import KEEP_ALIVE, WINDOW, GatedStream, HandshakeFailed, KeepAlive
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits, Message, parse
 
 __all__ = ["QUEUE", "SUBPROTOCOL", "WebSocketChannel", "opened", "serve_upgraded"]
@@ -70,6 +71,8 @@ class WebSocketChannel(MessageChannel):
     """
 
     half_open = False
+    # A batch, whose place others take while nobody receives them; either may pass the window by what one read brings.
+    read_ahead = (_BATCH + 1, 2 * (WINDOW + READ_SIZE))
 
     _link: Link
     _limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")

@@ -19,9 +19,11 @@ from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
 if TYPE_CHECKING:
     from trio_websocket import WebSocketConnection
 
-__all__ = ["KEEP_ALIVE", "GatedStream", "HandshakeFailed", "KeepAlive"]
+__all__ = ["KEEP_ALIVE", "WINDOW", "GatedStream", "HandshakeFailed", "KeepAlive"]
 
-_WINDOW: Final = 256 * 1024
+WINDOW: Final = 256 * 1024
+"""Bytes of messages, with a little for each, that may lie untaken before no more is read."""
+
 _MAX_HEAD: Final = 128 * 1024
 _PIECE: Final = 64 * 1024
 _END: Final = b"\r\n\r\n"
@@ -116,7 +118,7 @@ class GatedStream(trio.abc.Stream):
             if gate.fault is not None or gate.closing or self._given_up:
                 self.over.set()
                 return b""
-            while gate.weight >= _WINDOW and not self.unlimited:
+            while gate.weight >= WINDOW and not self.unlimited:
                 self._room = trio.Event()
                 await self._room.wait()
             chunk = await self._receive()
@@ -190,7 +192,7 @@ class GatedStream(trio.abc.Stream):
     def taken(self, size: int) -> None:
         """Note that a message of so many bytes was taken."""
         self._gate.taken(size)
-        if self._gate.weight < _WINDOW:
+        if self._gate.weight < WINDOW:
             self._room.set()
 
     def let_go(self) -> None:

@@ -24,6 +24,7 @@ class WrappedChannel(MessageChannel):
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers: bool = self.channel.mirrors_headers
         self.half_open: bool = self.channel.half_open
+        self.read_ahead: tuple[int, int] = self.channel.read_ahead
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send; see `MessageChannel.send`."""
