@@ -13,8 +13,10 @@ from tests.client.peers import HandMade
 from tests.client.shaky import Shaky
 from tests.client.test_supervised import supervised
 from trimcp import ResourceUpdated, Restarts, ToolsChanged, UpstreamDown, UpstreamState
+from trimcp.server.subscribing import _tell
 from trimcp.testing import every_revision
-from trimcp.wire.subscriptions import SubscriptionsListenResult
+from trimcp.wire.resources import ResourceUpdatedParams
+from trimcp.wire.subscriptions import SubscriptionsAcknowledgedParams, SubscriptionsListenResult
 
 QUICK = Restarts(first_pause=0.01)
 
@@ -65,6 +67,27 @@ async def test_a_change_while_nobody_reads_is_kept_once(autojump_clock: Any) -> 
         assert changes.restarts == 5
         assert await changes.receive() == ToolsChanged()
         assert await nothing_more(changes)
+
+
+async def test_what_nobody_reads_is_kept_up_to_a_weight(autojump_clock: Any) -> None:
+    server = HandMade()
+
+    @server.method("subscriptions/listen")
+    async def listen(params: Any, ctx: Any) -> Any:
+        agreed = SubscriptionsAcknowledgedParams(notifications=params.notifications)
+        await _tell(*ctx.internals, "notifications/subscriptions/acknowledged", agreed)
+        for n in range(40):
+            updated = ResourceUpdatedParams(uri=f"note://a/{n}/{'x' * 1_000_000}")
+            await _tell(*ctx.internals, "notifications/resources/updated", updated)
+        await trio.sleep_forever()
+
+    async with supervised(server) as upstream, upstream.listen(resources=["note://a"]) as changes:
+        await wait_all_tasks_blocked()
+        for _ in range(4):  # MiB, as a session itself keeps
+            await changes.receive()
+        assert await nothing_more(changes)
+        async with upstream.session() as session:
+            assert session.statistics().lanes.changes.dropped == 36
 
 
 async def test_one_that_the_server_ends_is_made_again_after_a_pause(autojump_clock: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
 
 import attrs
 import trio
@@ -15,6 +14,7 @@ from trimcp.client.supervised import Supervisor
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.session.listening import (
     Change,
+    Changes,
     PromptsChanged,
     ResourcesChanged,
     ResourceUpdated,
@@ -26,8 +26,6 @@ from trimcp.wire.subscriptions import SubscriptionFilter
 __all__ = ["UpstreamSubscription", "Wanted", "relistening"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
-
-_MOST_CHANGES: Final = 10_000
 
 
 @attrs.frozen
@@ -57,8 +55,8 @@ async def relistening(supervisor: Supervisor, wanted: Wanted, wait: bool) -> Asy
     async with open_service_nursery() as nursery:
         nursery.start_soon(subscription._run)
         await subscription._opened.wait()
-        if subscription._refused is not None:
-            raise subscription._refused
+        if subscription._changes.end is not None:
+            raise subscription._changes.end
         yield subscription
 
 
@@ -76,11 +74,9 @@ class UpstreamSubscription:
     _wait: bool
     acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
     restarts: int = attrs.field(init=False, default=0)
-    _changes: dict[Change, None] = attrs.field(init=False, factory=dict)
+    _changes: Changes = attrs.field(init=False, factory=Changes)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _refused: McpError | None = attrs.field(init=False, default=None)
     _since: float = attrs.field(init=False, default=0.0)
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     async def receive(self) -> Change:
         """Wait for the next change. Of equal changes not received yet only one is kept. Cancelling it loses nothing.
@@ -89,15 +85,7 @@ class UpstreamSubscription:
             UpstreamDown: the upstream was given up, or left.
             RemoteError, LocalError: the server, come back, refuses the subscription.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._changes:
-            if self._refused is not None:
-                raise self._refused
-            await self._waiting.park()
-        change = next(iter(self._changes))
-        del self._changes[change]
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return change
+        return await self._changes.receive()
 
     def __aiter__(self) -> UpstreamSubscription:
         return self
@@ -105,11 +93,10 @@ class UpstreamSubscription:
     async def __anext__(self) -> Change:
         return await self.receive()
 
-    def _add(self, changes: Iterable[Change]) -> None:
+    def _add(self, changes: Iterable[Change], session: ClientSession) -> None:
         for change in changes:
-            if len(self._changes) < _MOST_CHANGES:
-                self._changes[change] = None
-        self._waiting.unpark_all()
+            size = len(change.uri) if isinstance(change, ResourceUpdated) else 0
+            self._changes.keep(change, size, session.session)
 
     # Its task
 
@@ -132,9 +119,8 @@ class UpstreamSubscription:
                     await trio.sleep(restarts.pause(in_a_row, supervisor.random))
                 session = await supervisor.standing()
         except McpError as error:
-            self._refused = error
+            self._changes.finish(error)
             self._opened.set()
-            self._waiting.unpark_all()
 
     async def _listen(self, session: ClientSession) -> None:
         """Listen over one connection until it, or the subscription, ends."""
@@ -150,7 +136,7 @@ class UpstreamSubscription:
             if self._opened.is_set():
                 # Anything may have changed while nobody told; who is told so reads it anew.
                 self.restarts += 1
-                self._add(wanted.possible())
+                self._add(wanted.possible(), session)
             self._opened.set()
             async for change in changes:
-                self._add((change,))
+                self._add((change,), session)

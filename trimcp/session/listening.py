@@ -32,6 +32,7 @@ from trimcp.wire.subscriptions import SubscriptionFilter, SubscriptionsListenPar
 
 __all__ = [
     "Change",
+    "Changes",
     "PromptsChanged",
     "ResourceUpdated",
     "ResourcesChanged",
@@ -80,6 +81,53 @@ _LISTS: Final[dict[str, tuple[str, Change]]] = {
 
 
 @attrs.define(eq=False, repr=False)
+class Changes:
+    """Changes that nobody has received yet, each once and in the order they came, up to a number or a weight.
+
+    Attributes:
+        end: what is raised once all were received, or None while more may come.
+    """
+
+    end: BaseException | None = attrs.field(init=False, default=None)
+    _kept: dict[Change, None] = attrs.field(init=False, factory=dict)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    async def receive(self) -> Change:
+        """Wait for the next one, or raise the end. Cancelling it loses nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._kept:
+            if self.end is not None:
+                raise self.end
+            await self._waiting.park()
+        change = next(iter(self._kept))
+        del self._kept[change]
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return change
+
+    def keep(self, change: Change, size: int, session: Session) -> None:
+        """Keep a change, or drop and count it as the session's.
+
+        Args:
+            change: what has changed.
+            size: bytes of the message that said so, as far as they are its own.
+            session: which it came over.
+        """
+        if self.end is not None:
+            return
+        if len(self._kept) >= session.limits.kept_of(_MOST_UPDATES, size) and change not in self._kept:
+            session.counts.drop("changes")
+            return
+        self._kept[change] = None
+        self._waiting.unpark_all()
+
+    def finish(self, end: BaseException) -> None:
+        """Keep no more. Of several ends the first counts."""
+        if self.end is None:
+            self.end = end
+        self._waiting.unpark_all()
+
+
+@attrs.define(eq=False, repr=False)
 class Subscription:
     """Changes as they come; iterate over it, or `receive` them one by one.
 
@@ -90,10 +138,8 @@ class Subscription:
     _wanted: SubscriptionFilter
     _session: Session
     acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
-    _changes: dict[Change, None] = attrs.field(init=False, factory=dict)
-    _end: BaseException | None = attrs.field(init=False, default=None)
+    _changes: Changes = attrs.field(init=False, factory=Changes)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     async def receive(self) -> Change:
         """Wait for the next change. Of equal changes not received yet only one is kept. Cancelling it loses nothing.
@@ -102,15 +148,7 @@ class Subscription:
             trio.EndOfChannel: the server ended the subscription, and all changes were received.
             ConnectionLost: the subscription was cut for a cause, or the connection ended.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._changes:
-            if self._end is not None:
-                raise self._end
-            await self._waiting.park()
-        change = next(iter(self._changes))
-        del self._changes[change]
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return change
+        return await self._changes.receive()
 
     def __aiter__(self) -> Subscription:
         return self
@@ -139,14 +177,7 @@ class Subscription:
                 self._add(change)
 
     def _add(self, change: Change) -> None:
-        if self._end is not None:
-            return
-        allowed = self._session.limits.kept_of(_MOST_UPDATES, self._session.arriving)
-        if len(self._changes) >= allowed and change not in self._changes:
-            self._session.counts.drop("changes")
-            return
-        self._changes[change] = None
-        self._waiting.unpark_all()
+        self._changes.keep(change, self._session.arriving, self._session)
 
     def progressed(self, params: ProgressParams) -> None:
         """Nothing: a subscription makes no progress."""
@@ -160,10 +191,8 @@ class Subscription:
         self._finish(ConnectionLost(*error.args))
 
     def _finish(self, end: BaseException) -> None:
-        if self._end is None:
-            self._end = end
+        self._changes.finish(end)
         self._opened.set()
-        self._waiting.unpark_all()
 
 
 @attrs.define(eq=False, repr=False)
@@ -211,8 +240,8 @@ class Subscriptions:
         why = "the subscription was closed"
         try:
             await subscription._opened.wait()
-            if isinstance(subscription._end, McpError):
-                raise subscription._end
+            if isinstance(subscription._changes.end, McpError):
+                raise subscription._changes.end
             yield
         except trio.Cancelled as cancelled:
             why = cancellation_text(cancelled)
