@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
+import select
 import socket
+import struct
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import attrs
 import pytest
 import trio
-from trio.testing import memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
-from trimcp.transports.descriptors import FdReceiver, FdSender
+from trimcp.transports.descriptors import FdReceiver, FdSender, hung_up
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.threaded import ThreadReceiver, ThreadSender
 from trimcp.wire.jsonrpc import Malformed, Notification, encode_notification, encode_request
@@ -215,3 +219,39 @@ async def test_one_read_brings_no_more_than_it_says(padding: int) -> None:
     assert len(arrived) == written // len(line)
     assert len(arrived) <= requests
     assert sum(each.size for each in arrived) <= size
+
+
+# Peers that have hung up
+
+Linux = pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
+
+
+@Linux
+@pytest.mark.parametrize("reset", [False, True])
+async def test_why_a_peer_hung_up_is_told(reset: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        peer = socket.create_connection(listening.getsockname())
+        sock, _ = listening.accept()
+    with sock:
+        peer.send(b"unread")
+        if reset:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        with trio.fail_after(5):
+            assert await hung_up(sock) == (errno.ECONNRESET if reset else 0)
+    assert await hung_up(sock) == errno.EBADF
+
+
+@pytest.mark.parametrize("socketless", [False, True])
+async def test_where_the_system_cannot_tell_nobody_is_disturbed(
+    socketless: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    def no_more(size: int) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(select, "epoll", no_more, raising=False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, trio.move_on_after(100) as scope:
+        theirs.shutdown(socket.SHUT_WR)
+        await hung_up(None if socketless else ours)
+    assert scope.cancelled_caught

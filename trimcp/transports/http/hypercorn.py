@@ -60,8 +60,8 @@ async def serve_hypercorn(
         http2: whether clients that connect over TLS are offered HTTP/2. Without TLS they may just begin with it.
         max_streams: requests under way at once on one connection of HTTP/2.
         limits: of connections and heads. `head_timeout` is also how long a connection may be idle, because Hypercorn
-            has one timer for both; `max_body` bounds messages over WebSocket. Those above `max_connections` are closed
-            at once.
+            has one timer for both; `max_body` bounds messages over WebSocket; `max_pipelined` counts over HTTP/1.1.
+            Those above `max_connections` are closed at once.
         grace: seconds.
         shutdown_trigger: waits for the end; None: until cancelled.
         task_status: is told the addresses once connections are taken: "http://127.0.0.1:40123", "unix:/run/mcp.sock".
