@@ -16,7 +16,7 @@ from tests.hostile.network import Wire
 from trimcp.transports.http.client import HttpServer
 from trimcp.wire.revisions import LATEST, OLDEST, V2025_11_25, Revision
 
-__all__ = ["ASKING", "POSTED", "REPLYING", "Asked", "HandOfPosts", "posted_to_by_hand", "question"]
+__all__ = ["ASKING", "INFO", "POSTED", "REPLYING", "Asked", "HandOfPosts", "posted_to_by_hand", "question"]
 
 ASKING = ("http events", "http json", "http+sse")
 """Where a server may ask: on the stream of a call, on the one for what is unasked if replies are JSON, or on the one
@@ -29,7 +29,7 @@ POSTED = ASKING + REPLYING
 
 _JSON = "Content-Type: application/json"
 _EVENTS = "Content-Type: text/event-stream"
-_INFO = {"name": "by hand", "version": "1"}
+INFO = {"name": "by hand", "version": "1"}
 
 
 @attrs.define(eq=False)
@@ -133,6 +133,12 @@ class HandOfPosts:
         """Answer a call with a result."""
         await self.reply(asked, orjson.dumps({"jsonrpc": "2.0", "id": asked.message["id"], "result": result}))
 
+    async def leave(self) -> None:
+        """Be gone without a word, where its stream is the connection."""
+        assert self.road == "http+sse"
+        assert self._events is not None
+        await trio.aclose_forcefully(self._events.wire.stream)
+
     # Serving
 
     async def serve(self, stream: trio.SocketStream) -> None:
@@ -161,9 +167,9 @@ class HandOfPosts:
         elif said["method"] == "initialize":
             assert said["params"]["protocolVersion"] == self.revision.name
             await self._accept(asked)
-            await self.result(asked, protocolVersion=self.revision.name, capabilities={"tools": {}}, serverInfo=_INFO)
+            await self.result(asked, protocolVersion=self.revision.name, capabilities={"tools": {}}, serverInfo=INFO)
         elif said["method"] == "server/discover":
-            offers = {"supportedVersions": [self.revision.name], "capabilities": {"tools": {}}, "serverInfo": _INFO}
+            offers = {"supportedVersions": [self.revision.name], "capabilities": {"tools": {}}, "serverInfo": INFO}
             await self.result(asked, **offers, resultType="complete", ttlMs=0, cacheScope="private")
         elif self.road == "http events" and said["params"]["name"] == "asks":
             await asked.listen()

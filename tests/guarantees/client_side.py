@@ -1,4 +1,4 @@
-"""Servers by hand, for what our client promises: a child, the end of a pipe in memory, and a WebSocket."""
+"""Servers by hand, for what our client promises: a child, an end in memory, a WebSocket, and those of HTTP."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ import orjson
 import trio
 
 import trimcp
-from tests.guarantees.client_posts import ASKING, posted_to_by_hand
+from tests.guarantees.client_posts import ASKING, INFO, REPLYING, posted_to_by_hand
+from tests.guarantees.peers import DirectPeer
 from tests.transports.websocket_support import FIN, TEXT, Raw, message, read_head
+from trimcp.session.direct import direct_ends
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.websocket_client import WebSocketServer
-from trimcp.wire.revisions import V2025_11_25
+from trimcp.wire.revisions import LATEST, V2025_11_25, Revision
 
-__all__ = ["EVERY_ROAD", "ROADS", "ByHand", "asked_by_hand", "served_by_hand"]
+__all__ = ["EVERY_ROAD", "QUESTIONED", "ROADS", "ByHand", "asked_by_hand", "served_by_hand"]
 
 ROADS = ("stdio", "framed", "websocket")
-EVERY_ROAD = (*ROADS, *ASKING)
+
+EVERY_ROAD = (*ROADS, "direct", *ASKING)
+"""Where a server may ask whenever it likes."""
+
+QUESTIONED = (*(f"{road} 2026" for road in (*ROADS, "direct")), *REPLYING)
+"""Where it asks with its replies."""
 
 # A child that is nothing but a pipe to whoever listens there.
 _PIPE = """
@@ -44,11 +51,19 @@ while data := os.read(0, 1 << 16):
 
 
 @attrs.define(eq=False)
+class Called:
+    """A call that was made of a server by hand."""
+
+    message: Any
+
+
+@attrs.define(eq=False)
 class ByHand:
     """A server by hand: it says lines or frames as they are, and hears what the client says."""
 
-    stream: trio.abc.Stream
+    stream: trio.abc.Stream | None
     raw: Raw | None = None
+    direct: DirectPeer | None = None
     _data: bytearray = attrs.field(factory=bytearray)
 
     async def say(self, *texts: bytes) -> None:
@@ -56,11 +71,15 @@ class ByHand:
         if self.raw is not None:
             await self.raw.say(*(message(text, masked=False) for text in texts))
             return
+        if self.direct is not None:
+            await self.direct.say(*texts)
+            return
         for text in texts:
             await self.pour(text, b"\n")
 
     async def pour(self, *pieces: bytes) -> None:
         """Write bytes as they are."""
+        assert self.stream is not None
         for piece in pieces:
             await self.stream.send_all(piece)
 
@@ -70,6 +89,9 @@ class ByHand:
             first, payload = await self.raw.hear()
             assert first == FIN | TEXT, (first, payload)
             return orjson.loads(payload)
+        if self.direct is not None:
+            return await self.direct.hear_any()
+        assert self.stream is not None
         while (end := self._data.find(b"\n")) < 0:
             chunk = await self.stream.receive_some(1 << 16)
             assert chunk, "the client has left"
@@ -78,19 +100,38 @@ class ByHand:
         del self._data[: end + 1]
         return orjson.loads(line)
 
-    async def greet(self) -> None:
+    async def called(self) -> Called:
+        """The next call."""
+        return Called(await self.hear())
+
+    async def result(self, call: Called, **result: Any) -> None:
+        """Answer a call with a result."""
+        await self.say(orjson.dumps({"jsonrpc": "2.0", "id": call.message["id"], "result": result}))
+
+    async def greet(self, revision: Revision) -> None:
         """Do a server's part of the handshake."""
-        hello = await self.hear()
-        assert hello["method"] == "initialize"
-        info = {"name": "by hand", "version": "1"}
-        offers = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
-        await self.say(orjson.dumps({"jsonrpc": "2.0", "id": hello["id"], "result": offers}))
-        assert (await self.hear())["method"] == "notifications/initialized"
+        hello = await self.called()
+        offers = {"capabilities": {"tools": {}}, "serverInfo": INFO}
+        if revision.modern:
+            assert hello.message["method"] == "server/discover"
+            more = {"supportedVersions": [revision.name], "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+            await self.result(hello, **offers, **more)
+        else:
+            assert hello.message["method"] == "initialize"
+            await self.result(hello, **offers, protocolVersion=revision.name)
+            assert (await self.hear())["method"] == "notifications/initialized"
+
+    async def leave(self) -> None:
+        """Be gone without a word."""
+        if self.direct is not None:
+            self.direct.end.close()
+        elif self.stream is not None:
+            await trio.aclose_forcefully(self.stream)
 
 
 @asynccontextmanager
 async def served_by_hand(
-    road: str, client: trimcp.Client, folder: Path
+    road: str, client: trimcp.Client, folder: Path, revision: Revision = V2025_11_25
 ) -> AsyncIterator[tuple[trimcp.ClientSession, ByHand]]:
     """Yield a client's session, and what it is connected to."""
     async with trio.open_nursery() as nursery:
@@ -111,6 +152,9 @@ async def served_by_hand(
             end, target = memory_channels(framed=True)
             assert isinstance(end, StreamChannel)
             hands[0].send_nowait(ByHand(trio.StapledStream(end._sender, end._receiver)))
+        elif road == "direct":
+            ours, target = direct_ends()
+            hands[0].send_nowait(ByHand(None, direct=DirectPeer(revision.modern, ours)))
         else:
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             target = WebSocketServer(f"ws://127.0.0.1:{listeners[0].socket.getsockname()[1]}/ws")
@@ -125,26 +169,28 @@ async def served_by_hand(
 
         async def greet() -> None:
             hand = await hands[1].receive()
-            await hand.greet()
+            await hand.greet(revision)
             found.append(hand)
             greeted.set()
 
         nursery.start_soon(greet)
-        async with client.connect(target, revision=V2025_11_25) as session:
+        async with client.connect(target, revision=revision) as session:
             await greeted.wait()
             try:
                 yield session, found[0]
             finally:
                 if road != "framed":
-                    await trio.aclose_forcefully(found[0].stream)
+                    await found[0].leave()
         nursery.cancel_scope.cancel()
 
 
 def asked_by_hand(
     road: str, client: trimcp.Client, folder: Path
 ) -> AbstractAsyncContextManager[tuple[trimcp.ClientSession, Any]]:
-    """The same on EVERY_ROAD on which a server may ask whenever it likes: `say`, and `hear` what is answered."""
-    return posted_to_by_hand(road, client) if road in ASKING else served_by_hand(road, client, folder)
+    """The same on EVERY_ROAD and where one is QUESTIONED."""
+    if road.startswith("http"):
+        return posted_to_by_hand(road, client)
+    return served_by_hand(road.removesuffix(" 2026"), client, folder, LATEST if "2026" in road else V2025_11_25)
 
 
 async def _upgraded(stream: trio.SocketStream) -> bytes:

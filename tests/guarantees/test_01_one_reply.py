@@ -10,8 +10,8 @@ import pytest
 import trio
 
 import trimcp
-from tests.guarantees.client_posts import REPLYING, posted_to_by_hand, question
-from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
+from tests.guarantees.client_posts import question
+from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
 from tests.guarantees.peers import in_turn, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
@@ -128,8 +128,8 @@ async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(roa
     assert sorted(ids) == list(range(MANY))
 
 
-@pytest.mark.parametrize("road", REPLYING)
-async def test_a_client_answers_each_of_ten_thousand_questions_that_came_as_replies(road: str) -> None:
+@pytest.mark.parametrize("road", QUESTIONED)
+async def test_a_client_answers_each_of_ten_thousand_questions_that_came_as_replies(road: str, tmp_path: Path) -> None:
     """Ten calls at once, each of which is answered with a hundred questions ten times before it has its result."""
     calls, rounds, questions = 10, 10, MANY // 100
     client = trimcp.Client("c", asks_per_minute=MANY)
@@ -141,7 +141,7 @@ async def test_a_client_answers_each_of_ten_thousand_questions_that_came_as_repl
         asked[params.message] += 1
         return trimcp.ElicitResult(action="accept", content={"name": params.message})
 
-    async with posted_to_by_hand(road, client) as (session, server), trio.open_nursery() as nursery:
+    async with asked_by_hand(road, client, tmp_path) as (session, server), trio.open_nursery() as nursery:
         for number in range(calls):
             nursery.start_soon(session.call_tool, f"t{number}")
         for _ in range(calls * (rounds + 1)):

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import trimcp
-from tests.guarantees.client_posts import REPLYING, posted_to_by_hand, question
-from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
+from tests.guarantees.client_posts import question
+from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
 from tests.guarantees.peers import PostPeer, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
@@ -125,8 +125,8 @@ async def test_a_client_refuses_a_question_whose_id_is_under_way(road: str, tmp_
     assert refused == 100
 
 
-@pytest.mark.parametrize("road", REPLYING)
-async def test_since_2026_names_of_questions_are_good_for_their_call(road: str) -> None:
+@pytest.mark.parametrize("road", QUESTIONED)
+async def test_since_2026_names_of_questions_are_good_for_their_call(road: str, tmp_path: Path) -> None:
     """Two calls at once are asked by the same names: each has its own questions, and gets its own answers back."""
     client = trimcp.Client("c")
     both, asked = trio.Event(), []
@@ -139,7 +139,7 @@ async def test_since_2026_names_of_questions_are_good_for_their_call(road: str) 
         await both.wait()
         return trimcp.ElicitResult(action="accept", content={"name": params.message})
 
-    async with posted_to_by_hand(road, client) as (session, server), trio.open_nursery() as nursery:
+    async with asked_by_hand(road, client, tmp_path) as (session, server), trio.open_nursery() as nursery:
         for name in ("one", "two"):
             nursery.start_soon(session.call_tool, name)
         for _ in range(2):
