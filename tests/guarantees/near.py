@@ -12,6 +12,7 @@ import attrs
 import trio
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
 from tests.hostile.network import Place, Wire
 from tests.hostile.server_for_attack import make_server
 from trimcp.transports.http.settings import Settings
@@ -35,6 +36,13 @@ class Near(Place):
     """A server that listens, for clients by hand. Those of `tests.hostile.network` take it for a `Served`."""
 
     url: str
+    server: trimcp.Server[Any]
+
+    async def at_work(self) -> None:
+        """Wait until a handler is at work."""
+        with trio.fail_after(PATIENCE):
+            while not self.server.statistics().running:  # noqa: ASYNC110  # a network is between
+                await trio.sleep(0.001)
 
     async def connect(self, *, receive_buffer: int | None = None) -> Wire:
         """A connection to it."""
@@ -56,6 +64,7 @@ async def near(
     **options: Any,
 ) -> AsyncIterator[Any]:
     """Serve as long as the block runs, by our own listener or Hypercorn; options are those of `serve_http`."""
+    server = server or make_server()
     place = dict(BINDS[bind])
     if "uds" in place:
         assert folder is not None
@@ -65,9 +74,9 @@ async def near(
     async with trio.open_nursery() as nursery:
 
         async def serve(task_status: trio.TaskStatus[list[str]]) -> None:
-            await trimcp.serve_http(server or make_server(), task_status=task_status, **how)
+            await trimcp.serve_http(server, task_status=task_status, **how)
 
-        yield Near((await nursery.start(serve))[0])
+        yield Near((await nursery.start(serve))[0], server)
         stop.set()
 
 

@@ -46,7 +46,7 @@ def make_server(journal: Path) -> trimcp.Server[None]:
             finally:
                 note("beside ended", name)
 
-        with open(os.devnull), socket.socket():  # noqa: ASYNC230
+        with open(os.devnull), socket.socket():  # noqa: ASYNC230  # it never blocks
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(beside)
@@ -86,7 +86,7 @@ def make_server(journal: Path) -> trimcp.Server[None]:
     @server.tool
     async def watch(gate: str, filling: str) -> str:
         """Wait for a file, for callers who cannot say more."""
-        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC110, ASYNC240
+        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC110, ASYNC240  # of files there are no events
             await trio.sleep(0.1)
         return "waited"
 

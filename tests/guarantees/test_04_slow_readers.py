@@ -80,7 +80,7 @@ async def test_an_unread_result_costs_three_times_its_size_and_is_let_go(homes: 
             if home.target is not None:
                 assert len(text_of(await peer.hear())) == size
         with trio.move_on_after(_PATIENCE):
-            while home.memory - base > 2 * MIB:  # noqa: ASYNC110
+            while home.memory - base > 2 * MIB:  # noqa: ASYNC110  # as above
                 await trio.sleep(0.02)
         kept = home.memory - base
     figure(4, "memory for an unread result, at most", spent, 3, "times", str(world))

@@ -43,12 +43,15 @@ class Program:
         process: the program.
         peers: its clients, by transport.
         journal: what its handlers went through.
+        log: its standard error: a file, or what has come of it so far.
+        silent: set once no more will come.
     """
 
     process: Any
     peers: dict[World, Peer]
     journal: Journal
     log: Any
+    silent: trio.Event | None = None
 
     @property
     def errors(self) -> str:
@@ -62,7 +65,8 @@ class Program:
         """Wait until it is gone."""
         while self.process.poll() is None:  # noqa: ASYNC110  # nobody tells
             await trio.sleep(0.002)
-        await trio.sleep(0.05)  # for the rest of its standard error
+        if self.silent is not None:  # else its standard error is a file
+            await self.silent.wait()
         return int(self.process.returncode)
 
     async def begin(self, tool: str, **arguments: Any) -> dict[World, list[str]]:
@@ -89,7 +93,7 @@ async def running(host: str, journal: Path, **options: Any) -> AsyncIterator[Pro
                 peer = LinePeer(world.modern, child)
                 await peer.meet()
                 await peer.ask("there", "echo")
-                yield Program(child.process, {world: peer}, Journal(journal), child.errors)
+                yield Program(child.process, {world: peer}, Journal(journal), child.errors, child.silent)
                 return
             text = json.dumps({"serve": "http", "software": host, **more})
             served = await trio.to_thread.run_sync(network._start, PROGRAM, host, text)
@@ -168,7 +172,7 @@ async def test_without_work_it_is_gone_in_half_a_second(host: str, number: signa
                 nursery.start_soon(part, peer)
         began = time.monotonic()
         program.process.send_signal(number)
-        while program.process.poll() is None:  # noqa: ASYNC110
+        while program.process.poll() is None:  # noqa: ASYNC110  # as above
             await trio.sleep(0.002)
         took = time.monotonic() - began
         assert await program.exited() == 0
@@ -284,7 +288,7 @@ async def test_a_second_signal_ends_it_at_once(host: str, frozen: bool, tmp_path
         await until_taken(program.process.pid)
         began = time.monotonic()
         program.process.send_signal(signal.SIGTERM)
-        while program.process.poll() is None:  # noqa: ASYNC110
+        while program.process.poll() is None:  # noqa: ASYNC110  # as above
             await trio.sleep(0.002)
         took = time.monotonic() - began
         assert program.process.returncode == 128 + signal.SIGTERM

@@ -307,7 +307,7 @@ async def test_an_idle_session_keeps_little_and_owns_no_task(homes: Homes, host:
         async with server.wire() as wire:
             begun = await _pipelined(wire, [_hello()] * many)
         with trio.move_on_after(5):  # the connection over which they came is closed, which it has to notice
-            while (counts := await server.counts())["tasks"] > before["tasks"]:  # noqa: ASYNC110
+            while (counts := await server.counts())["tasks"] > before["tasks"]:  # noqa: ASYNC110  # as above
                 await trio.sleep(0.05)
         assert counts["sessions"] == many
         tasks = figure(

@@ -91,7 +91,7 @@ async def _vanish(wire: Wire, reset: bool) -> None:
 async def _of_a_post(server: Near, log: Log, text: bytes, reset: bool = False, session: str | None = None) -> None:
     async with server.wire() as wire:
         await wire.say(post(text, session=session))
-        await trio.sleep(0.3)  # that it is under way shows nowhere from outside
+        await server.at_work()
         log.forget()
         await _vanish(wire, reset)
     await log.settle(server)
@@ -106,7 +106,12 @@ async def _with_a_reset(server: Near, log: Log) -> None:
 
 
 async def _in_the_middle_of_a_stream(server: Near, log: Log) -> None:
-    await _of_a_post(server, log, _STREAM[:-1])
+    async with server.wire() as wire:
+        await wire.say(post(_STREAM[:-1]))
+        assert (await wire.head()).status == 200
+        log.forget()
+        await _vanish(wire, False)
+    await log.settle(server)
 
 
 async def _with_a_call_of_a_session(server: Near, log: Log) -> None:

@@ -93,10 +93,12 @@ class Target:
     Attributes:
         process: the process.
         errors: what it wrote to its standard error, up to now.
+        silent: set once it can write nothing more there.
     """
 
     process: trio.Process
     errors: bytearray = attrs.field(factory=bytearray)
+    silent: trio.Event = attrs.field(factory=trio.Event)
     _data: bytearray = attrs.field(factory=bytearray)
 
     async def pour(self, data: bytes) -> None:
@@ -166,6 +168,7 @@ class Target:
         assert self.process.stderr is not None
         async for chunk in self.process.stderr:
             self.errors += chunk
+        self.silent.set()
 
     async def end(self) -> int:
         """Close its input and wait until it has exited."""

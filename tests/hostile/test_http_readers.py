@@ -158,7 +158,9 @@ async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(serve
         async with trio.open_nursery() as nursery:
             for _ in range(12):
                 nursery.start_soon(begin, server)
-            await trio.sleep(0.7)
+            while refused < 8:  # noqa: ASYNC110  # sockets are between
+                await trio.sleep(0.01)
+            await trio.sleep(0.5)  # who else is refused, is refused meanwhile; the others go on waiting
             async with on(server, "modern") as lane:
                 assert (await lane.ask(1, "echo", text="beside"))["id"] == 1
             nursery.cancel_scope.cancel()
