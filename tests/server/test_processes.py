@@ -228,6 +228,11 @@ async def test_there_are_never_more_than_the_bound_and_the_rest_wait_in_turn(tmp
         nursery.start_soon(call, modest, "modest")
         await until(lambda: counted(server).waiting == 11)
         assert counted(server).alive == 1
+        with pytest.raises(trimcp.ErrorReply, match="could not begin before its deadline"):
+            async with pool(server).worker(None, "late", trio.current_time() - 1):
+                pass
+        statistics = server.statistics()
+        assert (statistics.waiting_turns, statistics.refused) == (11, 1)
         first.cancel_scope.cancel()
     assert len(order) == 11
     assert order.index("modest") <= 1

@@ -77,6 +77,16 @@ class Processes:
     def __attrs_post_init__(self) -> None:
         self._turns = Turns(Quota(running=self.most, waiting=_MOST_WAITING), "processes")
 
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for one now."""
+        return self._turns.waiting
+
+    @property
+    def refused(self) -> int:
+        """Calls that were refused so far, since none would have been free in time."""
+        return self._turns.refused
+
     def statistics(self) -> ProcessStatistics:
         """Return the counters as they are now."""
         return ProcessStatistics(

@@ -27,8 +27,9 @@ class ServerStatistics:
         sessions: connections and sessions there are now; over HTTP since 2026-07-28 each request is one.
         running, parked, waiting, pending: the sums of what `Statistics` says of each.
         abandoned_threads: threads whose call is over but which cannot be stopped, those of ended sessions included.
-        waiting_turns: requests that wait for a turn, because a quota or the number of threads is used up.
-        refused: requests refused so far because too much was under way, in whatever way.
+        waiting_turns: requests that wait for a turn, because a quota or the number of threads or processes is used up.
+        refused: requests refused so far because too much was under way: in their session, for a quota, for threads or
+            processes, or because the server ends. What HTTP refuses before it is a request (503) is not among them.
         quotas: each quota that is in use, by what it bounds ("tool forecast").
         threads: sync handlers in threads; None before the first.
         processes: worker processes; None before the first.
@@ -65,8 +66,8 @@ def _of(running: Running) -> ServerStatistics:
     lanes = lanes_of(running.counts)
     for one in each:
         lanes += one.lanes
-    gate, threads = running.used_gate, running.used_threads
-    turns = 0 if gate is None else gate.waiting
+    gate, threads, processes = running.used_gate, running.used_threads, running.processes
+    turns = [each for each in (gate, threads, processes) if each is not None]
     refused = running.refused + sum(session.refused for session in running.sessions)
     hosts: dict[str, int] = {}
     for host in running.hosts:
@@ -79,11 +80,11 @@ def _of(running: Running) -> ServerStatistics:
         waiting=sum(one.waiting for one in each),
         pending=sum(one.pending for one in each),
         abandoned_threads=0 if threads is None else threads.abandoned,
-        waiting_turns=turns + (0 if threads is None else threads.waiting),
-        refused=refused + (0 if gate is None else gate.refused) + (0 if threads is None else threads.refused),
+        waiting_turns=sum(each.waiting for each in turns),
+        refused=refused + sum(each.refused for each in turns),
         quotas={} if gate is None else gate.statistics(),
         threads=None if threads is None else threads.statistics(),
-        processes=None if running.processes is None else running.processes.statistics(),
+        processes=None if processes is None else processes.statistics(),
         lanes=lanes,
         hosts=hosts,
     )
