@@ -119,6 +119,7 @@ async def show_cancelling(session: trimcp.ClientSession) -> None:
         print(f"   {len(took)} pings meanwhile: half of them within {half:.1f} ms, all within {all_:.1f} ms")
         begun = time.perf_counter()
         nursery.cancel_scope.cancel(reason="it takes too long")
+        # We are in what was cancelled, and stay to watch, for ten seconds at the most.
         with trio.CancelScope(shield=True), trio.fail_after(10):
             while any(map(exists, busy)):  # noqa: ASYNC110 -- the system is asked
                 await trio.sleep(0.001)
