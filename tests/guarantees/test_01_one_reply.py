@@ -15,7 +15,7 @@ from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
 from tests.guarantees.peers import in_turn, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
-from tests.hostile.peers import request
+from tests.hostile.peers import notice, request
 from tests.hostile.test_http import _BAD as BAD
 
 pytestmark = pytest.mark.slow
@@ -160,3 +160,27 @@ async def test_a_client_answers_each_of_ten_thousand_questions_that_came_as_repl
     wrong += MANY - len(asked) + asked.total() - len(asked)
     figure(1, f"answers of a client missing, doubled or crossed, of {MANY:,}", wrong, 0, "answers", road)
     assert not wrong
+
+
+@pytest.mark.parametrize("road", EVERY_ROAD)
+async def test_a_question_its_server_cancelled_gets_no_answer(road: str, tmp_path: Path) -> None:
+    client = trimcp.Client("c")
+    begun, ended = trio.Event(), trio.Event()
+
+    @client.sampling
+    async def sample(params: trimcp.CreateMessageParams) -> str:
+        begun.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+        return ""
+
+    async with asked_by_hand(road, client, tmp_path) as (_, server):
+        await server.say(request("c", "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+        await begun.wait()
+        await server.say(notice("notifications/cancelled", requestId="c")[:-1])
+        await ended.wait()
+        for n in range(10):
+            await server.say(request(f"after {n}", "ping")[:-1])
+            assert (await server.hear())["id"] == f"after {n}", "it was answered"

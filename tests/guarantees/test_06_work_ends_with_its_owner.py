@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import socket
 import time
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
+import trimcp
+from tests.guarantees.client_posts import question
+from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
 from tests.guarantees.peers import FramePeer, Peer, PostPeer, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World, worlds
+from tests.hostile.peers import notice, request
 from trimcp.session.limits import Limits
 
 pytestmark = pytest.mark.slow
@@ -166,3 +175,116 @@ async def test_a_thread_is_counted_also_when_its_session_has_ended(homes: Homes,
             await abandoned(peer, 1)
             await peer.ask("u", "unstick", name=name)
             await abandoned(peer, 0)
+
+
+# The client's side: what a server asks has an owner, too
+
+
+@attrs.define(eq=False)
+class Asking:
+    """A client whose handler has a file, a socket and a task of its own, and says how it ended."""
+
+    client: trimcp.Client = attrs.field(factory=lambda: trimcp.Client("c"))
+    begun: int = 0
+    ended: list[tuple[float, str]] = attrs.field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.client.sampling(self.sample)
+        self.client.elicitation(self.sample)
+
+    async def sample(self, params: Any) -> str:
+        why = "it was not cancelled"
+        with open(os.devnull), socket.socket():  # noqa: ASYNC230
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(trio.sleep_forever)
+                    self.begun += 1
+                    try:
+                        await trio.sleep_forever()
+                    except trio.Cancelled as cancelled:
+                        why = str(cancelled)
+                        raise
+            finally:
+                self.ended.append((trio.current_time(), why))
+        return ""
+
+    async def until(self, begun: int, ended: int) -> None:
+        with trio.fail_after(10):
+            while (self.begun, len(self.ended)) != (begun, ended):  # noqa: ASYNC110  # sockets are between
+                await trio.sleep(0.001)
+
+
+def counts() -> tuple[int, int]:
+    """Tasks and descriptors of this process."""
+    gc.collect()
+    return trio.lowlevel.current_statistics().tasks_living, len(os.listdir("/proc/self/fd"))
+
+
+async def back_to(base: tuple[int, int]) -> None:
+    with trio.move_on_after(10):
+        while counts() != base:  # noqa: ASYNC110  # connections close when the other side does
+            await trio.sleep(0.01)
+    assert counts() == base
+
+
+@pytest.mark.parametrize("road", EVERY_ROAD)
+async def test_what_a_server_no_longer_asks_is_cleaned_up(road: str, tmp_path: Path) -> None:
+    asking = Asking()
+    async with asked_by_hand(road, asking.client, tmp_path) as (_, server):
+        base = (0, 0)
+        for _ in range(2):  # after the first one a task stays, to run the next
+            asking.ended.clear()
+            asking.begun, base = 0, counts()
+            for n in range(MANY):
+                await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+            await asking.until(MANY, 0)
+            at = trio.current_time()
+            await server.say(*(notice("notifications/cancelled", requestId=n)[:-1] for n in range(MANY)))
+            await asking.until(MANY, MANY)
+            took = max(ended for ended, _ in asking.ended) - at
+            assert all("cancelled by peer" in why for _, why in asking.ended), "it could read the reason"
+            await server.say(request("ping", "ping")[:-1])
+            await server.hear()
+        await back_to(base)
+    figure(6, f"last of {MANY} clean-ups after a cancel", took * 1000, 100, "ms", f"{road}, a client")
+    assert took <= 4 * 0.1
+
+
+CONNECTIONS = [road for road in EVERY_ROAD if road not in ("http events", "http json")]
+
+
+@pytest.mark.parametrize("road", CONNECTIONS)
+async def test_a_client_stops_what_a_server_asked_that_has_left(road: str, tmp_path: Path) -> None:
+    asking = Asking()
+    async with asked_by_hand(road, asking.client, tmp_path) as (_, server):
+        for n in range(MANY):
+            await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+        await asking.until(MANY, 0)
+        at = trio.current_time()
+        await server.leave()
+        await asking.until(MANY, MANY)
+        took = max(ended for ended, _ in asking.ended) - at
+        assert all("disconnected" in why for _, why in asking.ended), "it could read the reason"
+    grace = EOF_GRACE if road in ("stdio", "framed", "direct") else 0
+    figure(6, f"last of {MANY} clean-ups after a disconnect", (took - grace) * 1000, 100, "ms", f"{road}, a client")
+    assert took - grace <= 4 * 0.1
+
+
+@pytest.mark.parametrize("road", QUESTIONED)
+async def test_a_call_that_is_given_up_takes_its_questions_with_it(road: str, tmp_path: Path) -> None:
+    asking = Asking()
+    async with asked_by_hand(road, asking.client, tmp_path) as (session, server):
+        async with trio.open_nursery() as nursery:
+            for n in range(MANY):
+                nursery.start_soon(session.call_tool, f"t{n}")
+            for _ in range(MANY):
+                call = await server.called()
+                requests = {"q": question("?")}
+                await server.result(call, resultType="input_required", inputRequests=requests, requestState="s")
+            await asking.until(MANY, 0)
+            at = trio.current_time()
+            nursery.cancel_scope.cancel()
+        took = max(ended for ended, _ in asking.ended) - at
+        assert len(asking.ended) == MANY
+    figure(6, f"last of {MANY} clean-ups after a cancel", took * 1000, 100, "ms", f"{road}, a client")
+    assert took <= 4 * 0.1

@@ -141,6 +141,7 @@ class HttpChannel(MessageChannel):
     """
 
     mirrors_headers = True
+    half_open = False  # with its stream the connection has ended: no answer of ours would be taken any more
 
     server: HttpServer
     http: Http
