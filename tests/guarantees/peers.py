@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import sys
+import termios
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -47,6 +51,11 @@ class Peer:
     def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
         """A tool call that wants to be told of its progress."""
         return self.request(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the system still holds of what was written: nobody has read them."""
+        return 0
 
     async def say(self, *texts: bytes) -> None:
         """Write messages as they are; what comes of them is for `hear`."""
@@ -111,6 +120,13 @@ class LinePeer(Peer):
     """A server's standard input and output."""
 
     target: Target
+
+    @property
+    def unread(self) -> int:
+        stdin = self.target.process.stdin
+        assert isinstance(stdin, trio.lowlevel.FdStream)
+        held = fcntl.ioctl(stdin.fileno(), termios.FIONREAD, bytes(4))
+        return int.from_bytes(held, sys.byteorder)
 
     async def say(self, *texts: bytes) -> None:
         await self.target.pour(b"".join(text + b"\n" for text in texts))
@@ -220,6 +236,22 @@ class FramePeer(Peer):
     """A WebSocket."""
 
     raw: Raw
+
+    @property
+    def unread(self) -> int:
+        """On both sides: what waits to leave and what waits to be read, frames and all."""
+        stream = self.raw.stream
+        assert isinstance(stream, trio.SocketStream)
+        ours = stream.socket.getsockname()[1]
+        held = 0
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, _, queues, *_ = line.split()
+            leaving, arrived = (int(queue, 16) for queue in queues.split(":"))
+            if int(local.partition(":")[2], 16) == ours:
+                held += leaving
+            elif int(remote.partition(":")[2], 16) == ours:
+                held += arrived
+        return held
 
     async def say(self, *texts: bytes) -> None:
         await self.raw.say(*map(message, texts))

@@ -55,8 +55,8 @@ class Limits:
     Attributes:
         max_running: requests of the peer worked on at once. One that waits for the peer's answer does not count.
         backlog_requests: requests that may wait behind them, together with those that wait for the peer.
-        backlog_bytes: what the waiting ones may weigh. With a full backlog reading pauses, so this is the window of
-            a peer that pipelines without reading.
+        backlog_bytes: what the waiting ones may weigh, each with 2,100 bytes beside its text. With a full backlog
+            reading pauses, so this is the window of a peer that pipelines without reading. One message may pass it.
         running_bytes: what the requests under way may weigh, those that wait for the peer counted; the next one waits.
         outbox_messages, outbox_bytes: what may wait for a peer that reads slowly; senders wait for room. Twice as much
             again may be in the writer's hands: a slow reader costs less than 2 MiB.
