@@ -212,6 +212,16 @@ async def test_restarts_far_apart_are_no_reason_to_give_up(autojump_clock: Any) 
         assert upstream.statistics().restarts == 10
 
 
+async def test_one_that_is_merely_away_is_never_given_up(autojump_clock: Any) -> None:
+    """With the settings that nobody has to think about."""
+    async with trimcp.Client("host", "1").supervise(Shaky(refusals=10**9)) as upstream:
+        for _ in range(100):
+            before = upstream.statistics().failed_attempts
+            await trio.sleep(600)
+            assert upstream.state is not UpstreamState.GIVEN_UP
+            assert 5 <= upstream.statistics().failed_attempts - before <= 20
+
+
 async def test_an_attempt_may_take_so_long_and_no_longer(autojump_clock: Any) -> None:
     shaky = Shaky(stalls=1)
     start = trio.current_time()

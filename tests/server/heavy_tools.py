@@ -221,6 +221,15 @@ def big(size: int) -> str:
     return "x" * size
 
 
+def chatter(file: str, count: int, *, ctx: trimcp.ThreadContext) -> str:
+    """Say much, and write down as many dots."""
+    with open(file, "wb", buffering=0) as stream:
+        for number in range(1, count + 1):
+            stream.write(b".")
+            ctx.report_progress(number, message="x" * 10_000)
+    return "said"
+
+
 def thread_count(argument: int) -> int:
     return argument
 

@@ -15,7 +15,8 @@ import trio
 
 import trimcp
 from tests.server import heavy_tools
-from trimcp.testing import connected
+from trimcp.channel import MessageChannel
+from trimcp.testing import SlowChannel, connected
 from trimcp.wire.revisions import V2025_06_18
 from trimcp.wire.tools import CallToolResult
 
@@ -91,6 +92,35 @@ async def test_progress_and_logs_come_in_order_and_before_the_result() -> None:
         assert result.content == [trimcp.Text("reported")]
         await trio.testing.wait_all_tasks_blocked()
         assert heard == [{"step": step} for step in range(1, 501)]
+
+
+async def test_a_slow_client_slows_the_worker_down_and_loses_nothing(tmp_path: Path) -> None:
+    count, file = 600, tmp_path / "said"  # 6 MB
+    wires: list[SlowChannel] = []
+
+    def slowly(channel: MessageChannel) -> MessageChannel:
+        wires.append(SlowChannel(channel))
+        return wires[0]
+
+    def said() -> int:
+        return file.stat().st_size
+
+    client = trimcp.Client("c", limits=trimcp.Limits(progress_kept=count, kept_bytes=2**30))
+    server, arguments = offering(heavy_tools.chatter), {"file": str(file), "count": count}
+    async with (
+        connected(server, client, framed=True, wrap=slowly) as session,
+        session.calling("chatter", arguments) as call,
+    ):
+        first = await call.progress.receive()
+        wires[0].stop_reading()
+        before = 0
+        while said() != before:  # nothing tells that a process waits but that it does not go on
+            before = said()
+            await trio.sleep(0.3)
+        assert first.progress <= said() < count
+        wires[0].resume()
+        assert [step.progress async for step in call.progress] == list(range(2, count + 1))
+        assert (await call.result()).content == [trimcp.Text("said")]
 
 
 async def test_the_facts_of_the_request_travel() -> None:
@@ -267,7 +297,8 @@ def test_a_server_without_such_tools_loads_nothing_of_it() -> None:
 
     program = """
 import sys, trio, trimcp
-from trimcp.testing import connected
+from trimcp.channel import MessageChannel
+from trimcp.testing import SlowChannel, connected
 server = trimcp.Server("s")
 @server.tool
 def echo() -> str:
