@@ -15,7 +15,7 @@ __all__ = ["MASK", "digest", "harmless", "mask", "mask_text", "names_a_secret", 
 MASK: Final = "***"
 """What stands where a secret was."""
 
-_LONGEST: Final = 300
+_LONGEST: Final = 300  # characters
 _LONGEST_FIELD: Final = 200
 _MOST_SHAPES: Final = 32
 _SECRET: Final = re.compile(

@@ -42,7 +42,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
 PER_MINUTE: Final = 20
 """Events of one kind that are logged within a minute; further ones are counted."""
 
-_WINDOW: Final = 60.0
+_WINDOW: Final = 60.0  # seconds
 _MOST_FACTS: Final = 16
 _OTHER: Final = ""
 # Attributes a record has anyway: `Logger.makeRecord` refuses fields of these names.

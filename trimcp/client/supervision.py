@@ -13,7 +13,7 @@ from trimcp.values import valued
 
 __all__ = ["Breaker", "Health", "Restarts", "UpstreamState", "UpstreamStatistics", "one_line"]
 
-_LONGEST_LINE = 500
+_LONGEST_LINE = 500  # characters
 
 
 def _positive(instance: object, attribute: Any, value: float) -> None:

@@ -28,8 +28,8 @@ __all__ = ["Confirmation", "Fallback"]
 Fallback: TypeAlias = Literal["refuse", "allow"]
 
 _FIELD: Final = "confirm"
-_MOST_SHOWN: Final = 12
-_LONGEST: Final = 80
+_MOST_SHOWN: Final = 12  # arguments
+_LONGEST: Final = 80  # characters of one
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -30,7 +30,7 @@ _PLAIN: Final = {
     kind.__name__: kind for kind in (LocalError, Unencodable, InvalidReply, ConnectionLost, ResourceNotFound, ToolError)
 }
 _KNOWN: Final = frozenset((*_CODED.values(), *_PLAIN.values(), CannotAsk, ConversionError))
-_LONGEST: Final = 64 * 1024
+_LONGEST: Final = 64 * 1024  # characters of a traceback
 _OURS: Final = str(Path(__file__).parent)
 
 

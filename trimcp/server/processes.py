@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.server.turns import Turns
+from trimcp.server.turns import MOST_WAITING, Turns
 from trimcp.server.worker_process import Turn, Worker
 from trimcp.session.limits import Quota
 from trimcp.values import valued
@@ -25,8 +25,7 @@ __all__ = ["ProcessStatistics", "Processes", "cores"]
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
-_IDLE_TIME: Final = 60.0
-_MOST_WAITING: Final = 100_000  # as for threads: what bounds them are the sessions' own limits
+_IDLE_TIME: Final = 60.0  # seconds
 
 
 @attrs.frozen
@@ -75,7 +74,7 @@ class Processes:
     _crashed: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self._turns = Turns(Quota(running=self.most, waiting=_MOST_WAITING), "processes")
+        self._turns = Turns(Quota(running=self.most, waiting=MOST_WAITING), "processes")
 
     @property
     def waiting(self) -> int:

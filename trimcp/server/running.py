@@ -61,9 +61,6 @@ _MOST_SPARE = 128
 # Seconds past its deadline in which a caller may say itself that it gives up, and why: that is the better reason.
 _SLACK = 0.05
 
-# Calls that may wait for a thread, over all sessions.
-_MOST_WAITING = 100_000
-
 _T = TypeVar("_T")
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -144,10 +141,9 @@ class Running:
     def threads(self) -> Turns:
         """The turns of sync handlers in threads."""
         if self._threads is None:
-            from trimcp.server.turns import Turns
+            from trimcp.server.turns import MOST_WAITING, Turns
 
-            # As many calls as sessions have under way may wait for one; it is the sessions' own limits that bound them.
-            self._threads = Turns(Quota(running=self.server.max_threads, waiting=_MOST_WAITING), "threads")
+            self._threads = Turns(Quota(running=self.server.max_threads, waiting=MOST_WAITING), "threads")
         return self._threads
 
     def process_pool(self) -> Processes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
+from typing import Final
 
 import attrs
 import trio
@@ -17,7 +18,10 @@ from trimcp.session.limits import Quota
 from trimcp.values import valued
 from trimcp.wire.codes import OVERLOADED
 
-__all__ = ["TurnStatistics", "Turns"]
+__all__ = ["MOST_WAITING", "TurnStatistics", "Turns"]
+
+MOST_WAITING: Final = 100_000
+"""Calls that may wait for a thread or a process, over all sessions: it is the sessions' own limits that bound them."""
 
 # How much the newest turn counts in what a turn usually takes.
 _NEWEST = 0.2

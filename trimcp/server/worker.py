@@ -40,7 +40,7 @@ from trimcp.wire.revisions import LATEST
 __all__ = ["serve"]
 
 _MAIN: Final = "__trimcp_main__"
-_LONGEST_TRACE: Final = 16 * 1024
+_LONGEST_TRACE: Final = 16 * 1024  # characters
 
 loading: bool = False
 """Whether the module of a tool is being loaded just now: then nothing in it may start to serve."""

@@ -9,7 +9,7 @@ import trio
 
 __all__ = ["CutStream", "FaultyStream"]
 
-_ANY = 65536
+_ANY = 65536  # bytes
 
 
 @attrs.define(eq=False)
