@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-__all__ = ["Alike", "differences"]
+__all__ = ["Alike", "differences", "short"]
 
 Alike: TypeAlias = Callable[[Any, Any, str], bool]
 """Says of an expected and an actual value at a path that they count as the same."""
@@ -31,7 +31,7 @@ def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None
             if key not in actual:
                 yield f"{path}.{key} is missing"
             elif key not in expected:
-                yield f"{path}.{key} should not be there: {_short(actual[key])}"
+                yield f"{path}.{key} should not be there: {short(actual[key])}"
             else:
                 yield from differences(expected[key], actual[key], f"{path}.{key}", alike)
     elif isinstance(expected, list) and isinstance(actual, list):
@@ -40,9 +40,10 @@ def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None
         for index, (left, right) in enumerate(zip(expected, actual, strict=False)):
             yield from differences(left, right, f"{path}[{index}]", alike)
     elif type(expected) is not type(actual) or expected != actual:
-        yield f"{path} is {_short(actual)}, expected {_short(expected)}"
+        yield f"{path} is {short(actual)}, expected {short(expected)}"
 
 
-def _short(value: Any) -> str:
+def short(value: Any, longest: int = 120) -> str:
+    """Return a JSON value as text of so many characters at the most."""
     text = orjson.dumps(value).decode()
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= longest else text[: longest - 3] + "..."

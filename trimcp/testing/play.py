@@ -23,7 +23,7 @@ from trimcp.framing.headers import request_headers
 from trimcp.run import in_process
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
-from trimcp.testing.differences import differences
+from trimcp.testing.differences import differences, short
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
@@ -248,7 +248,7 @@ class _Player:
         elif method == _PROGRESS or (method is None and message.get("id") in self._given_up):
             pass
         else:
-            self.problems.append(f"not in the journal: {_short(message)}")
+            self.problems.append(f"not in the journal: {short(message, 200)}")
             if method is not None and "id" in message:  # let it go on
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
@@ -313,11 +313,6 @@ def _without(value: Any, pointer: list[str]) -> Any:
     if isinstance(value, list):
         return ["..." if step in ("*", str(at)) else each for at, each in enumerate(value)]
     return value
-
-
-def _short(message: Any) -> str:
-    text = orjson.dumps(message).decode()
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def outgoing_of(message: Any) -> Outgoing:
