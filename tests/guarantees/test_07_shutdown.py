@@ -134,10 +134,13 @@ async def test_ten_of_ten_calls_under_way_are_answered(host: str, number: signal
 
 
 @OnEach
-async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(host: str, tmp_path: Path) -> None:
+@BySignal
+async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(
+    host: str, number: signal.Signals, tmp_path: Path
+) -> None:
     async with running(host, tmp_path / "journal", grace=0.3) as program:
         names = await program.begin("nap", seconds=600)
-        program.process.send_signal(signal.SIGTERM)
+        program.process.send_signal(number)
         began = time.monotonic()
         for world, peer in program.peers.items():
             for _ in range(MANY):
@@ -277,23 +280,34 @@ async def test_its_parent_killed_it_is_gone_in_a_second(world: World, tmp_path: 
 
 
 @OnEach
-@pytest.mark.parametrize("frozen", [False, True], ids=["at work", "frozen"])
-async def test_a_second_signal_ends_it_at_once(host: str, frozen: bool, tmp_path: Path) -> None:
+@BySignal
+async def test_a_second_signal_ends_it_at_once(host: str, number: signal.Signals, tmp_path: Path) -> None:
+    """With calls under way on every transport."""
+    async with running(host, tmp_path / "journal", grace=600) as program:
+        await program.begin("nap", seconds=30)
+        await ended_by_a_second(program, number, f"with calls under way, {number.name}", host)
+
+
+@OnEach
+async def test_a_second_signal_ends_a_frozen_loop_at_once(host: str, tmp_path: Path) -> None:
     async with running(host, tmp_path / "journal", grace=600) as program:
         peer = next(iter(program.peers.values()))
-        tool, name = ("freeze" if frozen else "nap"), "second"
-        await peer.say(peer.call("x", tool, name=name, seconds=30))
-        await program.journal.until("begun", name)
-        program.process.send_signal(signal.SIGTERM)
-        await until_taken(program.process.pid)
-        began = time.monotonic()
-        program.process.send_signal(signal.SIGTERM)
-        while program.process.poll() is None:  # noqa: ASYNC110  # as above
-            await trio.sleep(0.002)
-        took = time.monotonic() - began
-        assert program.process.returncode == 128 + signal.SIGTERM
-        assert program.errors == ""
-    how = "with a frozen loop" if frozen else "with calls under way"
+        await peer.say(peer.call("x", "freeze", name="second", seconds=30))
+        await program.journal.until("begun", "second")
+        await ended_by_a_second(program, signal.SIGTERM, "with a frozen loop", host)
+
+
+async def ended_by_a_second(program: Program, number: signal.Signals, how: str, host: str) -> None:
+    program.process.send_signal(number)
+    await until_taken(program.process.pid)
+    assert program.process.poll() is None, "the first one lets it go on"
+    began = time.monotonic()
+    program.process.send_signal(number)
+    while program.process.poll() is None:  # noqa: ASYNC110
+        await trio.sleep(0.002)
+    took = time.monotonic() - began
+    assert program.process.returncode == 128 + number
+    assert program.errors == ""
     figure(7, f"gone after a second signal, {how}", took, 0.5, "s", host)
     assert took <= 4 * 0.5
 
