@@ -228,6 +228,7 @@ class HttpChannel(MessageChannel):
         if not self._closed:
             self._closed = True
             self.inbox.close()
+            # The bounded last close: see above what it is for.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self.server.timeouts.close):
                 await self._notices.idle()
                 if self._listener is not None:

@@ -54,7 +54,7 @@ class Listener:
         with self.scope:
             try:
                 await self._listen()
-            except Exception:
+            except Exception:  # a bug here or in the library below; requests go on without the stream
                 _log.exception("listening over HTTP crashed")
         self.written.set()
 

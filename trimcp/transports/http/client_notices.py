@@ -100,7 +100,7 @@ class Notices:
                 _log.warning("the server did not accept %s in %g s", _called(outgoing), self._timeout)
             if confirming is not None:
                 await self._confirmed()
-        except Exception:
+        except Exception:  # a bug here or in the library below; nobody waits for a notification who could be told
             _log.exception("%s could not be sent", _called(outgoing))
         finally:
             if post is not None:

@@ -84,7 +84,7 @@ class EventRoad:
         """Read the stream to its end. Cancelling it closes the connection."""
         try:
             self.why = await self._read()
-        except Exception:
+        except Exception:  # a bug here or in the library below; whoever waits is told that the stream is gone
             _log.exception("reading the event stream crashed")
             self.why = "the event stream could not be read; the log has the details"
         finally:
@@ -189,7 +189,7 @@ class EventRoad:
                     break
                 await trio.sleep(pause)
                 attempt += 1
-        except Exception:
+        except Exception:  # as above; the others that are on their way go on
             _log.exception("a message over HTTP+SSE crashed")
             self._give_up(outgoing, Trouble("the message could not be sent; the log has the details"))
         finally:

@@ -145,7 +145,7 @@ class _File:
             self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
-            except BaseException:
+            except BaseException:  # an interrupt too: the file would stay locked
                 self._connection.close()
                 raise
         except sqlite3.Error as error:
@@ -176,7 +176,7 @@ class _File:
             for pair in rows:
                 execute("INSERT INTO events VALUES (?, ?)", pair)
             execute("COMMIT")
-        except BaseException:
+        except BaseException:  # both or neither, whatever came between
             # A full disk has rolled back by itself, and then there is nothing left to.
             if self._connection.in_transaction:
                 execute("ROLLBACK")
@@ -220,7 +220,7 @@ def _claim(path: Path, mark: int) -> int:
     except BlockingIOError as error:
         os.close(descriptor)
         raise OSError(f"another process keeps its events in {str(path)!r}; each needs a file of its own") from error
-    except BaseException:
+    except BaseException:  # an interrupt too: the lock is the descriptor's
         os.close(descriptor)
         raise
     return descriptor

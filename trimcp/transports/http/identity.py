@@ -81,7 +81,7 @@ async def identify(hook: Authenticate | None, head: Head) -> Principal | Refused
             found = await found
             if not isinstance(found, Principal | Refused):
                 raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
-    except Exception:
+    except Exception:  # anybody's function, and a check that crashed has let nobody in
         _log.exception("the identity check failed; the request was refused")
         return Refused(500, (), "the identity check failed")
     return found

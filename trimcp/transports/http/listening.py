@@ -82,7 +82,7 @@ def _open_each(addresses: _Addresses, port: int, reuse_port: bool, backlog: int)
                 port = sockets[-1].getsockname()[1]
         if missing is not None and not sockets:
             raise missing
-    except BaseException:
+    except BaseException:  # an interrupt too: sockets that nobody gets would keep their addresses
         for sock in sockets:
             sock.close()
         raise
@@ -104,7 +104,7 @@ def _open_one(family: int, address: tuple[object, ...], reuse_port: bool, backlo
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
         sock.bind(address)
         sock.listen(backlog)
-    except BaseException:
+    except BaseException:  # as above
         sock.close()
         raise
     return sock
@@ -150,7 +150,7 @@ def _put(sock: socket.socket, path: str, mode: int, backlog: int) -> os.stat_res
         sock.listen(backlog)
         made = os.stat(temporary)
         os.rename(temporary, path)
-    except BaseException:
+    except BaseException:  # an interrupt too: the name must not stay behind
         with suppress(OSError):
             os.unlink(temporary)
         raise
