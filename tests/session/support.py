@@ -129,13 +129,18 @@ class Pair:
 
     def at_rest(self) -> None:
         """Assert that nothing is under way on either side."""
-        for session in (self.client, self.server):
-            stats = session.statistics()
-            busy = (stats.running, stats.parked, stats.waiting, stats.waiting_bytes, stats.pending)
-            assert (*busy, stats.outbox, stats.outbox_bytes) == ZERO, stats
-            assert not session.jobs
-            assert not session.engine.inbound
-            assert not session.engine.outbound
+        at_rest(self.client)
+        at_rest(self.server)
+
+
+def at_rest(session: Session) -> None:
+    """Assert that nothing is under way."""
+    stats = session.statistics()
+    busy = (stats.running, stats.parked, stats.waiting, stats.waiting_bytes, stats.pending)
+    assert (*busy, stats.outbox, stats.outbox_bytes) == ZERO, stats
+    assert not session.jobs
+    assert not session.engine.inbound
+    assert not session.engine.outbound
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 import trimcp
 from tests.fuzz.effort import effort
-from tests.session.support import ZERO
+from tests.session.support import at_rest
 from trimcp.channel import MessageChannel
 from trimcp.session.job import CancelReason
 from trimcp.session.session import Session
@@ -189,16 +189,6 @@ class World:
                 if progress != sorted(set(progress)):
                     self.crossed.append((mark, progress))
         self.outcomes.append(outcome)
-
-
-def at_rest(session: Session) -> None:
-    """Assert that nothing is under way."""
-    stats = session.statistics()
-    busy = (stats.running, stats.parked, stats.waiting, stats.waiting_bytes, stats.pending)
-    assert (*busy, stats.outbox, stats.outbox_bytes) == ZERO, stats
-    assert not session.jobs
-    assert not session.engine.inbound
-    assert not session.engine.outbound
 
 
 async def play(steps: Sequence[Step], revision: Revision, faults: Faults | None, world: World) -> None:

@@ -329,13 +329,13 @@ async def test_before_2026_the_call_goes_on_without_its_reader(
 # The same on both hosts, over real sockets
 
 
-async def _post(busy: Busy, port: int) -> trio.SocketStream:
+async def _post(port: int) -> trio.SocketStream:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     await stream.send_all(_request("POST", "/mcp", *_headers(LATEST, "flood"), body=_flood()))
     return stream
 
 
-async def _sse(busy: Busy, port: int) -> trio.SocketStream:
+async def _sse(port: int) -> trio.SocketStream:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     await stream.send_all(_request("GET", "/sse", "Accept: text/event-stream"))
     head = b""
@@ -357,7 +357,7 @@ async def _sse(busy: Busy, port: int) -> trio.SocketStream:
     return stream
 
 
-async def _websocket(busy: Busy, port: int) -> trio.SocketStream:
+async def _websocket(port: int) -> trio.SocketStream:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     await stream.send_all(
         f"GET /ws HTTP/1.1\r\nHost: localhost:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -385,7 +385,7 @@ async def test_a_reader_that_takes_nothing_is_dropped_on_both_hosts(
     async with trio.open_nursery() as nursery:
         serve = partial(serve_http, port=0, software=software, limits=HttpLimits(stall_timeout=0.5), grace=0.1)
         (url,) = await nursery.start(serve, busy.server)
-        stream = await road(busy, int(url.split(":")[2].split("/")[0]))
+        stream = await road(int(url.split(":")[2].split("/")[0]))
         with trio.fail_after(20):
             await busy.ended.wait()
         assert busy.stopped == [(CancelReason.LIMIT, "the peer read nothing for 0.5 seconds")]
@@ -402,7 +402,7 @@ async def test_who_reads_slowly_keeps_its_connection(road: Any, events: Callable
         (url,) = await nursery.start(
             partial(serve_http, port=0, limits=HttpLimits(stall_timeout=0.3), grace=0.1), busy.server
         )
-        stream = await road(busy, int(url.split(":")[2].split("/")[0]))
+        stream = await road(int(url.split(":")[2].split("/")[0]))
         began = trio.current_time()
         while trio.current_time() - began < 3:
             await trio.sleep(0.02)  # the peer is slow; nobody waits for anything here
