@@ -8,16 +8,20 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from click.testing import CliRunner
 
 import trimcp
 from trimcp.cli.app import app
+from trimcp.cli.recording_proxy import _pass
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 PROGRAM = """
@@ -231,6 +235,47 @@ def test_what_is_no_message_passes_untouched_and_the_exit_code_is_the_programs(t
 
 
 @pytest.mark.slow
+@attrs.define(eq=False)
+class Pieces(trio.abc.ReceiveStream, trio.abc.SendStream):
+    """Bytes that come in pieces, and where they are passed on to."""
+
+    data: bytes
+    size: int
+    taken: int = 0
+    passed: int = 0
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        self.taken += self.size
+        return self.data[self.taken - self.size : self.taken]
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.passed += len(data)
+
+    async def wait_send_all_might_not_block(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+async def test_lines_are_noted_whole_however_they_come(size: int) -> None:
+    stream = Pieces(b"one\r\n\ntwo two\nthe end", size)
+    noted: list[bytes] = []
+    await _pass(stream, stream, noted.append)
+    assert noted == [b"one\r", b"", b"two two", b"the end"]
+    assert stream.passed == 21
+
+
+async def test_a_long_line_costs_what_short_ones_of_its_length_cost() -> None:
+    async def seconds(line: int) -> float:
+        stream = Pieces((b"x" * (line - 1) + b"\n") * (16 * 2**20 // line), READ_SIZE)
+        began = time.process_time()
+        await _pass(stream, stream, len)
+        return time.process_time() - began
+
+    long, short = min([await seconds(16 * 2**20) for _ in range(3)]), min([await seconds(2**16) for _ in range(3)])
+    print(f"16 MiB in a line {1000 * long:.1f} ms, in 256 lines {1000 * short:.1f} ms")
+    assert long <= 8 * short
+
+
 def test_a_signal_ends_it_with_the_program(tmp_path: Path, program: Path, journal: Path) -> None:
     words = [*TRIMCP, "record", str(journal), "--", sys.executable, str(program)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -115,10 +115,11 @@ async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note:
     line = bytearray()
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while chunk := await source.receive_some(READ_SIZE):
-            line += chunk
-            *whole, line = line.split(b"\n")
-            for each in whole:
-                note(bytes(each))
+            first, *others = chunk.split(b"\n")  # of what came only: a long line comes in many pieces
+            line += first
+            for other in others:
+                note(bytes(line))
+                line = bytearray(other)
             if len(line) > CLIENT_MAX_MESSAGE:
                 line = bytearray()  # nobody will take that for a message
             await sink.send_all(chunk)
