@@ -249,6 +249,8 @@ async def test_every_outcome_is_told(autojump_clock: Any) -> None:
     await call_all(calls, most=1)
     assert trio.current_time() == pytest.approx(9, abs=0.1)
     assert await call_all({}) == {}
+    with pytest.raises(ValueError, match="at least one"):
+        await call_all(calls, most=0)
 
 
 async def test_cancelling_all_calls_reaches_their_servers(autojump_clock: Any) -> None:

@@ -187,6 +187,8 @@ async def call_all(
             `{name: partial(group[name].call_tool, "status") for name in group}`.
         most: how many are under way at a time; by default all of them.
     """
+    if most is not None and most < 1:
+        raise ValueError("at least one call has to be made at a time")
     found: dict[KeyT, Outcome[KeyT, ResultT]] = {}
     limiter = trio.CapacityLimiter(max(1, len(calls)) if most is None else most)
 
