@@ -31,6 +31,8 @@ _HIDDEN: Final = re.compile(
     rf"|(?<!{_PLAIN})[\u200c\u200d]|[\u200c\u200d](?!{_PLAIN}))"
 )
 
+_MOST_ROUNDS: Final = 4  # of taking out what only shows once something else is gone; then each character is looked at
+
 
 @attrs.frozen
 @valued
@@ -82,9 +84,6 @@ def strip_hidden(text: str) -> str:
             return text
         text = shorter
     return "".join(character for character in text if not _HIDDEN.match(character))
-
-
-_MOST_ROUNDS: Final = 4
 
 
 def show_hidden(text: str) -> str:

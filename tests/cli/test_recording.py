@@ -273,7 +273,7 @@ async def test_a_long_line_costs_what_short_ones_of_its_length_cost() -> None:
 
     long, short = min([await seconds(16 * 2**20) for _ in range(3)]), min([await seconds(2**16) for _ in range(3)])
     print(f"16 MiB in a line {1000 * long:.1f} ms, in 256 lines {1000 * short:.1f} ms")
-    assert long <= 8 * short
+    assert long <= 30 * short  # it is some 4 times, for memory; searched again with each piece, 150 times
 
 
 def test_a_signal_ends_it_with_the_program(tmp_path: Path, program: Path, journal: Path) -> None:

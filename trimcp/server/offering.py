@@ -85,8 +85,9 @@ class Offering:
             options: see `ToolOptions`.
 
         Raises:
-            TypeError: a type cannot be said in JSON Schema, a schema given is not valid, or there is no such option.
-            ValueError: `timeout` or `max_concurrent` is not positive.
+            TypeError: a type cannot be said in JSON Schema, a schema given is not valid, there is no such option, or a
+                worker process could not find the function (`run="process"`); the text says what to do.
+            ValueError: `timeout`, `max_concurrent`, `memory` or `cpu_time` is not positive.
             LocalError: there is a tool of that name already.
         """
         return _decorate(self.add_tool, function, options)
@@ -273,6 +274,7 @@ class Offering:
 
         Raises:
             LocalError: the server runs.
+            TypeError: the filter cannot be called.
             ValueError: there is nothing to filter in the results of a method.
         """
 
