@@ -76,10 +76,12 @@ class HandOfPosts:
 
     Attributes:
         road: one of POSTED.
+        taking: set unless it accepts no answers now.
         asked: the calls that were made of it.
     """
 
     road: str
+    taking: trio.Event = attrs.field(factory=trio.Event)
     asked: tuple[trio.MemorySendChannel[Asked], trio.MemoryReceiveChannel[Asked]] = attrs.field(
         factory=lambda: trio.open_memory_channel[Asked](math.inf)
     )
@@ -108,6 +110,14 @@ class HandOfPosts:
     async def hear(self) -> Any:
         """The next answer to what it asked."""
         return await self._heard[1].receive()
+
+    def stop_reading(self) -> None:
+        """Accept no answers, before `read_on`."""
+        self.taking = trio.Event()
+
+    def read_on(self) -> None:
+        """Accept them again."""
+        self.taking.set()
 
     async def called(self) -> Asked:
         """The next call."""
@@ -160,6 +170,7 @@ class HandOfPosts:
         if asked.method != "POST":
             await self._without_a_message(asked)
         elif "method" not in said:
+            await self.taking.wait()
             self._heard[0].send_nowait(said)
             await asked.answer()
         elif "id" not in said:
@@ -209,6 +220,7 @@ async def posted_to_by_hand(
     """Yield a client's session, and what it is connected to."""
     async with trio.open_nursery() as nursery:
         hand = HandOfPosts(road)
+        hand.read_on()
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, hand.serve, listeners)
         url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/mcp"

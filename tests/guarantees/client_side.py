@@ -121,6 +121,12 @@ class ByHand:
             await self.result(hello, **offers, protocolVersion=revision.name)
             assert (await self.hear())["method"] == "notifications/initialized"
 
+    def stop_reading(self) -> None:
+        """Take nothing that the client says, before `read_on`: nothing else reads than `hear`."""
+
+    def read_on(self) -> None:
+        """Take it again."""
+
     async def leave(self) -> None:
         """Be gone without a word."""
         if self.direct is not None:

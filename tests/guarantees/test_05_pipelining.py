@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import trio
 
+import trimcp
+from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
 from tests.guarantees.peers import DirectPeer, Peer, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.test_04_slow_readers import noticed, p99
-from tests.guarantees.worlds import WORLDS, Homes, World
-from tests.hostile.peers import MIB
+from tests.guarantees.worlds import WORLDS, Home, Homes, Journal, World
+from tests.hostile.peers import MIB, request
+from tests.hostile.server_for_attack import make_server
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import OVERLOADED
 
@@ -175,3 +179,61 @@ async def test_what_waits_behind_handlers_costs_no_more_than_the_window(homes: H
     assert RUNNING + 1_000 < pouring.written < MOST, "reading never stopped"
     assert wrong == 0
     assert spent <= WINDOW
+
+
+# The client's side: a server may ask, and not take the answers
+
+
+# In one process an answer is handed to whoever asked, who cannot leave it unread.
+APART = [road for road in EVERY_ROAD if road != "direct"]
+
+
+@pytest.mark.parametrize("road", APART)
+async def test_a_client_reads_no_further_than_a_window_and_nothing_is_lost(road: str, tmp_path: Path) -> None:
+    """The answers are as large as the questions. Other sessions of the same program do not notice."""
+    home = Home(World("framed", "", False), Journal(tmp_path / "journal"))
+    filling = "." * 2_000
+    written = size = 0
+    heard: list[Any] = []
+    beside = trimcp.Client("beside").connect(trimcp.in_process(make_server(), framed=True))
+    async with asked_by_hand(road, trimcp.Client("c"), tmp_path) as (_, server), beside as session:
+        await session.call_tool("echo")
+        server.stop_reading()
+        base = home.forget_peak()
+        stuck = False
+
+        async def pour() -> None:
+            nonlocal written, size
+            while not stuck and written < MOST:
+                text = request(f"{written} {filling}", "ping")[:-1]
+                await server.say(text)
+                written += 1
+                size += len(text)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pour)
+            before = -1
+            while written != before or not before:
+                before = written
+                await trio.sleep(0.2)
+            stuck, taken, spent = True, size, home.peak - base
+            took = []
+            for _ in range(100):
+                began = trio.current_time()
+                await session.call_tool("echo")
+                took.append(trio.current_time() - began)
+            server.read_on()
+            with trio.fail_after(30):
+                while len(heard) < before:
+                    heard.append(await server.hear())
+        heard += [await server.hear() for _ in range(written - before)]
+    told = {answer["id"].split()[0] for answer in heard if answer.get("result") == {}}
+    wrong = written - len(told) + len(heard) - len(told)
+    figure(5, "taken of a pipeline before reading stopped", taken / MIB, 16, "MiB", f"{road}, a client")
+    figure(5, "memory for what was pipelined and not read", spent / MIB, 16, "MiB", f"{road}, a client")
+    figure(5, "answers lost or wrong of a client whose server did not read", wrong, 0, "answers", road)
+    noticed(World(road, "a client", False), "one that pipelines and does not read", sorted(took)[-2], 0.0)
+    assert before < MOST, "reading never stopped"
+    assert taken <= WINDOW
+    assert spent <= WINDOW
+    assert not wrong
