@@ -77,11 +77,13 @@ class HandOfPosts:
     Attributes:
         road: one of POSTED.
         taking: set unless it accepts no answers now.
+        greeted: set once the handshake is over, where there is one.
         asked: the calls that were made of it.
     """
 
     road: str
     taking: trio.Event = attrs.field(factory=trio.Event)
+    greeted: trio.Event = attrs.field(factory=trio.Event)
     asked: tuple[trio.MemorySendChannel[Asked], trio.MemoryReceiveChannel[Asked]] = attrs.field(
         factory=lambda: trio.open_memory_channel[Asked](math.inf)
     )
@@ -175,6 +177,7 @@ class HandOfPosts:
             await asked.answer()
         elif "id" not in said:
             await asked.answer()
+            self.greeted.set()  # with the first one, which is `notifications/initialized`
         elif said["method"] == "initialize":
             assert said["params"]["protocolVersion"] == self.revision.name
             await self._accept(asked)
@@ -228,6 +231,8 @@ async def posted_to_by_hand(
         async with client.connect(target, revision=hand.revision) as session, trio.open_nursery() as calls:
             if road == "http events":
                 calls.start_soon(session.call_tool, "asks")
+            if not hand.revision.modern:
+                await hand.greeted.wait()
             yield session, hand
             calls.cancel_scope.cancel()
         nursery.cancel_scope.cancel()

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 import trimcp
+from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
 from tests.guarantees.near import Near, near
 from tests.guarantees.peers import DirectPeer
 from tests.guarantees.report import figure
@@ -341,3 +342,52 @@ async def test_a_crash_in_a_child_is_one_error(modern: bool, tmp_path: Path) -> 
     assert text.count("Traceback") == 1
     assert text.count("RuntimeError: secret of the handler") == 1
     assert sys.platform == "linux" or text
+
+
+# The client's side: servers leave, and its handlers crash
+
+
+@pytest.mark.parametrize("road", [road for road in EVERY_ROAD if road not in ("http events", "http json")])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+async def test_a_server_that_leaves_is_one_line_at_debug(road: str, busy: bool, tmp_path: Path, log: Log) -> None:
+    async with asked_by_hand(road, trimcp.Client("c"), tmp_path) as (session, server), trio.open_nursery() as nursery:
+        if busy:
+
+            async def call() -> None:
+                with pytest.raises(trimcp.ConnectionLost):
+                    await session.call_tool("x")
+
+            nursery.start_soon(call)
+            await server.called()
+        log.forget()
+        await server.leave()
+        with trio.fail_after(10):
+            while session.session.lost is None:  # noqa: ASYNC110  # sockets are between
+                await trio.sleep(0.01)
+        await trio.sleep(0.05)
+        said, loud = log.ours, log.loud
+    on = f"{road}, {'busy' if busy else 'idle'}, a client"
+    figure(14, "lines at DEBUG of who leaves", len(said), 1, "", on)
+    figure(14, "lines above DEBUG of who leaves", len(loud), 0, "", on)
+    assert len(said) == 1, said
+    assert loud == []
+
+
+@pytest.mark.parametrize("road", EVERY_ROAD)
+async def test_a_crash_in_a_client_is_one_error_and_its_server_learns_nothing(
+    road: str, tmp_path: Path, log: Log
+) -> None:
+    client = trimcp.Client("c")
+
+    @client.sampling
+    async def sample(params: trimcp.CreateMessageParams) -> str:
+        raise RuntimeError("secret of the handler")
+
+    async with asked_by_hand(road, client, tmp_path) as (_, server):
+        log.forget()
+        await server.say(request(1, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+        answer = await server.hear()
+        assert (answer["error"]["code"], answer["error"]["message"]) == (-32603, "internal error")
+        assert not any(secret in str(answer) for secret in _SECRETS)
+        many = _one_error(log.caplog.records)
+    figure(14, "lines above DEBUG of a crash", many, 1, "", f"{road}, a client")

@@ -313,6 +313,5 @@ class HttpChannel(MessageChannel):
     async def _read_events(self, events: EventRoad) -> None:
         await events.run()
         if events is self._events:
-            _log.debug("the connection has ended: %s", events.why)
-            self._said = events.why
+            self._said = events.why  # the session tells the log
             self.inbox.end()
