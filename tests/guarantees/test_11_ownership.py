@@ -9,8 +9,9 @@ import pytest
 
 import trimcp
 from tests.guarantees.near import Near, near
+from tests.guarantees.peers import FramePeer
 from tests.guarantees.report import figure
-from tests.hostile.network import HOSTS, http, initialize, on, post
+from tests.hostile.network import HOSTS, http, initialize, on, post, upgrade
 from tests.hostile.peers import enveloped, request
 from tests.hostile.server_for_attack import make_server
 from tests.hostile.test_http_strangers import _doors, _statuses
@@ -181,3 +182,26 @@ async def test_sealed_state_is_good_for_its_owner_its_request_and_its_time(host:
         assert not taken
         good = await _ask(server, ADA, "ask_too", requestState=state, **given)
         assert "Ada" in good["result"]["content"][0]["text"]
+
+
+@OnBoth
+async def test_sealed_state_is_its_owners_over_a_websocket_too(host: str) -> None:
+    """What was sealed for one transport is good for another, and for nobody else."""
+    settings = Settings(authenticate=bearer_tokens(_TOKENS))
+    async with near(host, _asking(), settings=settings) as server:
+        asked = (await _ask(server, ADA, "ask_too"))["result"]
+        [key] = asked["inputRequests"]
+        given = {key: {"action": "accept", "content": {"name": "Ada"}}}
+        more = {"requestState": asked["requestState"], "inputResponses": given}
+        retry = enveloped(1, "tools/call", name="ask_too", arguments={}, _meta=_CAN, **more)[:-1]
+        answers = []
+        for who in (EVE, ADA):
+            async with server.wire() as wire:
+                peer = FramePeer(True, await upgrade(wire, who))
+                await peer.say(retry)
+                answers.append(await peer.hear())
+                await peer.say_goodbye()
+    taken = "result" in answers[0]
+    figure(11, "of 1 state of somebody else, taken over WebSocket", taken, 0, "", host)
+    assert answers[0]["error"]["code"] == -32602
+    assert "Ada" in answers[1]["result"]["content"][0]["text"]
