@@ -19,6 +19,7 @@ from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 __all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
 
 _SMALLEST: Final = 64  # bytes of a line that asks for something, give or take a few
+_READ_AHEAD: Final[tuple[int, int]] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
 
 @attrs.define(eq=False, repr=False)
@@ -38,7 +39,7 @@ class StreamChannel(MessageChannel):
         limits: what else one message may cost.
     """
 
-    read_ahead = (READ_SIZE // _SMALLEST, READ_SIZE)
+    read_ahead = _READ_AHEAD
 
     _receiver: trio.abc.ReceiveStream
     _sender: trio.abc.SendStream

@@ -37,6 +37,8 @@ _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
 _HANDSHAKE: Final = 10.0
 
 # RFC 6455, section 7.4.1, in words for people.
+# A batch, whose place others take while nobody receives them; either may pass the window by what one read brings.
+_READ_AHEAD: Final[tuple[int, int]] = (_BATCH + 1, 2 * (WINDOW + READ_SIZE))
 _CODES: Final = {
     1000: "normal",
     1001: "going away",
@@ -71,8 +73,7 @@ class WebSocketChannel(MessageChannel):
     """
 
     half_open = False
-    # A batch, whose place others take while nobody receives them; either may pass the window by what one read brings.
-    read_ahead = (_BATCH + 1, 2 * (WINDOW + READ_SIZE))
+    read_ahead = _READ_AHEAD
 
     _link: Link
     _limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")
