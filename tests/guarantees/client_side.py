@@ -108,6 +108,10 @@ class ByHand:
         """Answer a call with a result."""
         await self.say(orjson.dumps({"jsonrpc": "2.0", "id": call.message["id"], "result": result}))
 
+    async def reply(self, call: Called, *pieces: bytes) -> None:
+        """Answer a call with a message of many pieces."""
+        await self.say(b"".join(pieces))
+
     async def greet(self, revision: Revision) -> None:
         """Do a server's part of the handshake."""
         hello = await self.called()

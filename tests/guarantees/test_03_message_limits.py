@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import trimcp
-from tests.guarantees.client_posts import POSTED, posted_to_by_hand
-from tests.guarantees.client_side import ROADS, served_by_hand
+from tests.guarantees.client_posts import POSTED
+from tests.guarantees.client_side import ROADS, asked_by_hand, served_by_hand
 from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, Journal, World, worlds
@@ -235,15 +235,15 @@ async def test_a_client_takes_64_mebibytes_and_a_byte_more_fails_one_call(road: 
     assert spent[0] <= CLIENT_MAX_MESSAGE + SPENT
 
 
-@pytest.mark.parametrize("road", POSTED)
-async def test_a_client_takes_64_mebibytes_over_http_and_a_byte_more_fails_one_call(road: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("road", [*POSTED, "direct"])
+async def test_a_client_takes_64_mebibytes_in_a_reply_and_a_byte_more_fails_one_call(road: str, tmp_path: Path) -> None:
     home = Home(World("framed", "", False), Journal(tmp_path / "journal"))
     result = (
         b'"result":{"resultType":"complete","content":[{"type":"text","text":"'
         if "2026" in road
         else (b'"result":{"content":[{"type":"text","text":"')
     )
-    async with posted_to_by_hand(road, trimcp.Client("c")) as (session, server):
+    async with asked_by_hand(road, trimcp.Client("c"), tmp_path) as (session, server):
 
         async def call(told: list[Any]) -> None:
             try:
@@ -268,5 +268,7 @@ async def test_a_client_takes_64_mebibytes_over_http_and_a_byte_more_fails_one_c
         assert "67,108,864 bytes" in str(answer)
         answer, size, _ = await told_too_much(0)
         assert len(answer.content[0].text) == size
+    if road == "direct":
+        return  # what it is told is there already, and is the memory of whoever tells it
     figure(3, "memory beside the limit for 64 MiB and a byte into a client", spent / MIB - 64, 8, "MiB", road)
     assert spent <= CLIENT_MAX_MESSAGE + SPENT
