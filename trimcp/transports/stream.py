@@ -19,7 +19,6 @@ from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 __all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
 
 _SMALLEST: Final = 64  # bytes of a line that asks for something, give or take a few
-_READ_AHEAD: Final[tuple[int, int]] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
 
 @attrs.define(eq=False, repr=False)
@@ -39,8 +38,6 @@ class StreamChannel(MessageChannel):
         limits: what else one message may cost.
     """
 
-    read_ahead = _READ_AHEAD
-
     _receiver: trio.abc.ReceiveStream
     _sender: trio.abc.SendStream
     max_message: int = attrs.field(default=SERVER_MAX_MESSAGE, kw_only=True)
@@ -55,6 +52,7 @@ class StreamChannel(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         self._decoder = Decoder(self.max_message, self.limits)
+        self.read_ahead: tuple[int, int] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send the whole batch in one write; see `MessageChannel.send`."""

@@ -37,8 +37,6 @@ _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
 _HANDSHAKE: Final = 10.0
 
 # RFC 6455, section 7.4.1, in words for people.
-# A batch, whose place others take while nobody receives them; either may pass the window by what one read brings.
-_READ_AHEAD: Final[tuple[int, int]] = (_BATCH + 1, 2 * (WINDOW + READ_SIZE))
 _CODES: Final = {
     1000: "normal",
     1001: "going away",
@@ -73,7 +71,6 @@ class WebSocketChannel(MessageChannel):
     """
 
     half_open = False
-    read_ahead = _READ_AHEAD
 
     _link: Link
     _limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")
@@ -84,6 +81,11 @@ class WebSocketChannel(MessageChannel):
     _receiving: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # A batch, whose place others take while nobody receives them; either may pass the window by what one read
+        # brings.
+        self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + READ_SIZE))
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send each message as a text message, all in one write; see `MessageChannel.send`."""

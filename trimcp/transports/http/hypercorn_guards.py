@@ -281,7 +281,8 @@ class _Pause(EventWrapper):
 async def _read_on(original: Method, server: TCPServer) -> None:
     protocol, config = server.protocol.protocol, server.config
     if isinstance(protocol, H11Protocol) and isinstance(config, GuardedConfig):
-        protocol.can_read = _Pause(server, protocol, config.limits.max_pipelined)
+        pause: Any = _Pause(server, protocol, config.limits.max_pipelined)  # theirs are made without arguments
+        protocol.can_read = pause
     await original(server)
 
 
