@@ -134,7 +134,7 @@ async def test_ten_of_ten_calls_under_way_are_answered(host: str, number: signal
 
 
 @pytest.mark.parametrize(
-    ("host", "number"), zip(HOSTS, (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM), strict=True)
+    ("host", "number"), [*zip(HOSTS, (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM), strict=True)]
 )
 async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(
     host: str, number: signal.Signals, tmp_path: Path
