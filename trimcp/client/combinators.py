@@ -46,6 +46,7 @@ async def first_of(*attempts: Callable[[], Awaitable[T]], good: Callable[[T], bo
         good: whether an answer is what is wanted, such as `lambda result: not result.is_error`; by default any is.
 
     Raises:
+        ValueError: there is no attempt to make.
         NoGoodAnswer: all were answered, and no answer was good.
         Exception: what the only failing attempt raised, if none was answered well; an `ExceptionGroup` of what they
             raised where several failed.
@@ -66,6 +67,7 @@ async def hedge(*attempts: Callable[[], Awaitable[T]], after: float, good: Calla
         good: as for `first_of`.
 
     Raises:
+        ValueError: as `first_of`.
         NoGoodAnswer, Exception: as `first_of`, once all attempts were made.
     """
     return await _race(attempts * 2 if len(attempts) == 1 else attempts, after, good)
@@ -186,6 +188,9 @@ async def call_all(
         calls: functions without arguments by name, such as
             `{name: partial(group[name].call_tool, "status") for name in group}`.
         most: how many are under way at a time; by default all of them.
+
+    Raises:
+        ValueError: `most` is less than 1.
     """
     if most is not None and most < 1:
         raise ValueError("at least one call has to be made at a time")
@@ -250,6 +255,9 @@ def map_bounded(
         ordered: results come in the order of the items; if not, as they come.
         collect: yield an `Outcome` for each item, failed or not. If not, the first failure cancels the rest and is
             raised where the results are read, or on leaving if they are read no more.
+
+    Raises:
+        ValueError: `most` is less than 1.
     """
     if most < 1:
         raise ValueError("at least one item has to be worked on at a time")

@@ -259,7 +259,11 @@ class RequestScope:
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
-        crash is the request's."""
+        crash is the request's.
+
+        Raises:
+            LocalError: the request is over.
+        """
         job, runner = self._job, self._session.runner
         assert runner is not None
         if job.work is None:

@@ -95,6 +95,7 @@ async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore
 
     Raises:
         AssertionError: an answer is missing, there is one too many, or fields differ; the text names each.
+        TypeError: the target is none for this conversation, or `ignore` is given for one that was not recorded.
     """
     if transcript.recorded:
         from trimcp.testing.play import play_to
