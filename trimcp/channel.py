@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 import attrs
+import trio
 
 from trimcp.errors import LocalError
 from trimcp.values import shown
@@ -306,6 +307,14 @@ class MessageChannel(ABC):
     def obituary(self) -> str | None:
         """Say how the other side ended, as far as this channel knows, for the errors of calls; None for nothing."""
         return None
+
+    async def hung_up(self) -> None:
+        """Wait, without receiving, until nobody is there any more who would read an answer.
+
+        Asked while a session does not receive because it has enough to do: else that the peer has left would show only
+        behind everything that it sent before. Where nobody can tell, this waits until it is cancelled.
+        """
+        await trio.sleep_forever()
 
     def taken(self) -> Hashable:
         """Return what changes whenever the peer takes more of the send under way; None if nobody can tell.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
 
 MANY = 10
 EOF_GRACE = Limits().eof_grace
+RUNNING = Limits().max_running
 # Over Streamable HTTP who leaves before 2026-07-28 means to come back; since then leaving is how a call is given up.
 CONNECTED = [world for world in WORLDS if world.transport != "http"]
 
@@ -95,6 +97,49 @@ async def test_who_disconnects_stops_what_it_began(homes: Homes, world: World) -
             if home.target is not None:
                 assert await home.target.process.wait() == 0
                 return
+        await home.back_to(base)
+
+
+async def left_unread(peer: FramePeer, since: int = 0) -> bool:
+    """Whether the server has stopped reading: more waits for it than before, and it takes nothing of that."""
+    held = peer.unread
+    if held <= since:
+        await trio.sleep(0.01)
+        return False
+    await trio.sleep(0.3)
+    return peer.unread == held
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("world", worlds(transport="websocket"), ids=str)
+async def test_who_disconnects_is_noticed_while_nothing_is_read_of_it(homes: Homes, world: World, reset: bool) -> None:
+    """Its end is behind what it said before, if that found room in the system; if it did not, a reset tells it."""
+    async with homes(world) as home:
+        base = await home.counts()
+        async with home.peer() as peer:
+            assert isinstance(peer, FramePeer)
+            names = await begun(home, peer, f"left unread with{'' if reset else 'out'} a reset", seconds=600)
+            await peer.say(*(peer.call(n, "hang") for n in range(MANY, RUNNING)))
+            large = [peer.call(RUNNING + n, "watch", gate="never", filling="." * 100_000) for n in range(1_000)]
+            first = len(large) // 7  # for these there is room
+            await peer.say(*large[:first])
+            while not await left_unread(peer):
+                await peer.say(large[first])
+                first += 1
+            if reset:
+                before = peer.unread
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(peer.say, *large[first:])
+                    while not await left_unread(peer, before):
+                        pass
+                    nursery.cancel_scope.cancel()
+                assert isinstance(peer.raw.stream, trio.SocketStream)
+                peer.raw.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            at = time.monotonic()
+            await peer.hang_up()
+            took, reasons = await ended(home, names, at)
+            clean(world, f"a {'reset' if reset else 'disconnect'} of who is not read", took)
+            assert reasons == {"DISCONNECTED"}
         await home.back_to(base)
 
 

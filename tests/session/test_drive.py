@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import attrs
 import orjson
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.session.support import FORM, Answers, Tools, Wire, agree, call, client_engine, linked, served, server_engine
-from trimcp.channel import Incoming, Outgoing
+from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import CancelReason
@@ -529,3 +530,89 @@ async def test_messages_are_written_together_by_one_writer() -> None:
         assert wire.most == 1
         assert len(wire.batches) <= 2
         assert all(orjson.loads(out.data)["jsonrpc"] == "2.0" for out in wire.sent)
+
+
+# A peer that leaves while it is not read
+
+
+@attrs.define(eq=False)
+class Phone(Wire):
+    """Says when its peer has hung up, if asked."""
+
+    half_open = False
+    gone: trio.Event = attrs.field(factory=trio.Event)
+    asked: int = 0
+
+    async def hung_up(self) -> None:
+        self.asked += 1
+        await self.gone.wait()
+
+
+@asynccontextmanager
+async def _paused(tools: Tools, **limits: Any) -> AsyncIterator[tuple[Phone, Session]]:
+    """A session that runs one call, has two that wait, and reads no further ones."""
+    wire = Phone()
+    session = Session(server_engine(), tools, Limits(max_running=1, backlog_requests=2, **limits))
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drive, session, wire)
+        for n in range(9):
+            wire.feed(call(n))
+        await wait_all_tasks_blocked(0.001)
+        assert (wire.reads, wire.asked) == (3, 0)
+        yield wire, session
+        session.close()
+
+
+async def test_a_peer_that_leaves_while_it_is_not_read_ends_what_it_began(autojump_clock: MockClock) -> None:
+    tools = Tools({"run": _forever})
+    async with _paused(tools) as (wire, session):
+        await trio.sleep(10)
+        assert (wire.asked, session.lost) == (1, None)
+        wire.gone.set()
+        with trio.fail_after(0.1):
+            await session.closed.wait()
+        assert str(session.lost) == "the peer closed the connection"
+        assert [job.reason for job in tools.jobs] == [CancelReason.DISCONNECTED]
+        assert not session.jobs
+        assert wire.reads == 3
+
+
+async def test_a_peer_that_stays_is_read_on_and_no_longer_watched(autojump_clock: MockClock) -> None:
+    gate = trio.Event()
+
+    async def run(ctx: Any) -> str:
+        await gate.wait()
+        return "x"
+
+    async with _paused(Tools({"run": run})) as (wire, session):
+        await trio.sleep(10)
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        gate.set()
+        await wait_all_tasks_blocked(0.001)
+        assert [reply["id"] for reply in wire.take()] == list(range(9))
+        assert trio.lowlevel.current_statistics().tasks_living <= tasks - 1
+        wire.gone.set()  # what it says now shows where it is read
+        await wait_all_tasks_blocked(0.001)
+        assert session.lost is None
+        assert wire.asked == 1
+
+
+async def test_a_short_pause_watches_nobody(autojump_clock: MockClock) -> None:
+    async def run(ctx: Any) -> str:
+        await trio.sleep(0.01)
+        return "x"
+
+    async with _paused(Tools({"run": run})) as (wire, _):
+        await trio.sleep(1)
+        assert len(wire.take()) == 9
+        assert wire.asked == 0
+
+
+async def test_a_pause_outlasts_a_look_at_a_peer_that_takes_nothing(autojump_clock: MockClock) -> None:
+    async with _paused(Tools({"run": _forever}), stall_timeout=60) as (wire, session):
+        wire.hold()
+        session.sink.post(Outgoing(b"{}", Kind.NOTIFICATION))
+        await trio.sleep(50)
+        assert session.lost is None
+        assert wire.reads == 3

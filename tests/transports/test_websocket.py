@@ -6,6 +6,7 @@ import gc
 import logging
 import socket
 import ssl
+import struct
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -249,6 +250,39 @@ async def test_what_arrives_at_once_and_what_lies_here_then_is_no_more_than_it_s
             assert sum(each.size for each in arrived) + server._link.gate.weight <= size
             assert server._link.gate.weight > size // 4, "so much lies there again"
             nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("count", [0, 10, 2_000])  # the last are more than is taken in while nobody takes them
+@pytest.mark.parametrize("how", ["an end", "a reset", "a close"])
+async def test_a_peer_that_leaves_before_it_was_read_is_noticed(how: str, count: int) -> None:
+    if sys.platform != "linux" and count > 10:
+        pytest.skip("others do not tell")
+    async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
+        gone = trio.Event()
+
+        async def listen() -> None:
+            await server.hung_up()
+            gone.set()
+
+        nursery.start_soon(listen)
+        await raw.say(*(message(text(n, "x" * 200)) for n in range(count)))
+        await wait_all_tasks_blocked(0.05)
+        assert not gone.is_set()
+        assert isinstance(raw.stream, trio.SocketStream)
+        if how == "a reset":
+            raw.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        elif how == "a close":
+            await raw.say(close(1000))
+        if how != "a close" or count > 10:
+            await trio.aclose_forcefully(raw.stream)
+        with trio.fail_after(5):
+            await gone.wait()
+        await server.hung_up()
+        if how != "a reset":  # whoever wants it all the same has it
+            arrived: list[Incoming] = []
+            while len(arrived) < count:
+                arrived += await server.receive()
+            assert ids(arrived) == list(range(count))
 
 
 async def test_many_small_messages_at_once_are_all_there(autojump_clock: MockClock) -> None:

@@ -22,6 +22,7 @@ class Inner(MessageChannel):
 
     sent: list[Outgoing] = attrs.field(init=False, factory=list)
     closed: bool = attrs.field(init=False, default=False)
+    gone: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers, self.half_open, self.read_ahead = True, False, (7, 700)
@@ -34,6 +35,9 @@ class Inner(MessageChannel):
 
     async def aclose(self) -> None:
         self.closed = True
+
+    async def hung_up(self) -> None:
+        self.gone = True
 
     def obituary(self) -> str | None:
         return "it ended with exit code 3"
@@ -56,5 +60,7 @@ async def test_what_a_wrapper_does_not_change_passes_through(wrap: Wrap) -> None
     assert outer.too_slow
     with pytest.raises(trio.EndOfChannel):
         await outer.receive()
+    await outer.hung_up()
+    assert inner.gone
     await outer.aclose()
     assert inner.closed

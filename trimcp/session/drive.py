@@ -29,6 +29,7 @@ __all__ = ["Road", "StallWatch", "drive", "driving"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
+_SHORT: Final = 0.02  # seconds of not reading before it is watched whether the peer is still there
 _LOOKS: Final = 4  # within the time allowed, while writes last: so nobody is kept for more than a quarter longer
 
 Road: TypeAlias = MessageChannel | DirectEnd
@@ -139,13 +140,40 @@ async def _deliver(session: Session, channel: MessageChannel) -> None:
     """Deliver what arrives until the peer leaves."""
     try:
         while True:
+            if session.paused:
+                await _readable(session, channel)
             session.deliver(await channel.receive())
-            await session.readable()
     except trio.EndOfChannel:
         _lose(session, channel, channel.obituary() or "the peer closed the connection")
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
         _lose(session, channel, f"the connection broke: {error}" if str(error) else "the connection broke")
     log.debug("the peer is gone: %s", session.lost)
+
+
+async def _readable(session: Session, channel: MessageChannel) -> None:
+    """Wait until it is right to read on. Most such waits are short; in a long one the peer is watched.
+
+    Raises:
+        trio.EndOfChannel: it has left meanwhile. Nobody would read what comes of all that it sent and we have not read.
+    """
+    with trio.move_on_after(_SHORT) as short:
+        await session.readable()
+    if not short.cancelled_caught:
+        return
+    hung_up = False
+
+    async def watch() -> None:
+        nonlocal hung_up
+        await channel.hung_up()
+        hung_up = True
+        nursery.cancel_scope.cancel(reason="the peer has left")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await session.readable()
+        nursery.cancel_scope.cancel(reason="the session reads on")
+    if hung_up:
+        raise trio.EndOfChannel("the peer has left")
 
 
 def _lose(session: Session, channel: MessageChannel, why: str) -> None:

@@ -20,7 +20,17 @@ if sys.platform != "win32":
     import fcntl
     import termios
 
-__all__ = ["PIECE", "READ_SIZE", "FdReceiver", "FdSender", "hung_up", "progress_of", "socket_under", "unread_bytes"]
+__all__ = [
+    "PIECE",
+    "READ_SIZE",
+    "FdReceiver",
+    "FdSender",
+    "hung_up",
+    "over_or_hung_up",
+    "progress_of",
+    "socket_under",
+    "unread_bytes",
+]
 
 READ_SIZE: Final = 65536
 """Bytes asked for per read: what a Linux pipe holds; malloc would map pages for much larger buffers."""
@@ -253,9 +263,9 @@ def progress_of(stream: object) -> Hashable:
 
 
 def socket_under(stream: object) -> trio.socket.SocketType | None:
-    """Return the socket under a Trio stream, also if TLS is between; None if there is none."""
-    if isinstance(stream, trio.SSLStream):
-        stream = stream.transport_stream
+    """Return the socket under a Trio stream, also if TLS is between, or what calls it so; None if there is none."""
+    while (under := getattr(stream, "transport_stream", None)) is not None:
+        stream = under
     return stream.socket if isinstance(stream, trio.SocketStream) else None
 
 
@@ -282,6 +292,19 @@ async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
             await trio.lowlevel.wait_readable(watch.fileno())
             return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return await trio.sleep_forever()
+
+
+async def over_or_hung_up(over: trio.Event, sock: socket.socket | trio.socket.SocketType | None) -> None:
+    """Wait until `over` is set, by whoever still reads, or until `hung_up` knows the same."""
+
+    async def watch() -> None:
+        await hung_up(sock)
+        nursery.cancel_scope.cancel(reason="the peer has hung up")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await over.wait()
+        nursery.cancel_scope.cancel(reason="it is known already")
 
 
 if sys.platform != "win32":

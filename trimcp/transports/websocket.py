@@ -18,7 +18,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_server_st
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.framing.frames import FrameGate, text_frame
-from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
 from trimcp.transports.http.model import Head, Upgrade
 from trimcp.transports.websocket_link import Link
 from trimcp.transports.websocket_stream import KEEP_ALIVE, WINDOW, GatedStream, HandshakeFailed, KeepAlive
@@ -165,6 +165,10 @@ class WebSocketChannel(MessageChannel):
         else:
             message = parse(data, self._limits)
         return Incoming(message, len(data), None, self._headers, self._principal)
+
+    async def hung_up(self) -> None:
+        """Wait until the peer has said Close, or is gone; see `MessageChannel.hung_up`."""
+        await over_or_hung_up(self._link.gated.over, socket_under(self._link.stream))
 
     async def aclose(self) -> None:
         """Close the connection with a closing handshake, within a second; see `MessageChannel.aclose`.

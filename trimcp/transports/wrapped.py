@@ -38,6 +38,10 @@ class WrappedChannel(MessageChannel):
         """Close the channel underneath."""
         await self.channel.aclose()
 
+    async def hung_up(self) -> None:
+        """Wait until the channel underneath knows that nobody is there any more."""
+        await self.channel.hung_up()
+
     def obituary(self) -> str | None:
         """Say what the channel underneath knows of the other side's end."""
         return self.channel.obituary()

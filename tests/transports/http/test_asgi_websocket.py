@@ -22,6 +22,7 @@ from tests.transports.http.asgi_support import (
 )
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
+from trimcp.transports.http.asgi_scope import HUNG_UP
 from trimcp.transports.http.asgi_websocket import AsgiWebSocket
 from trimcp.transports.http.model import Response
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
@@ -119,6 +120,43 @@ async def test_what_is_no_message_ends_the_connection(event: dict[str, Any], cod
         assert not call.over.is_set(), "the peer has to see the close before the connection ends"
         call.leave()
     assert caught == [why]
+
+
+@pytest.mark.parametrize("extension", [False, True])
+async def test_that_the_peer_is_gone_is_known_before_all_was_received_where_the_server_says_so(extension: bool) -> None:
+    told, known, scope = trio.Event(), trio.Event(), trio.CancelScope()
+
+    async def serve(channel: MessageChannel) -> None:
+        with scope:
+            await channel.hung_up()
+            known.set()
+            await trio.sleep_forever()
+
+    face = DummyFace()
+    face["/ws"] = upgrade(serve)
+    extensions: dict[str, Any] = {HUNG_UP: told.wait} if extension else {}
+    async with app_of(face) as app, calling(app, websocket_scope("/ws", extensions=extensions)) as call:
+        call.put.send_nowait({"type": "websocket.connect"})
+        say(call, "1")
+        await wait_all_tasks_blocked()
+        told.set()
+        await wait_all_tasks_blocked()
+        assert known.is_set() is extension
+        scope.cancel()
+        call.leave()
+
+
+async def test_that_the_peer_is_gone_is_known_once_it_is_received() -> None:
+    known = trio.Event()
+
+    async def serve(channel: MessageChannel) -> None:
+        await channel.hung_up()
+        known.set()
+
+    async with connected(serve) as (call, _):
+        assert not known.is_set()
+        call.leave()
+        await known.wait()
 
 
 async def test_a_message_of_the_largest_size_is_taken() -> None:

@@ -420,6 +420,37 @@ async def test_a_websocket_peer_that_leaves_a_full_queue_is_let_go(guarded: bool
             assert await served.alive() is guarded
 
 
+@Guarded
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("count", [1, 5, 5_000])  # received, in the application's queue, unread in the system
+async def test_a_websocket_peer_that_leaves_unread_is_noticed_by_who_asks(
+    guarded: bool, count: int, tls: bool, identity: Identity
+) -> None:
+    known, scope = trio.Event(), trio.CancelScope()
+
+    async def serve(channel: MessageChannel) -> None:
+        with scope:
+            await channel.hung_up()
+            known.set()
+            await trio.sleep_forever()
+
+    face = DummyFace()
+    face["/ws"] = upgrade(serve)
+    ours, options = secured(identity, tls)
+    with guard(guarded, "stuck"):
+        async with serving(AsgiApp(face.running), grace=0, **options) as served:
+            stream = await connected(served, ours)
+            await stream.send_all(WEBSOCKET % (b"/ws", b""))
+            await read_until(stream, b"\r\n\r\n")
+            await stream.send_all(frame(1, b"{}") * count)
+            await settle()
+            assert not known.is_set()
+            await trio.aclose_forcefully(stream)
+            await settle()
+            assert known.is_set() is guarded
+            scope.cancel()
+
+
 # pause
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import attrs
 
 from trimcp.transports.http.model import Head, Response
 
-__all__ = ["AsgiEvent", "Receive", "Scope", "Send", "plain", "read_head"]
+__all__ = ["HUNG_UP", "AsgiEvent", "Receive", "Scope", "Send", "plain", "read_head"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 """What the server knows when it calls the application."""
@@ -25,6 +25,9 @@ AsgiEvent: TypeAlias = MutableMapping[str, Any]
 
 Receive: TypeAlias = Callable[[], Awaitable[AsgiEvent]]
 Send: TypeAlias = Callable[[AsgiEvent], Awaitable[None]]
+
+HUNG_UP: Final = "trimcp.hung_up"
+"""The extension of a `websocket` scope that waits until the peer is gone, whatever of it was not received yet."""
 
 
 def plain(status: int, text: str) -> Response:

@@ -7,7 +7,7 @@ whoever uses the channel can be cancelled at once, whatever the peer does.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -15,7 +15,7 @@ import trio
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.transports.http.asgi_http import Handing, response_start
-from trimcp.transports.http.asgi_scope import AsgiEvent, Receive, Scope, Send, plain
+from trimcp.transports.http.asgi_scope import HUNG_UP, AsgiEvent, Receive, Scope, Send, plain
 from trimcp.transports.http.model import Face, Head, Response, Upgrade
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits, parse
 
@@ -55,7 +55,11 @@ class WebSocketCall:
                 return
             if isinstance(found, Upgrade):
                 channel = AsgiWebSocket(
-                    found.max_message, found.principal, found.headers, stall_timeout=self._stall_timeout
+                    found.max_message,
+                    found.principal,
+                    found.headers,
+                    stall_timeout=self._stall_timeout,
+                    told=(self.scope.get("extensions") or {}).get(HUNG_UP),
                 )
                 status = 101
                 try:
@@ -101,6 +105,7 @@ class AsgiWebSocket(MessageChannel):
         headers: of the upgrade, for every `Incoming`.
         limits: what else one message may cost.
         stall_timeout: seconds after which the server drops a peer that takes nothing of a message.
+        told: waits until the server knows that the peer is gone, if it can tell before all that it sent was received.
 
     Attributes:
         over: set once the peer is gone.
@@ -114,6 +119,7 @@ class AsgiWebSocket(MessageChannel):
     headers: Mapping[str, str] | None = None
     limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
     stall_timeout: float = attrs.field(default=60.0, kw_only=True)
+    told: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
     sent: int = attrs.field(init=False, default=0)
     # Without buffers: what is handed over is with the other side.
@@ -173,6 +179,10 @@ class AsgiWebSocket(MessageChannel):
         finally:
             self._receiving = False
         return [Incoming(parse(data, self.limits), len(data), None, self.headers, self.principal)]
+
+    async def hung_up(self) -> None:
+        """Wait until the peer is gone; see `MessageChannel.hung_up`."""
+        await (self.over.wait if self.told is None else self.told)()
 
     async def aclose(self) -> None:
         """Close once the server has what was sent; see `MessageChannel.aclose`."""

@@ -16,7 +16,8 @@ Those for HTTP/2 and WebSocket are in `hypercorn_protocols`, those for connectio
                 and one that begins with HTTP/2 and then says nothing for ever.
     stuck       A client that pipelines, does not read and leaves is never let go: its next request waits for the end of
                 a response that has none. Nor is one that leaves when what it sent has filled the application's queue,
-                for the word that it left waits for room there.
+                for the word that it left waits for room there. Who reads a WebSocket only when there is time is not
+                told at all: the word is behind what was sent before, or still unread in the system.
     pause       A client that sends anything behind its request is not read until that is answered. That it has left
                 shows when something cannot be written: on a silent stream up to half a minute later.
     stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
@@ -54,7 +55,8 @@ from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
-from trimcp.transports.descriptors import hung_up
+from trimcp.transports.descriptors import hung_up, over_or_hung_up
+from trimcp.transports.http.asgi_scope import HUNG_UP
 from trimcp.transports.http.limits import HttpLimits
 
 __all__ = ["FAULTY", "PIECE", "GuardedConfig", "Method", "install", "replaces", "without"]
@@ -168,6 +170,8 @@ def replaces(owner: Any, attribute: str, *names: str) -> Callable[[Method], Meth
 
 # stuck
 
+_SOCKET: Final = "_trimcp_socket"  # of the connection whose tasks a group of them has
+
 
 class _Over:
     """What stands for the parser of a connection that is closed: nothing comes of it, and what is sent goes nowhere."""
@@ -194,12 +198,25 @@ async def _handle_http1(original: Method, protocol: H11Protocol, event: Any) -> 
         await protocol.can_read.set()
 
 
+@replaces(TCPServer, "_read_data", "stuck")
+async def _know_socket(original: Method, server: TCPServer) -> None:
+    setattr(server._task_group, _SOCKET, _socket_of(server.stream))
+    await original(server)
+
+
 @replaces(TaskGroup, "spawn_app", "stuck")
 async def _spawn_app(
     original: Method, group: TaskGroup, app: Any, config: Config, scope: Any, send: Callable[..., Awaitable[None]]
 ) -> Callable[[Any], Awaitable[None]]:
-    """As Hypercorn does, but nobody waits for an application that has ended, or to say that the client is gone."""
+    """As Hypercorn does, but nobody waits for an application that has ended, or to say that the client is gone.
+
+    Nor has it to take all that came before to be told, if it asks.
+    """
     arriving, arrived = trio.open_memory_channel[Any](config.max_app_queue_size)
+    gone = trio.Event()
+    if scope["type"] == "websocket":
+        sock = getattr(group, _SOCKET, None)
+        scope["extensions"][HUNG_UP] = lambda: over_or_hung_up(gone, sock)
 
     async def run() -> None:
         with arrived:
@@ -211,13 +228,16 @@ async def _spawn_app(
             await arriving.send(event)
 
     async def take(event: Any) -> None:
+        left = event["type"].endswith(".disconnect")
+        if left:
+            gone.set()
         try:
             arriving.send_nowait(event)
             await trio.lowlevel.cancel_shielded_checkpoint()
         except trio.BrokenResourceError:
             pass
         except trio.WouldBlock:
-            if event["type"].endswith(".disconnect"):
+            if left:
                 group.spawn(put, event)
             else:
                 await put(event)
@@ -268,7 +288,7 @@ class _Pause(EventWrapper):
             try:
                 if len(self._protocol.connection.trailing_data[0]) < self._most:
                     return bytes(await stream.receive_some(PIECE))
-                await hung_up(getattr(stream, "transport_stream", stream).socket)
+                await hung_up(_socket_of(stream))
                 return b""
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return b""
@@ -341,7 +361,7 @@ class _GuardedStream:
 
     def cut(self) -> None:
         """Close the socket under whoever uses it."""
-        sock = getattr(self._stream, "transport_stream", self._stream).socket
+        sock = _socket_of(self._stream)
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         sock.close()
@@ -366,6 +386,10 @@ async def _serve_connection(
         _report(error)
     finally:
         config.connections.discard(guarded)
+
+
+def _socket_of(stream: Any) -> Any:
+    return getattr(stream, "transport_stream", stream).socket
 
 
 def _report(error: BaseException) -> None:

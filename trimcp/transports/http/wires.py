@@ -303,11 +303,15 @@ class PrefixedStream(trio.abc.Stream):
     Args:
         prefix: what is received first.
         stream: the rest, closed with this.
+
+    Attributes:
+        transport_stream: the rest.
     """
 
     def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
         self._prefix = prefix
         self._stream = stream
+        self.transport_stream: trio.abc.Stream = stream
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """Return what has arrived; see `trio.abc.ReceiveStream.receive_some`."""
