@@ -315,6 +315,31 @@ async def test_a_client_stops_what_a_server_asked_that_has_left(road: str, tmp_p
     assert took - grace <= 4 * 0.1
 
 
+@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize("road", ["websocket", "http+sse"])
+async def test_a_client_notices_that_a_server_has_left_of_which_it_reads_nothing(
+    road: str, unread: bool, tmp_path: Path
+) -> None:
+    """Because it asked for too much: what the client has taken in is its backlog, or more is left in the system."""
+    asking = Asking(trimcp.Client("c", limits=Limits(max_running=MANY, backlog_requests=MANY)))
+    async with asked_by_hand(road, asking.client, tmp_path) as (_, server):
+        for n in range(3 * MANY):
+            await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+        if unread:
+            for n in range(44 if road == "http+sse" else 4):  # 4 MiB there, 256 KiB here, and a little
+                await server.say(request(f"{n}{'.' * 100_000}", "ping")[:-1])
+        await asking.until(MANY, 0)
+        await trio.sleep(0.3)  # it must not be in the middle of reading
+        at = trio.current_time()
+        await server.leave()
+        await asking.until(MANY, MANY)
+        took = max(ended for ended, _ in asking.ended) - at
+        assert all("disconnected" in why for _, why in asking.ended), "it could read the reason"
+    how = f"{road}, a client, {'with' if unread else 'without'} more to read"
+    figure(6, f"last of {MANY} clean-ups after a disconnect of who is not read", took * 1000, 100, "ms", how)
+    assert took <= 4 * 0.1
+
+
 @pytest.mark.parametrize("road", QUESTIONED)
 async def test_a_call_that_is_given_up_takes_its_questions_with_it(road: str, tmp_path: Path) -> None:
     asking = Asking()

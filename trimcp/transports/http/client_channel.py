@@ -238,6 +238,14 @@ class HttpChannel(MessageChannel):
             self._nursery.cancel_scope.cancel(reason="the channel was closed")
         await trio.lowlevel.checkpoint()
 
+    async def hung_up(self) -> None:
+        """Wait until the server has ended the stream of HTTP+SSE; see `MessageChannel.hung_up`."""
+        if self._events is None:
+            await trio.sleep_forever()
+        else:
+            await self._events.hung_up()
+            self._said = self._events.why or "the server ended its event stream"
+
     def taken(self) -> Hashable:
         """Return something new: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
         return object()

@@ -91,6 +91,13 @@ class Reply:
         target = self._http.target(self._response)
         return None if target is None or origin(target) == origin(self._http.url) else origin(target)
 
+    @property
+    def socket(self) -> trio.socket.SocketType | None:
+        """The socket it comes from, to ask the system about; None where there is none."""
+        stream = self._response.extensions.get("network_stream")
+        found = None if stream is None else stream.get_extra_info("socket")
+        return found if isinstance(found, trio.socket.SocketType) else None
+
     def header(self, name: str) -> str:
         """Return a header's value, or "" where there is none."""
         value: str = self._response.headers.get(name, "")

@@ -20,6 +20,7 @@ import trio
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
+from trimcp.transports.descriptors import over_or_hung_up
 from trimcp.transports.http.client_events import Cursor, message_in, read_events
 from trimcp.transports.http.client_handshake import LISTEN, VERSION, method_of
 from trimcp.transports.http.client_http import EVENT_STREAM, JSON_TEXT, Cut, Http, Reply, TooLarge, origin
@@ -66,6 +67,8 @@ class EventRoad:
     _timeout: float
     known: trio.Event = attrs.field(init=False, factory=trio.Event)
     why: str | None = attrs.field(init=False, default=None)
+    _over: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _reply: Reply | None = attrs.field(init=False, default=None)
     _endpoint: httpx2.URL | None = attrs.field(init=False, default=None, repr=False)
     _version: str | None = attrs.field(init=False, default=None)
     _handshake: RequestId | None = attrs.field(init=False, default=None)
@@ -88,8 +91,14 @@ class EventRoad:
             _log.exception("reading the event stream crashed")
             self.why = "the event stream could not be read; the log has the details"
         finally:
+            self._reply = None
+            self._over.set()
             self.known.set()
             self._accepted.unpark_all()
+
+    async def hung_up(self) -> None:
+        """Wait until the stream has ended, whatever of it nobody has taken yet."""
+        await over_or_hung_up(self._over, None if self._reply is None else self._reply.socket)
 
     async def _read(self) -> str:
         road = self._road
@@ -112,7 +121,7 @@ class EventRoad:
                 async with road.http.open("GET", LISTEN) as reply:
                     if reply.status != 200 or reply.content_type != EVENT_STREAM:
                         return refusal(reply.status, None, reply.elsewhere)
-                    base = reply.url
+                    base, self._reply = reply.url, reply
                     broken = await read_events(reply, Cursor(), road.max_message, take)
         except Cut as cut:
             broken = cut
