@@ -89,9 +89,9 @@ def test_it_is_shown_by_number() -> None:
     ["\x1b[", "\x1b]", "\x1b]a", "\x9b0", "\x1b[0;", "\u200d", "\ufe00", "\U000e0041", "\x1b ", "\r", "a\u200d"],
 )
 def test_no_text_takes_long(piece: str) -> None:
-    """Twice the text is at most some four times the time: nothing here is quadratic."""
+    """Four times the text is at most some eight times the time: nothing here is quadratic."""
     took = []
-    for length in (100_000, 200_000):
+    for length in (15_000, 60_000):
         text = piece * (length // len(piece))
         best = 9.0
         for _ in range(3):
@@ -106,5 +106,5 @@ def test_no_text_takes_long(piece: str) -> None:
                 gc.enable()
         took.append(best)
     print(f"{piece!r}: {took[0]:.3f} s, {took[1]:.3f} s")
-    assert took[1] < 4 * took[0] + 0.05
-    assert took[1] < 4
+    assert took[1] < 8 * took[0] + 0.05
+    assert took[1] < 1
