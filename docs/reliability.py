@@ -25,7 +25,7 @@ KEPT: Final = _HERE / "reliability" / "figures.json"
 PROMISES: Final = {
     1: ("One reply", "10,000 of 10,000 pipelined requests, none wrong, doubled or crossed"),
     2: ("Duplicate ids", "refused at once; the call under way and its reply are untouched"),
-    3: ("Message limits", "4 MiB into a server; too large costs at most 8 MiB, and the session lives on"),
+    3: ("Message limits", "4 MiB into a server, 64 into a client; too large costs 8 MiB, and the session lives on"),
     4: ("Slow readers", "2 MiB each, others at most 50 ms later; a large result costs 3 times its size"),
     5: ("Pipelining without reading", "reading stops at 16 MiB; nothing is lost"),
     6: ("Work stops with its owner", "every clean-up within 100 ms; tasks, sockets and files as before"),
