@@ -84,8 +84,8 @@ class WebSocketChannel(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         # A batch, whose place others take while nobody receives them; either may pass the window by what one read
-        # brings.
-        self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + READ_SIZE))
+        # brings, and by the beginning of a message that it ends, which counts from then on.
+        self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send each message as a text message, all in one write; see `MessageChannel.send`."""
