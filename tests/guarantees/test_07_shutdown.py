@@ -25,6 +25,7 @@ from tests.guarantees.worlds import LOCAL, PROGRAM, Homes, Journal, World, world
 from tests.hostile import network
 from tests.hostile.peers import ENVIRONMENT, target
 from tests.transports.websocket_support import close
+from trimcp.session.limits import Limits
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 
 pytestmark = pytest.mark.slow
@@ -277,6 +278,42 @@ async def test_its_parent_killed_it_is_gone_in_a_second(world: World, tmp_path: 
             took = time.monotonic() - began
         await journal.until("ended", "orphan")
     figure(7, "parent killed with a call under way, gone", took, 1.0, "s", str(world))
+    assert took <= 4 * 1.0
+
+
+@pytest.mark.parametrize("world", worlds(transport="stdio"), ids=str)
+async def test_nobody_there_any_more_it_is_gone_in_a_second_although_it_does_not_read(
+    homes: Homes, world: World
+) -> None:
+    """The end of its input is behind what it has no time to read; that nobody takes its output tells it."""
+    async with homes(world) as home, home.peer() as peer:
+        assert home.target is not None
+        process, name = home.target.process, f"in vain {world}"
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await peer.say(peer.call("nap", "nap", name=name, seconds=600))
+        await home.journal.until("begun", name)
+        async with trio.open_nursery() as nursery:
+            large = peer.call("large", "watch", gate="never", filling="." * 100_000)
+            hanging = [peer.call(n, "hang") for n in range(Limits().max_running)]
+            more = (large.replace(b'"large"', b"%d" % n) for n in range(10_000, 11_000))
+            nursery.start_soon(peer.pour, [*hanging, *more])
+            before = 0
+            while not before or peer.unread != before:  # nobody tells
+                before = peer.unread
+                await trio.sleep(0.4)
+            nursery.cancel_scope.cancel()
+        began = time.monotonic()
+        await process.stdin.aclose()
+        await process.stdout.aclose()
+        with trio.move_on_after(10):
+            await process.wait()
+        took = time.monotonic() - began
+        if process.returncode is None:
+            process.kill()
+        await home.journal.until("ended", name)
+    figure(7, "nobody there, and more said than is read, gone", took, 1.0, "s", str(world))
+    assert process.returncode == 0
     assert took <= 4 * 1.0
 
 

@@ -11,11 +11,12 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
@@ -255,3 +256,60 @@ async def test_where_the_system_cannot_tell_nobody_is_disturbed(
         theirs.shutdown(socket.SHUT_WR)
         await hung_up(None if socketless else ours)
     assert scope.cancelled_caught
+
+
+@Linux
+@pytest.mark.parametrize("kind", ["pipe", "dontwait", "tcp"])
+async def test_that_nobody_listens_is_known_before_anything_is_written(kind: str) -> None:
+    if kind == "tcp":
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            peer = socket.create_connection(listening.getsockname())
+            sock, _ = listening.accept()
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        channel = StreamChannel(stream, stream)
+        say, listen = peer.send, peer
+    else:
+        reading, theirs_out = os.pipe()
+        if kind == "pipe":
+            theirs_in, writing = os.pipe()
+            listen = os.fdopen(theirs_in, "rb")  # type: ignore[assignment]
+        else:
+            listen, ours = socket.socketpair()
+            writing = ours.detach()
+        channel = StreamChannel(FdReceiver(reading), FdSender(writing, dontwait=kind == "dontwait"))
+
+        def say(data: bytes) -> int:
+            return os.write(theirs_out, data)
+
+    gone = trio.Event()
+
+    async def ask() -> None:
+        await channel.hung_up()
+        gone.set()
+
+    async with channel, trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+        say(encode_notification("unread", None) + b"\n")
+        if kind == "tcp":
+            peer.shutdown(socket.SHUT_WR)
+        else:
+            os.close(theirs_out)
+        await wait_all_tasks_blocked(0.05)
+        assert not gone.is_set(), "who has said its last word may still listen"
+        if kind == "tcp":
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        listen.close()
+        with trio.fail_after(5):
+            await gone.wait()
+
+
+async def test_of_a_file_and_of_what_is_no_descriptor_nobody_can_tell(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    ours, _ = memory_stream_pair()
+    with open(tmp_path / "file", "wb") as file:  # noqa: ASYNC230
+        for sender in (ours, FdSender(os.dup(file.fileno()))):
+            with trio.move_on_after(100) as scope:
+                await StreamChannel(ours, sender).hung_up()
+            assert scope.cancelled_caught
+            await sender.aclose()

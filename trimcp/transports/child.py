@@ -169,6 +169,10 @@ class ChildChannel(MessageChannel):
         """Write the batch to the child's standard input; see `MessageChannel.send`."""
         await self._messages.send(batch)
 
+    async def hung_up(self) -> None:
+        """Wait until the child reads no more; see `MessageChannel.hung_up`."""
+        await self._messages.hung_up()
+
     def taken(self) -> Hashable:
         """Return what changes whenever the child reads more; see `MessageChannel.taken`."""
         return self._messages.taken()

@@ -12,6 +12,7 @@ import socket
 import stat
 import sys
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -29,6 +30,7 @@ __all__ = [
     "over_or_hung_up",
     "progress_of",
     "socket_under",
+    "unheard",
     "unread_bytes",
 ]
 
@@ -230,6 +232,10 @@ class FdSender(trio.abc.SendStream):
         """Return what changes whenever more of the write under way is taken, or more is read of what was."""
         return self._taken, unread_bytes(self._descriptor.fd)
 
+    async def unheard(self) -> None:
+        """Wait until nobody reads any more; see the function of that name."""
+        await unheard(self._descriptor.fd)
+
     def give_up(self) -> None:
         """Let every write from now on, and the one under way, raise `trio.BrokenResourceError`."""
         self._broken = True
@@ -283,15 +289,30 @@ async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
     if sys.platform == "linux" and sock is not None:
         if sock.fileno() < 0:
             return errno.EBADF
-        try:
-            watch = select.epoll(1)
-        except OSError:
-            return await trio.sleep_forever()
-        with watch:
-            watch.register(sock.fileno(), select.EPOLLRDHUP)
-            await trio.lowlevel.wait_readable(watch.fileno())
-            return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        await _told(sock.fileno(), select.EPOLLRDHUP)
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return await trio.sleep_forever()
+
+
+async def unheard(fd: int) -> None:
+    """Wait until nobody reads any more what is written to a pipe or socket, which is told else by the next write.
+
+    Who has only ended what it says may still listen. Where nobody can tell, this waits until it is cancelled.
+    """
+    if sys.platform == "linux" and fd >= 0:
+        await _told(fd, 0)
+    else:
+        await trio.sleep_forever()
+
+
+async def _told(fd: int, events: int) -> None:
+    """Wait until the system tells one of these of a descriptor, or that it is broken; for ever where it cannot."""
+    if sys.platform == "linux":
+        with suppress(OSError), select.epoll(1) as watch:  # there is no descriptor to spare, or it is a file
+            watch.register(fd, events)
+            await trio.lowlevel.wait_readable(watch.fileno())
+            return
+    await trio.sleep_forever()
 
 
 async def over_or_hung_up(over: trio.Event, sock: socket.socket | trio.socket.SocketType | None) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import Decoder, encode_lines
-from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
+from trimcp.transports.descriptors import PIECE, READ_SIZE, FdSender, progress_of, socket_under, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
 
 __all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
@@ -87,6 +87,15 @@ class StreamChannel(MessageChannel):
                 with view[start : start + PIECE] as piece:
                     await self._sender.send_all(piece)
                 self._pieces += 1
+
+    async def hung_up(self) -> None:
+        """Wait until nobody reads what is sent; who has only ended what it says may. See `MessageChannel.hung_up`."""
+        sender = self._sender
+        if isinstance(sender, FdSender):
+            await sender.unheard()
+        else:
+            sock = socket_under(sender)
+            await unheard(-1 if sock is None else sock.fileno())
 
     def taken(self) -> Hashable:
         """Return what changes whenever the peer takes more of the send under way; see `MessageChannel.taken`."""
