@@ -45,7 +45,7 @@ from trimcp.transports.http.model import Upgrade
 from trimcp.transports.http.wires import SocketWire, StreamWire
 from trimcp.transports.websocket import WebSocketChannel
 from trimcp.transports.websocket_client import WebSocketServer
-from trimcp.transports.websocket_stream import GatedStream
+from trimcp.transports.websocket_stream import GatedStream, KeepAlive
 from trimcp.wire.jsonrpc import Batch, Malformed, Request
 
 
@@ -283,6 +283,27 @@ async def test_a_peer_that_leaves_before_it_was_read_is_noticed(how: str, count:
             while len(arrived) < count:
                 arrived += await server.receive()
             assert ids(arrived) == list(range(count))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
+async def test_a_peer_whose_end_finds_no_room_is_noticed_when_we_speak_next(autojump_clock: MockClock) -> None:
+    async with raw_client(Meeting(), tcp=True, keep_alive=KeepAlive(20.0)) as (raw, server):
+        with trio.move_on_after(5):  # until it is stuck
+            while True:
+                await raw.say(message(b"x" * 100_000))
+        gone = trio.Event()
+
+        async def listen() -> None:
+            await server.hung_up()
+            gone.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            await trio.aclose_forcefully(raw.stream)
+            await wait_all_tasks_blocked(0.01)
+            assert not gone.is_set()
+            await trio.sleep(25)
+            await gone.wait()
 
 
 async def test_many_small_messages_at_once_are_all_there(autojump_clock: MockClock) -> None:
