@@ -151,9 +151,11 @@ class Home:
         return memory_of(self.pid, peak=True)
 
     async def kept(self) -> int:
-        """Bytes resident once garbage is collected and free memory is the system's again, where we can have it so."""
+        """Bytes resident once garbage is collected and free memory is the system's again."""
         if self.served is not None:
             return await self.served.kept()
+        if self.target is not None:
+            await self._counted(kept=True)
         self._tidy()
         return self.memory
 
@@ -208,15 +210,15 @@ class Home:
 
     async def counts(self) -> dict[str, int]:
         """What it counts of itself, after a garbage collection."""
-        if self.served is not None:
-            return await self.served.counts()
+        return await self._counted() if self.served is None else await self.served.counts()
+
+    async def _counted(self, **options: bool) -> dict[str, int]:
         async with self.peer() as peer:
-            while True:
-                await peer.say(peer.call("statistics", "statistics"))
-                while (answer := await peer.hear())["id"] != "statistics":
-                    pass
-                counts: dict[str, int] = json.loads(text_of(answer))
-                return counts
+            await peer.say(peer.call("statistics", "statistics", **options))
+            while (answer := await peer.hear())["id"] != "statistics":
+                pass
+            counts: dict[str, int] = json.loads(text_of(answer))
+            return counts
 
     async def back_to(self, base: dict[str, int], *, seconds: float = 10) -> None:
         """Wait until it counts of itself what it did before, exactly."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -13,6 +14,16 @@ from typing import Any
 import trio
 
 import trimcp
+
+
+def give_back() -> None:
+    """Give the system what the C library keeps free for later.
+
+    How much that is depends on how large messages met by chance, and it hides what really was kept: 20,000 mutated
+    conversations over WebSocket let it grow by 3 to 6 MiB, and what is in use by one.
+    """
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def make_server() -> trimcp.Server[None]:
@@ -76,9 +87,11 @@ def make_server() -> trimcp.Server[None]:
         raise RuntimeError("secret of the handler")
 
     @server.tool
-    async def statistics(*, ctx: trimcp.Context) -> str:
+    async def statistics(kept: bool = False, *, ctx: trimcp.Context) -> str:
         session, _ = ctx.internals
         gc.collect()
+        if kept:
+            give_back()
         counts = {
             "tasks": trio.lowlevel.current_statistics().tasks_living,
             "files": len(os.listdir("/proc/self/fd")),

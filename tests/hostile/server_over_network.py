@@ -6,7 +6,6 @@ standard error: level and logger first, so that a test can tell that nobody comp
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -18,7 +17,7 @@ import trio
 
 import trimcp
 import trimcp.net
-from tests.hostile.server_for_attack import make_server
+from tests.hostile.server_for_attack import give_back, make_server
 from trimcp.transports.http.app import HttpFace
 from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.limits import HttpLimits
@@ -35,16 +34,6 @@ class NotedFace(HttpFace):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         _faces.append(self)
-
-
-def give_back() -> None:
-    """Give the system what the C library keeps free for later.
-
-    How much that is depends on how large messages met by chance, and it hides what really was kept: 20,000 mutated
-    conversations over WebSocket let it grow by 3 to 6 MiB, and what is in use by one.
-    """
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 async def statistics(head: Head) -> Response:
