@@ -171,17 +171,21 @@ _LEAVINGS: dict[str, Callable[[Near, Log], Awaitable[None]]] = {
 }
 
 
+def one_line(said: list[str], loud: list[str], on: str) -> None:
+    """What is logged of who leaves: one line at DEBUG, none above it."""
+    figure(14, "lines at DEBUG of who leaves", len(said), 1, "", on)
+    figure(14, "lines above DEBUG of who leaves", len(loud), 0, "", on)
+    assert len(said) == 1, said
+    assert loud == []
+
+
 @OnBoth
 @pytest.mark.parametrize("kind", _LEAVINGS)
 async def test_who_leaves_is_one_line_at_debug(host: str, kind: str, log: Log) -> None:
     async with near(host) as server:
         await _LEAVINGS[kind](server, log)
         said, loud = log.ours, log.loud
-    on = f"{host}, {kind}"
-    figure(14, "lines at DEBUG of who leaves", len(said), 1, "", on)
-    figure(14, "lines above DEBUG of who leaves", len(loud), 0, "", on)
-    assert len(said) == 1, said
-    assert loud == []
+    one_line(said, loud, f"{host}, {kind}")
 
 
 @OnBoth
@@ -366,11 +370,7 @@ async def test_a_server_that_leaves_is_one_line_at_debug(road: str, busy: bool, 
                 await trio.sleep(0.01)
         await trio.sleep(0.05)
         said, loud = log.ours, log.loud
-    on = f"{road}, {'busy' if busy else 'idle'}, a client"
-    figure(14, "lines at DEBUG of who leaves", len(said), 1, "", on)
-    figure(14, "lines above DEBUG of who leaves", len(loud), 0, "", on)
-    assert len(said) == 1, said
-    assert loud == []
+    one_line(said, loud, f"{road}, {'busy' if busy else 'idle'}, a client")
 
 
 @pytest.mark.parametrize("road", EVERY_ROAD)
