@@ -6,6 +6,7 @@ Arguments after `--` go to the tool a session runs: `nox -s tests -- tests/wire 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -50,6 +51,18 @@ def groups(*names: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(PYPROJECT, *names)
 
 
+# Tests mostly wait, for processes and for clocks: so many of them at once keep the processors busy.
+WORKERS = str(2 * (os.cpu_count() or 1))
+
+
+def run_tests(session: nox.Session, *arguments: str, **env: str) -> None:
+    """Run tests beside each other, then those marked `alone` one after the other; either may find that it has none."""
+    env["PYTHONDONTWRITEBYTECODE"] = ""  # else each of hundreds of processes compiles what it imports
+    for alone, workers in (("no", WORKERS), ("only", "0")):
+        env["TRIMCP_ALONE"] = alone
+        session.run("pytest", "-n", workers, *arguments, env=env, success_codes=[0, 5])
+
+
 @nox.session
 def demo(session: nox.Session) -> None:
     """Index the standard library over a real pipe: progress, a cancelled search, a clean end."""
@@ -62,12 +75,20 @@ def tests(session: nox.Session) -> None:
     """Run the test suite."""
     session.install(".[cli]", *groups("tests"))
     with timed(session):
-        session.run("pytest", *session.posargs)
+        run_tests(session, *session.posargs)
 
 
 # `nox -s tests-3.13`, where there is such an interpreter; by default only the one that runs nox is tried.
 for version in ("3.11", "3.12", "3.13"):
     nox.session(tests.func, name=f"tests-{version}", python=version, default=False)
+
+
+@nox.session(default=False)
+def matrix(session: nox.Session) -> None:
+    """Run the interaction tests over every transport in every revision: `tests` has the oldest, the newest and 2026."""
+    session.install(".[cli]", *groups("tests"))
+    with timed(session):
+        run_tests(session, *(session.posargs or ["tests/interaction"]), TRIMCP_MATRIX="1")
 
 
 @nox.session
@@ -79,9 +100,11 @@ def guarantees(session: nox.Session) -> None:
     figures = Path("build", "guarantees.json").absolute()
     figures.parent.mkdir(exist_ok=True)
     with timed(session):
-        session.run("pytest", "tests/guarantees", *chosen, env={"TRIMCP_FIGURES": str(figures)})
-    if page:
-        session.run("python", "docs/reliability.py", str(figures))
+        if page:  # what is published is measured one after the other, with nothing beside it
+            session.run("pytest", "tests/guarantees", *chosen, env={"TRIMCP_FIGURES": str(figures)})
+            session.run("python", "docs/reliability.py", str(figures))
+        else:
+            run_tests(session, "tests/guarantees", *chosen, TRIMCP_FIGURES=str(figures))
 
 
 @nox.session
@@ -93,6 +116,7 @@ def types(session: nox.Session) -> None:
         session.run("mypy", "--strict", "-p", "trimcp")
         # Programs of users. Their directories are no packages, hence the flag.
         session.run("mypy", "--strict", "--explicit-package-bases", "tests/typing")
+        session.run("python", "-m", "tests.check_snippets")
         session.run("pyright", "--pythonpath", str(Path(session.bin) / "python"))
         session.run("pyright", "--verifytypes", "trimcp", "--ignoreexternal")
 
@@ -139,8 +163,9 @@ def fuzz(session: nox.Session) -> None:
         with timed(session):
             session.run("python", "-m", "tests.fuzz.run_atheris", *rest)
         return
-    every = ["tests/fuzz", "tests/protocol", "tests/session", "tests/hostile", "-k", "targets or machine or mutat"]
-    show = ["-o", "timeout=1800", "-s", "--durations=0", "--durations-min=1", "-p", "tests.guarantees.conftest"]
+    every = ["tests/fuzz", "tests/protocol", "tests/session", "tests/guarantees"]
+    every += ["-k", "targets or machine or mutat"]
+    show = ["-o", "timeout=1800", "-s", "--durations=0", "--durations-min=1"]
     report = Path("build", "fuzz.json").absolute()
     report.parent.mkdir(exist_ok=True)
     with timed(session):

@@ -1,8 +1,9 @@
-"""Makes docs/performance.md and its plots out of the results of a run, and the same tables for a terminal.
+"""Makes docs/performance.md, its tables and plots out of the results of a run, and the same tables for a terminal.
 
     python benchmarks/report.py [RESULTS.json]
 
-No run is needed for that, so a better sentence or plot does not cost half an hour. The words stand in `page.md`.
+No run is needed for that, so a better sentence or plot does not cost half an hour. The words stand in `page.md`
+and `tables.md`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cells import CELLS, SECTIONS, Cell, Figure, Section
 from names import FLOOR, HYPERCORN, ORDER, OURS
 from results import BUSY, Results, Spread, paired_ratio
 
-__all__ = ["number", "page", "tables", "write"]
+__all__ = ["full_tables", "number", "page", "tables", "write"]
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -92,16 +93,33 @@ def summary(results: Results) -> str:
 
 
 def section_text(section: Section, results: Results, *, plots: bool) -> str:
-    """Return a section's tables, one for each figure; nothing if nothing was measured."""
+    """Return a section's tables, one for each figure, with its plots; nothing if nothing was measured."""
     cells = [cell for cell in CELLS if cell.section == section.name]
     parts = []
     for figure in section.figures:
         text = figure_table(figure, cells, results)
         if text and plots and figure.name in section.plots:
-            name, shown = section.plots[figure.name]
-            parts.append(f"![{shown}](performance/{name}.svg)\n[as PNG](performance/{name}.png)")
+            parts.append(_plot(*section.plots[figure.name]))
         parts += [text] * bool(text)
     return "\n\n".join([f"## {section.title}", section.text, *parts]) if parts else ""
+
+
+def _plot(name: str, shown: str, folder: str = "") -> str:
+    return f"![{shown}]({folder}{name}.svg)\n[as PNG]({folder}{name}.png)"
+
+
+def plots(results: Results) -> str:
+    """Return the plots of all that was measured."""
+    found = []
+    for section in SECTIONS:
+        cells = [cell for cell in CELLS if cell.section == section.name]
+        there = [figure for figure in section.figures if figure.name in section.plots]
+        found += [
+            f"### {section.title}\n\n" * (figure is there[0]) + _plot(*section.plots[figure.name], "performance/")
+            for figure in there
+            if figure_table(figure, cells, results)
+        ]
+    return "\n\n".join(found)
 
 
 def figure_table(figure: Figure, cells: Sequence[Cell], results: Results) -> str:
@@ -218,35 +236,47 @@ def page(results: Results) -> str:
     """Return docs/performance.md."""
     made = results.made
     minutes, whole = made.get("seconds", 0) / 60, made.get("whole", False)
-    told = {
-        "when": str(made.get("date", "")),
-        "command": str(made.get("command", "")),
-        "minutes": f"{minutes:.0f}",
+    return _filled(
+        "page.md",
+        when=str(made.get("date", "")),
+        command=str(made.get("command", "")),
+        minutes=f"{minutes:.0f}",
         # It should not be taken for more than it is.
-        "part": " **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
-        "bars": bars_table(results),
-        "summary": summary(results),
-        "sections": "\n\n".join(filter(None, (section_text(one, results, plots=True) for one in SECTIONS))),
-        "failures": failures(results),
-        "noise": noise(results),
-        "generator": generator(results),
-        "facts": facts(results),
-    }
-    text = (HERE / "page.md").read_text("utf-8")
+        part=" **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
+        bars=bars_table(results),
+        summary=summary(results),
+        plots=plots(results),
+    )
+
+
+def full_tables(results: Results) -> str:
+    """Return docs/performance/tables.md."""
+    return _filled(
+        "tables.md",
+        sections="\n\n".join(filter(None, (section_text(one, results, plots=True) for one in SECTIONS))),
+        failures=failures(results),
+        noise=noise(results),
+        generator=generator(results),
+        facts=facts(results),
+    )
+
+
+def _filled(template: str, **told: str) -> str:
+    text = (HERE / template).read_text("utf-8")
     for name, value in told.items():
         text = text.replace(f"<!-- {name} -->", value)
     return text.replace("\n\n\n", "\n\n")
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Write the page, and beside it a folder with the results and the plots; return what was written."""
+    """Write the page, and beside it a folder with the tables, the results and the plots; return what was written."""
     from plots import draw_all
 
     beside = folder / "performance"
     beside.mkdir(parents=True, exist_ok=True)
-    files = [folder / "performance.md", beside / RESULTS]
-    files[0].write_text(page(results), "utf-8")
-    files[1].write_text(results.to_json(), "utf-8")
+    files = [folder / "performance.md", beside / "tables.md", beside / RESULTS]
+    for file, text in zip(files, (page(results), full_tables(results), results.to_json()), strict=True):
+        file.write_text(text, "utf-8")
     return [*files, *draw_all(results, beside)]
 
 

@@ -132,7 +132,7 @@ def ask(python: str, peer: Peer, cell: Cell, server: Serving | None, *, seconds:
         target = _target(peer, cell) if server is None else [server.url, "--pid", str(server.pid)]
         words = words_for(cell, target, script, seconds=seconds, warm_up=warm_up)
         # -P: of what is installed, not of a tree that somebody may be working in.
-        command = [*on_core(LOAD_CORE), python, "-P", "-m", "trimcp.cli", "bench", *words, "--json", str(report)]
+        command = [*on_core(LOAD_CORE), python, "-P", "-m", "trimcp.cli", "bench", *words, "--save", str(report)]
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + SLACK

@@ -1,7 +1,7 @@
-"""Writes the tables of docs/reliability.md from what `nox -s guarantees -- --page` has measured.
+"""Writes the table of docs/reliability.md, and all figures behind it, as `nox -s guarantees -- --page` measured them.
 
-`python docs/reliability.py FIGURES` keeps those in docs/reliability/figures.json and writes the page; without an
-argument it writes the page anew from what is kept. A test fails while the page is not what the figures say.
+`python docs/reliability.py FIGURES` keeps those in docs/reliability/figures.json and writes both pages; without an
+argument it writes them anew from what is kept. A test fails while the pages are not what the figures say.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _HERE: Final = Path(__file__).parent
 PAGE: Final = _HERE / "reliability.md"
 TESTS: Final = _HERE.parent / "tests" / "guarantees"
 KEPT: Final = _HERE / "reliability" / "figures.json"
+TABLES: Final = _HERE / "reliability" / "figures.md"
 
 # What is promised, as short as it can be said; the page says the rest.
 PROMISES: Final = {
@@ -27,16 +28,18 @@ PROMISES: Final = {
     2: ("Duplicate ids", "refused at once; the call under way and its reply are untouched"),
     3: ("Message limits", "4 MiB into a server, 64 into a client; too large costs 8 MiB, and the session lives on"),
     4: ("Slow readers", "2 MiB each, others at most 50 ms later; a large result costs 3 times its size"),
-    5: ("Pipelining without reading", "reading stops at 16 MiB; nothing is lost"),
+    5: ("Pipelining without reading", "reading stops at 16 MiB a session, within the budget of 15; nothing is lost"),
     6: ("Work stops with its owner", "every clean-up within 100 ms; tasks, sockets and files as before"),
     7: ("Shutdown", "answers within 5 s, exit code 0; idle 0.5 s; input closed or parent dead 1 s"),
-    8: ("Time and numbers", "head 10 s, body 30 s; idle sessions 30 min, 20 KiB, no task; all is capped"),
+    8: ("Time and numbers", "head 10 s, body 30 s; idle sessions 30 min, 20 KiB, no task; all is capped, by shares"),
     9: ("Blocking tools", "an echo within 50 ms beside 200 blocked threads, or a process that computes"),
     10: ("Cross-origin", "no stranger's Origin on any bind, no stranger's Host on loopback: 403"),
-    11: ("Ownership", "sessions, events, streams and sealed state are good for their owner alone"),
+    11: ("Ownership", "sessions, events, streams and sealed state are good for their owner alone; shares go by owner"),
     12: ("Hostile volume", "20,000 mutations: at most 2 MiB; at most 40 bytes for a call that is over"),
     13: ("Client", "bounded; no schema hangs it; a child's death 1 s; a stubborn child and its kin 5 s"),
     14: ("Quiet logs", "who leaves is one line at DEBUG; a crash is one ERROR, its reply says nothing"),
+    15: ("All strangers together", "what peers make a server keep: 256 MiB, shared by principal, else by address"),
+    16: ("No handler ends a server", "whatever it raises is its request's error; no other call is lost"),
 }  # fmt: skip
 
 _PART: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -85,13 +88,13 @@ def summary(figures: list[Figure]) -> str:
         mine = [each for each in figures if each["promise"] == number]
         measured, how = "not in this run", ""
         if mine:
-            name = f"[{name}](#figures-{number})"
+            name = f"[{name}](reliability/figures.md#figures-{number})"
             nearest = kinds(mine)[0][0]
             measured = f"{nearest['what']}: {with_unit(nearest['value'], nearest['unit'])}"
             measured += "" if nearest["bound"] is None else f" of {with_unit(nearest['bound'], nearest['unit'])}"
             how = verdict(mine)
-        [file] = TESTS.glob(f"test_{number:02}_*.py")
-        lines.append(f"| {number} | {name} | {promised} | {measured} | {how} | `{file.name}` |")
+        files = ", ".join(f"`{file.name}`" for file in sorted(TESTS.glob(f"test_{number:02}_*.py")))
+        lines.append(f"| {number} | {name} | {promised} | {measured} | {how} | {files} |")
     return "\n".join(lines)
 
 
@@ -102,7 +105,7 @@ def details(figures: list[Figure]) -> str:
         mine = [each for each in figures if each["promise"] == number]
         if not mine:
             continue
-        parts += [f"### {number}. {name} {{: #figures-{number}}}", ""]
+        parts += [f"## {number}. {name} {{: #figures-{number}}}", ""]
         parts += ["| what | at worst | at most | where that was | places |", "| --- | --- | --- | --- | --- |"]
         for group in kinds(mine):
             worst = max(group, key=lambda each: (share(each), each["value"]))
@@ -126,9 +129,17 @@ def circumstances(kept: dict[str, Any]) -> str:
 
 def page(text: str, kept: dict[str, Any]) -> str:
     """Return the page with its tables drawn from these figures."""
-    figures = kept["figures"]
-    made = {"circumstances": circumstances(kept), "summary": summary(figures), "figures": details(figures)}
+    made = {"circumstances": circumstances(kept), "summary": summary(kept["figures"])}
     return _PART.sub(lambda part: f"{part[1]}\n{made[part[2]]}\n{part[3]}", text)
+
+
+def tables(kept: dict[str, Any]) -> str:
+    """Return the page of all figures."""
+    return (
+        "# Reliability: all figures\n\nThe worst of each kind of figure behind [the promises](../reliability.md), those"
+        " nearest to their bounds first.\n*Places* counts transports, hosts, eras and variants."
+        f"\n\n{circumstances(kept)}\n\n{details(kept['figures'])}\n"
+    )
 
 
 def main(source: Path | None) -> None:
@@ -144,7 +155,9 @@ def main(source: Path | None) -> None:
         }
         KEPT.parent.mkdir(exist_ok=True)
         KEPT.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
-    PAGE.write_text(page(PAGE.read_text("utf-8"), json.loads(KEPT.read_text("utf-8"))), "utf-8")
+    kept = json.loads(KEPT.read_text("utf-8"))
+    PAGE.write_text(page(PAGE.read_text("utf-8"), kept), "utf-8")
+    TABLES.write_text(tables(kept), "utf-8")
 
 
 if __name__ == "__main__":

@@ -342,10 +342,10 @@ async def review(
         raise trimcp.ErrorReply(-32602, f"there is no file {path}") from None
     if not isinstance(text, str):
         raise trimcp.ErrorReply(-32602, f"{path} is not text")
-    contents = trimcp.TextResourceContents(uri=uri_of(path), text=text, mime_type="text/plain")
+    contents = trimcp.wire.TextResourceContents(uri=uri_of(path), text=text, mime_type="text/plain")
     return [
         f"Review {path} for {focus}. Name each problem with its line, say why it is one, and suggest a change.",
-        trimcp.EmbeddedResource(resource=contents),
+        trimcp.wire.EmbeddedResource(resource=contents),
     ]
 
 

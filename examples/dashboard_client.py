@@ -104,7 +104,7 @@ async def follow(session: trimcp.ClientSession, view: View, changed: Callable[[]
 
 async def read(session: trimcp.ClientSession, uri: str, view: View) -> None:
     contents = (await session.read_resource(uri, fresh=True)).contents[0]
-    if isinstance(contents, trimcp.TextResourceContents):
+    if isinstance(contents, trimcp.wire.TextResourceContents):
         view.take(uri, json.loads(contents.text))
 
 

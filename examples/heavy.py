@@ -23,6 +23,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -139,12 +140,12 @@ def worker_processes() -> list[int]:
     return [worker for child in children_of(os.getpid()) for worker in children_of(child)]
 
 
-async def show_a_call(session: trimcp.ClientSession, name: str, arguments: dict[str, object] | None = None) -> None:
+async def show_a_call(session: trimcp.ClientSession, name: str, arguments: Mapping[str, object] | None = None) -> None:
     """Call a tool and print what its result says."""
     begun = time.perf_counter()
     result = await session.call_tool(name, arguments)
     said = "error" if result.is_error else "result"
-    print(f"   {said} after {time.perf_counter() - begun:.2f} s: {' '.join(result.content[0].text.split())}")
+    print(f"   {said} after {time.perf_counter() - begun:.2f} s: {' '.join(result.text.split())}")
 
 
 async def main() -> None:

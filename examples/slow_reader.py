@@ -140,7 +140,7 @@ async def ask(url: str) -> dict[str, Any]:
     """Return what the server says of itself."""
     async with Client("watcher").connect(trimcp.http(url)) as session:
         result = await session.call_tool("health")
-        found: dict[str, Any] = json.loads(result.content[0].text)
+        found: dict[str, Any] = json.loads(result.text)
         return found
 
 

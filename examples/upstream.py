@@ -29,11 +29,11 @@ from pathlib import Path
 import trio
 
 import trimcp
-from trimcp import UpstreamState
+from trimcp.fleet import UpstreamState
 
 EVERY = 1.5  # seconds of peace before the next kill
-BREAKER = trimcp.Breaker(failures=3, open_for=5)
-RESTARTS = trimcp.Restarts(first_pause=0.2, longest_pause=5, lasting=1)
+BREAKER = trimcp.fleet.Breaker(failures=3, open_for=5)
+RESTARTS = trimcp.fleet.Restarts(first_pause=0.2, longest_pause=5, lasting=1)
 
 
 # The server
@@ -124,13 +124,13 @@ async def kill(upstream: trimcp.Upstream) -> None:
     await upstream.wait_up()
 
 
-async def main(kills: int, directory: str) -> trimcp.UpstreamStatistics:
+async def main(kills: int, directory: str) -> trimcp.fleet.UpstreamStatistics:
     global start
     start = trio.current_time()
     broken = Path(directory) / "broken"
     target = trimcp.stdio(sys.executable, __file__, "serve", str(broken))
     client = trimcp.Client("host", "1.0.0")
-    async with client.supervise(target, name="counter", breaker=BREAKER, restarts=RESTARTS) as upstream:
+    async with trimcp.supervise(client, target, name="counter", breaker=BREAKER, restarts=RESTARTS) as upstream:
         async with trio.open_nursery() as nursery:
             for task in (watch, keep_counting, listen):
                 nursery.start_soon(task, upstream)

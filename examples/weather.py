@@ -34,7 +34,7 @@ def get_forecast(
     """Get the weather forecast for a place."""
     for place in RECORDED["places"]:
         if abs(place["latitude"] - latitude) <= NEAR and abs(place["longitude"] - longitude) <= NEAR:
-            return "\n---\n".join([place["name"], *map(_describe_period, place["periods"])])
+            return "\n---\n".join(map(_describe_period, place["periods"]))
     places = ", ".join(f"{p['name']} ({p['latitude']}, {p['longitude']})" for p in RECORDED["places"])
     raise trimcp.ToolError(f"no forecast is recorded near {latitude}, {longitude}; try {places}")
 
@@ -42,16 +42,24 @@ def get_forecast(
 def _describe_alert(alert: dict[str, str]) -> str:
     return "\n".join(
         [
-            f"Event: {alert['event']} ({alert['severity']})",
+            f"Event: {alert['event']}",
             f"Area: {alert['area']}",
+            f"Severity: {alert['severity']}",
             f"Description: {alert['description']}",
-            f"Instruction: {alert['instruction']}",
+            f"Instructions: {alert['instruction']}",
         ]
     )
 
 
 def _describe_period(period: dict[str, Any]) -> str:
-    return f"{period['name']}: {period['temperature']} °F, wind {period['wind']}. {period['text']}"
+    return "\n".join(
+        [
+            f"{period['name']}:",
+            f"Temperature: {period['temperature']}°F",
+            f"Wind: {period['wind']}",
+            f"Forecast: {period['text']}",
+        ]
+    )
 
 
 if __name__ == "__main__":

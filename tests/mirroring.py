@@ -11,7 +11,7 @@ import trio
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.server.server import Server
 from trimcp.session.drive import drive
 from trimcp.session.scopes import open_service_nursery
@@ -79,6 +79,6 @@ async def mirrored(
     client = client or Client("test")
     ours, theirs = header_channels(mirrors=mirrors, tamper=tamper)
     async with server.running() as running, open_service_nursery() as nursery:
-        nursery.start_soon(drive, server.session(running), ours)
+        nursery.start_soon(drive, running.session(), ours)
         async with client.connect(theirs, revision=revision) as session:
             yield session, theirs

@@ -16,7 +16,11 @@ __all__ = ["make_server"]
 
 def make_server(records: Any = None) -> trimcp.Server[Any]:
     """A server whose tools take secrets, ask for them, and crash with none of their own."""
-    audit = trimcp.Audit(logger="trimcp.audit", arguments="masked") if records is None else trimcp.Audit(write=records)
+    audit = (
+        trimcp.guard.Audit(logger="trimcp.audit", arguments="masked")
+        if records is None
+        else trimcp.guard.Audit(write=records)
+    )
     server = trimcp.Server("s", audit=audit, confirm="destructive")
 
     @server.tool(annotations=trimcp.ToolAnnotations(destructive_hint=True))

@@ -1,20 +1,11 @@
-"""Runs every snippet of the documentation, and compares its tables with what the code says.
-
-How a page is read, top to bottom, in an empty directory:
-
-- ```` ```python ```` blocks of a page are one program, each continuing the one above. A block with `await` outside a
-  function runs in Trio, in virtual time, as if it stood in an async function.
-- `<!-- new program -->` above a block begins again with nothing.
-- A block with `title="NAME"` is a file, written and no more; Python files must be imported or run further down.
-- `<!-- output -->` above a block: this is what the Python block before it prints; `...` stands for anything.
-- `<!-- run -->` above a ```` ```console ```` block: its `$ ` lines are run, and print the lines below each.
-"""
+"""Runs every snippet of the documentation, as `pages` reads them, and compares its tables with what the code says."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import doctest
+import inspect
 import os
 import re
 import runpy
@@ -31,48 +22,10 @@ from trio.testing import MockClock
 
 import trimcp
 import trimcp.testing
+from tests.pages import PAGES, ROOT, Block, blocks_of
 from trimcp.cli.exits import EXIT_CODES
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import ERRORS
-
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TITLE = re.compile(r'title="([^"]+)"')
-SPEECH = re.compile(r"<!-- (new program|output|run) -->")
-
-
-@attrs.frozen
-class Block:
-    """One fenced block: where its text begins, what it is, and what the comment above it says."""
-
-    page: Path
-    line: int
-    language: str
-    title: str | None
-    speech: str | None
-    text: str
-
-
-def blocks_of(page: Path) -> Iterator[Block]:
-    """Yield a page's fenced blocks. One that is indented would go unseen, so it is refused."""
-    fence: re.Match[str] | None = None
-    start, speech = 0, None
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        if fence is not None:
-            if line.strip() == fence[1]:
-                title = TITLE.search(fence[3])
-                text = "\n".join(lines[start : number - 1]) + "\n"
-                yield Block(page, start + 1, fence[2], title and title[1], speech, text)
-                fence, speech = None, None
-            continue
-        fence = re.fullmatch(r"(`{3,})(\w*)(.*)", line)
-        if fence is not None:
-            start = number
-        elif line.strip():
-            assert not line.lstrip().startswith("```"), f"{page.name}:{number}: a fence must not be indented"
-            found = SPEECH.fullmatch(line)
-            speech = found[1] if found else None
 
 
 def snippets() -> list[object]:
@@ -186,16 +139,30 @@ def test_the_tables_of_limits_are_complete() -> None:
                 assert said[field.name].pop(0) == f"{field.default:,}", field.name
 
 
+def test_the_tables_of_limits_name_nothing_that_is_gone() -> None:
+    known = set(inspect.signature(trimcp.Server).parameters)
+    for kind in (Limits, trimcp.Quota, trimcp.HttpLimits, trimcp.HttpSettings, trimcp.MemoryEvents):
+        known |= {field.name for field in attrs.fields(kind)}
+    named = [row for row in rows("reference/limits.md") if re.fullmatch(r"`[a-z_]+`", row[0])]
+    said = {row[0].strip("`"): row[1] for row in named}
+    assert set(said) <= known
+    assert said["memory"] == f"{trimcp.Server('any').budget.bound:,}, or four times `max_message`"
+
+
 def test_the_table_of_exit_codes_is_complete() -> None:
     said = [row[:2] for row in rows("reference/command.md") if row[0].isdecimal()]
     assert said == [list(found) for found in re.findall(r"^ +(\d+) +(.+)$", EXIT_CODES, re.MULTILINE)]
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    listed = [name for row in rows("reference/index.md") for name in re.findall(r"`(\w+)`", row[1])]
-    assert sorted(set(listed) - {"inspect", "call", "read", "prompt", "bench", "demo"}) == sorted(
-        {*trimcp.__all__, *trimcp.testing.__all__}
-    )
+    listed = [name for row in rows("reference/index.md") for name in re.findall(r"`([\w.]+)`", row[1])]
+    public = set(trimcp.__all__) | {f"security.{name}" for name in ("SECURITY_EVENTS", "security_event")}
+    for package in (trimcp.fleet, trimcp.guard, trimcp.hidden, trimcp.testing, trimcp.watch, trimcp.wire):
+        public |= {f"{package.__name__.removeprefix('trimcp.')}.{name}" for name in package.__all__}
+    public |= {f"channel.{name}" for name in ("Incoming", "Kind", "Origin", "Outgoing")}
+    # Of names that stand in two places, the shorter way is told.
+    public -= {name for name in public if "." in name and name.partition(".")[2] in trimcp.__all__}
+    assert sorted(set(listed) - {"inspect", "call", "read", "prompt", "bench", "demo"}) == sorted(public)
 
 
 def test_the_fields_of_payloads_are_drawn_from_their_declarations() -> None:

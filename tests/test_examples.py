@@ -27,6 +27,7 @@ from rich.console import Console
 from trio.testing import MockClock
 
 import trimcp
+from tests.workers.test_pool import seconds_to_kill_a_family
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import Transcript, connected, every_revision, replay
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2024_11_05
@@ -108,14 +109,29 @@ def test_the_recorded_replies_have_the_shapes_of_their_revision() -> None:
 
 
 @every_revision
-async def test_the_weather_says_what_it_has_where_it_has_nothing(revision: trimcp.Revision) -> None:
+async def test_the_weather_answers_in_the_words_of_the_classic_server(revision: trimcp.Revision) -> None:
     async with connected(load("weather").server, revision=revision) as session:
         result = await session.call_tool("get_forecast", {"latitude": 0, "longitude": 0})
         assert result.is_error
         assert "New York, NY (40.7128, -74.006)" in result.content[0].text
         result = await session.call_tool("get_alerts", {"state": "ny"})
         assert not result.is_error
-        assert "Wind Advisory (Moderate)" in result.content[0].text
+        first, second = result.content[0].text.split("\n---\n")
+        assert first.splitlines() == [
+            "Event: Wind Advisory",
+            "Area: Kings (Brooklyn); Queens; Nassau",
+            "Severity: Moderate",
+            "Description: Northwest winds of 20 to 30 mph with gusts up to 50 mph.",
+            "Instructions: Secure outdoor objects. Tree limbs may come down and cut the power.",
+        ]
+        assert second.startswith("Event: Small Craft Advisory\n")
+        result = await session.call_tool("get_forecast", {"latitude": 40.7, "longitude": -74})
+        assert result.content[0].text.split("\n---\n")[1].splitlines() == [
+            "Tonight:",
+            "Temperature: 36°F",
+            "Wind: 10 to 15 mph NW",
+            "Forecast: Clear and cold.",
+        ]
 
 
 # Code search
@@ -229,7 +245,7 @@ async def test_what_cannot_be_searched_is_explained(
 async def test_no_pattern_takes_long(codesearch: ModuleType, tree: Path) -> None:
     (tree / "long.txt").write_text("a" * 500_000 + "!")
     async with connected(codesearch.server) as session:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             result = await session.call_tool("search", {"pattern": "^(a+)+$", "regex": True, "glob": "long.txt"})
         assert lines(result) == []
 
@@ -283,7 +299,7 @@ async def test_files_are_resources_that_tell_when_they_change(
         async with session.listen(resources=[uri]) as changes:
             (tree / "pkg" / "a.py").write_text("changed = True")
             os.utime(tree / "pkg" / "a.py", (1, 1))
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 assert await changes.receive() == ResourceUpdated(uri)
         assert (await session.read_resource(uri)).contents[0].text == "changed = True"
 
@@ -464,7 +480,7 @@ async def test_jobs_wait_for_their_turn_and_tell_how_they_ended(
                 return [job["state"] for job in await read_json(session, "jobs://recent")]
 
             async def until(wanted: list[str]) -> None:
-                with trio.fail_after(20):
+                with trio.fail_after(60):
                     while await states() != wanted:
                         await changes.receive()
 
@@ -638,7 +654,7 @@ def test_the_dashboard_and_its_client_are_programs() -> None:
 
     def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, bytes]:
         process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=20)
+        _, complaints = process.communicate(timeout=60)
         return process.returncode, complaints
 
     with start("dashboard.py", "0") as server:
@@ -664,8 +680,8 @@ async def test_the_upstream_dies_and_comes_back(
 ) -> None:
     example = load("upstream")
     monkeypatch.setattr(example, "EVERY", 0.7)
-    monkeypatch.setattr(example, "BREAKER", trimcp.Breaker(failures=3, open_for=2))
-    monkeypatch.setattr(example, "RESTARTS", trimcp.Restarts(first_pause=0.2, longest_pause=1, lasting=0.1))
+    monkeypatch.setattr(example, "BREAKER", trimcp.fleet.Breaker(failures=3, open_for=2))
+    monkeypatch.setattr(example, "RESTARTS", trimcp.fleet.Restarts(first_pause=0.2, longest_pause=1, lasting=0.1))
     with trio.fail_after(90):
         statistics = await example.main(2, str(tmp_path))
     lines = [line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()]
@@ -705,7 +721,9 @@ def test_heavy_work_is_killed_and_nothing_is_left_of_it() -> None:
     assert int(reports[1]) > 1
     gone = re.search(r"cancelled: 1 process\(es\) gone after (\d+\.\d) ms", told)
     assert gone is not None
-    assert float(gone[1]) < 400
+    # A few milliseconds where nothing else runs; elsewhere what it takes to kill a process and its child.
+    control = trio.run(seconds_to_kill_a_family)
+    assert float(gone[1]) < max(400, 30 * 1000 * control)
     assert "factorize_quickly did not finish within 2 seconds" in told
     assert "remember_everything failed: its process needed more than 512 MiB of memory" in told
     assert "crash failed: its process was ended by SIGSEGV" in told

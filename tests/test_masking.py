@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import traceback
 from typing import Any
 
 import pytest
 
-from trimcp.masking import digest, harmless, mask, shapes
+from tests.yardsticks import assert_costs
+from trimcp.cleaning import digest, harmless, mask, shapes, traceback_text
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,33 @@ def test_a_digest_tells_apart_and_gives_nothing_away() -> None:
 
 @pytest.mark.parametrize("bait", ["?" + "a" * 50_000, "bearer " * 10_000, "&key" * 20_000, "?" * 50_000])
 def test_masking_takes_no_time_whatever_the_text(bait: str) -> None:
-    started = time.perf_counter()
-    mask(bait)
-    assert time.perf_counter() - started < 0.5
+    assert_costs(lambda: mask(bait), at_most=500)
+
+
+def _raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as raised:
+        return raised
+
+
+def test_a_traceback_cannot_be_made_to_look_like_other_lines() -> None:
+    forged = "no\r\n\x1b[2K2026-01-01 ERROR root: forged\u2028\u202e\x85end"
+    inner = ValueError(forged)
+    inner.add_note(forged)
+    group = ExceptionGroup(forged, [inner, SyntaxError(forged)])
+    outer = RuntimeError("ü is no harm")
+    outer.__cause__ = group
+    text = traceback_text(_raised(outer))
+    assert "test_masking.py" in text
+    assert "RuntimeError: ü is no harm" in text
+    lines = text.splitlines()
+    assert all("\x1b" not in line and "\u202e" not in line for line in lines)
+    told = [line for line in lines if "forged" in line]
+    assert len(told) == 4
+    assert all(line.lstrip(" |").startswith(r"\x1b[2K2026") and line.startswith("  ") for line in told)
+
+
+def test_a_traceback_of_nothing_strange_is_what_python_writes() -> None:
+    error = _raised(ValueError("plain"))
+    assert traceback_text(error) == "".join(traceback.format_exception(error)).rstrip("\n")

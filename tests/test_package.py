@@ -6,16 +6,21 @@ import ast
 import importlib
 import inspect
 import json
+import runpy
 import subprocess
 import sys
 from importlib.metadata import distribution
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 import trimcp
 
+ROOT = Path(__file__).parent.parent
+PACKAGES: Any = [trimcp, trimcp.fleet, trimcp.guard, trimcp.testing, trimcp.watch, trimcp.wire]
 WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "h2", "httptools"]
 FOREIGN = [*WEB, "click", "rich", "jsonschema"]
 
@@ -87,7 +92,7 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     assert foreign == {"trimcp", "cattrs", "orjson", "typing_extensions"}
     assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest"} & {*loaded}
     parts = ("client", "cli", "bench", "testing", "net", "transports.http", "transports.memory", "transports.trace")
-    unused = (*parts, "server.prompts", "server.resources", "server.uri_template", "validation.validator")
+    unused = (*parts, "server.prompts", "server.resources", "server.uri_template", "schema.validator")
     assert [name for name in ours if name.removeprefix("trimcp.").startswith(unused)] == []
     assert len(ours) < 100, f"{len(ours)} modules of trimcp"
     declared = [
@@ -122,26 +127,30 @@ def test_the_list_of_what_is_not_loaded_names_real_packages() -> None:
     subprocess.run([sys.executable, "-c", program, *FOREIGN], capture_output=True, check=True)
 
 
-def test_every_public_name_exists_once_and_is_documented() -> None:
-    assert trimcp.__all__, "a package without public names"
-    assert len(trimcp.__all__) == len(set(trimcp.__all__))
-    undocumented = [name for name in trimcp.__all__ if not _is_documented(name)]
-    assert undocumented == []
+def test_type_checkers_are_told_the_same_names() -> None:
+    for stub, text in runpy.run_path(str(ROOT / "docs" / "stubs.py"))["stubs"]().items():
+        assert stub.read_text("utf-8") == text, f"{stub} is stale: python docs/stubs.py"
 
 
-def test_names_are_looked_up_where_type_checkers_see_them_imported() -> None:
-    source = ast.parse(Path(trimcp.__file__).read_text("utf-8"))
-    seen = next(node for node in source.body if isinstance(node, ast.If)).body
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_name_is_what_its_module_calls_so(package: ModuleType) -> None:
+    source = Path(str(package.__file__)).with_suffix(".pyi").read_text("utf-8")
     imported = {
-        alias.asname or alias.name: (statement.module, alias.name)
-        for statement in seen
+        alias.asname: (statement.module, alias.name)
+        for statement in ast.parse(source).body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    assert {*imported, "Text"} == set(trimcp.__all__)
+    assert set(package.__all__) <= set(imported)
+    assert set(package.__all__) <= set(dir(package))
     for name, (module, own) in imported.items():
-        assert getattr(trimcp, name) is getattr(importlib.import_module(str(module)), own), name
-    assert trimcp.Text is trimcp.TextContent
+        there = importlib.import_module(str(module))
+        if name not in package.__all__:
+            there = importlib.import_module(f"{module}.{own}")
+            assert getattr(package, str(name)) is there
+            continue
+        assert getattr(package, str(name)) is getattr(there, own), name
+        assert _is_documented(name, package), name
 
 
 def test_a_server_does_not_load_the_client_nor_the_other_way_round() -> None:
@@ -156,6 +165,7 @@ def test_a_server_does_not_load_the_client_nor_the_other_way_round() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(trimcp, "Sever")
+    assert not hasattr(trimcp.wire, "Tol")
     assert "Server" in dir(trimcp)
 
 
@@ -163,6 +173,12 @@ def test_names_without_underscore_are_public() -> None:
     """Whatever `trimcp.<Tab>` offers besides submodules is meant to be used."""
     offered = {name for name, value in vars(trimcp).items() if not inspect.ismodule(value)}
     assert {name for name in offered if not name.startswith("_")} - {"annotations"} <= set(trimcp.__all__)
+
+
+def test_importing_what_pytest_always_loads_loads_nothing() -> None:
+    program = "import sys, trimcp.testing; print([name for name in ('trio', 'attr', 'orjson') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_types_are_shipped() -> None:
@@ -181,13 +197,13 @@ def test_the_search_for_documentation_can_fail() -> None:
     assert _documented_constants(untold) == {"Y"}
 
 
-def _is_documented(name: str) -> bool:
-    value = getattr(trimcp, name)
+def _is_documented(name: str, package: ModuleType) -> bool:
+    value = getattr(package, name)
     if inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value):
         return bool((value.__doc__ or "").strip())
     # A constant or an alias carries no docstring; documentation tools read the string below its assignment.
-    package = Path(trimcp.__file__).parent
-    return any(name in _documented_constants(path.read_text("utf-8")) for path in package.rglob("*.py"))
+    sources = (path.read_text("utf-8") for path in Path(trimcp.__file__).parent.rglob("*.py"))
+    return any(name in _documented_constants(source) for source in sources)
 
 
 def _documented_constants(source: str) -> set[str]:

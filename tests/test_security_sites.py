@@ -84,7 +84,7 @@ async def say(url: str, head: bytes | None = None, body: bytes = b"", **headers:
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         await stream.send_all(head if head is not None else f"POST /mcp HTTP/1.1\r\n{lines}\r\n".encode() + body)
         answer = b""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async for chunk in stream:
                 answer += chunk
     return answer
@@ -199,7 +199,7 @@ async def test_what_is_no_message(
 def speaking(server: trimcp.Server[Any]) -> Any:
     @asynccontextmanager
     async def opened() -> Any:
-        theirs, ours = memory_channels(framed=True, max_message=4 * 1024 * 1024)
+        theirs, ours = memory_channels(framed=True)
         async with server.running() as running, trio.open_nursery() as nursery, ours:
             nursery.start_soon(running.serve, theirs)
 
@@ -215,7 +215,7 @@ def speaking(server: trimcp.Server[Any]) -> Any:
 
 
 async def test_what_is_no_http_and_what_is_too_large(events: Events) -> None:
-    async with served(make_server(), "http", max_message=1_000) as url:
+    async with served(make_server(limits=trimcp.Limits(max_message=1_000)), "http") as url:
         await say(url, b"\x16\x03\x01 nonsense\r\n\r\n")
         assert b" 431 " in await say(url, b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n")
         assert b" 413 " in await say(url, body=b"x" * 2_000)
@@ -250,8 +250,13 @@ async def test_more_than_a_quota_or_a_host_allows(events: Events, autojump_clock
 async def test_sessions_beyond_the_most_there_may_be(events: Events) -> None:
     async with served(make_server(), "http", max_sessions=1) as url:
         assert b" 200 " in await say(url, body=request())
+        answer = await say(url, body=request())
+        assert b" 200 " in answer
+        assert events.kinds == ["gave_way"]
+        [id] = re.findall(rb"(?i)mcp-session-id: ([^\r]+)", answer)
+        assert b" 200 " in await say(url, **{"Mcp-Session-Id": id.decode()}, body=request("tools/list"))
         assert b" 503 " in await say(url, body=request())
-    assert events.kinds == ["flood_refused"]
+    assert events.kinds == ["gave_way", "flood_refused"]
 
 
 # A client's side

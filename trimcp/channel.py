@@ -6,15 +6,18 @@ it knows whether it is a pipe, a socket or a list. Vocabulary and exceptions are
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import attrs
 import trio
 
+from trimcp.budget import Holding
 from trimcp.errors import LocalError
 from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
@@ -30,8 +33,11 @@ __all__ = [
     "MessageChannel",
     "Origin",
     "Outgoing",
+    "PeerProgress",
     "Sink",
     "lane_of",
+    "require_trio",
+    "run_trio",
 ]
 
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")
@@ -169,83 +175,69 @@ class LaneCounts:
             self.dropped[lane] = self.dropped.get(lane, 0) + count
 
 
-class Sink(Protocol):
-    """Where outgoing messages go: a session's queue, or a transport's own road back."""
+class Sink(ABC):
+    """Where outgoing messages go: a session's outbox, or the response of one HTTP request.
+
+    The defaults are those of a sink in which nothing waits and whose connection stays.
+    """
+
+    __slots__ = ()
 
     @property
     def full(self) -> bool:
         """Whether a sender has to wait for room first."""
-        ...
+        return False
 
-    async def room(self) -> None:
+    async def room(self) -> None:  # noqa: B027
         """Wait until there is room for one more message, of whatever size."""
 
+    @abstractmethod
     def post(self, outgoing: Outgoing) -> None:
         """Enqueue now, whether there is room or not; never blocks. Senders that can wait call `room` first.
 
         Raises:
-            LocalError: it is a request, and there is no road to send it by.
+            LocalError: it is a request, and there is no way to send it.
         """
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Enqueue, in place of an earlier message of the same key that has not left yet."""
+        self.post(outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:  # noqa: B027
         """Put the latest message of `key` in order before what is posted next, or drop it."""
 
     def withdraw(self, request_id: RequestId) -> bool:
         """Take back a request that has not left yet; False if it has."""
-        ...
+        return False
 
-    def unanswered(self, request_id: RequestId) -> None:
+    def unanswered(self, request_id: RequestId) -> None:  # noqa: B027
         """Note that this request of the peer's gets no answer: it gave the request up."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027
         """Let the peer's connection go, where the transport lets it come back for the rest; else do nothing."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """No more is posted; what is queued still leaves."""
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         """Return the messages that are still held here, and the bytes handed on that the peer has not taken."""
-        ...
+        return (), 0
 
 
-class _Nowhere:
-    """A sink that leads to nobody."""
-
-    full = False
-
-    async def room(self) -> None:
-        """Return at once."""
+class _Nowhere(Sink):
+    """Drops notifications, and refuses requests."""
 
     def post(self, outgoing: Outgoing) -> None:
-        """Drop a notice; refuse a request."""
+        """Drop a notification.
+
+        Raises:
+            LocalError: it is a request.
+        """
         if outgoing.kind is Kind.REQUEST:
             raise LocalError("the client cannot be asked outside a request: it has no session here")
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Drop it."""
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Do nothing."""
-
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Return False."""
-        return False
-
-    def unanswered(self, request_id: RequestId) -> None:
-        """Do nothing."""
-
-    def release(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Nothing waits here."""
-        return (), 0
 
 
 NOWHERE: Final[Sink] = _Nowhere()
@@ -274,6 +266,12 @@ class MessageChannel(ABC):
     A session stops reading so much before its window is full. One message larger than that may still pass it.
     """
 
+    holding: Holding | None = None
+    """What is counted of the memory that this connection makes us keep; None counts nothing.
+
+    Set by whoever accepted the connection, else by the session that is driven over it.
+    """
+
     @abstractmethod
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send every message of the batch, in order, in as few writes as possible.
@@ -300,11 +298,17 @@ class MessageChannel(ABC):
             trio.BusyResourceError: another task is receiving.
         """
 
+    def set_max_message(self, size: int) -> None:  # noqa: B027  # who bounds nothing need not say so
+        """Take in no message of more than `size` bytes from now on; a larger one arrives as `Malformed`.
+
+        A session calls it with its `Limits.max_message` before it receives. By default nothing is bounded.
+        """
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close both directions; safe to call twice. When cancelled it still closes, without waiting for niceties."""
 
-    def obituary(self) -> str | None:
+    def close_reason(self) -> str | None:
         """Say how the other side ended, as far as this channel knows, for the errors of calls; None for nothing."""
         return None
 
@@ -335,3 +339,96 @@ class MessageChannel(ABC):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+_LOOKS: Final = 4  # within the time allowed: so a peer is kept for at most a quarter longer
+_NEARLY: Final = 0.999  # of the time allowed: what is left then is nothing
+
+
+class PeerProgress:
+    """Tells when a peer has taken nothing of what is sent to it for too long. It sets no timer: whoever sends asks it.
+
+    Two ways to use it: `begin` and then `look` now and then, where one can see how much the peer has taken; or `step`
+    around each piece that is written.
+
+    Args:
+        patience: seconds in which the peer has to take something; infinity for no limit.
+    """
+
+    __slots__ = ("_mark", "_since", "patience")
+
+    def __init__(self, patience: float) -> None:
+        self.patience: float = patience
+        self._mark: Hashable = None
+        self._since = math.inf
+
+    def begin(self, mark: Hashable = None) -> float:
+        """Note that a send begins; return the seconds after which to look."""
+        self._mark, self._since = mark, trio.current_time()
+        return self.patience / _LOOKS  # what the system takes at first is no reading yet
+
+    def look(self, mark: Hashable) -> float:
+        """Return the seconds after which to look again, or 0 if the peer has taken nothing for `patience` seconds.
+
+        Args:
+            mark: what changes whenever the peer takes something.
+        """
+        if mark != self._mark:
+            return self.begin(mark)
+        silence = self.silence
+        if silence >= self.patience * _NEARLY:
+            return 0.0
+        return min(self.patience - silence, self.patience / _LOOKS)
+
+    def step(self) -> trio.CancelScope:
+        """Begin to send a piece; return the scope for it, which is cancelled when `patience` is over."""
+        self.begin()
+        return trio.CancelScope(deadline=self._since + self.patience)
+
+    @property
+    def silence(self) -> float:
+        """For how many seconds nothing was seen to be taken."""
+        return trio.current_time() - self._since
+
+
+# The loop on which all of this runs
+
+
+def require_trio() -> None:
+    """Check that a Trio task runs this: called once where a connection, a server or a test begins.
+
+    Raises:
+        RuntimeError: none does; the text says what to do instead.
+    """
+    if trio.lowlevel.in_trio_task():
+        return
+    if _asyncio_runs():
+        what = "asyncio runs this. Start the program with trio.run(main), or give trimcp a thread of its own: "
+        raise RuntimeError(f"trimcp runs on Trio; use trio.run. Here {what}await asyncio.to_thread(trio.run, main)")
+    raise RuntimeError("trimcp runs on Trio; use trio.run. Here no Trio task runs this (in a test, pytest-trio does)")
+
+
+def run_trio(name: str, instead: str, function: Callable[..., Any], *args: Any) -> None:
+    """Run a whole program on Trio, unless an event loop runs here already, which it would stop.
+
+    Args:
+        name: of the public function that is called.
+        instead: what to write where a loop runs.
+        function, args: what to run.
+
+    Raises:
+        RuntimeError: a loop runs here; the text says what to do instead.
+    """
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError(f"{name} calls trio.run itself; inside Trio use await trimcp.{instead}(server)")
+    if _asyncio_runs():
+        raise RuntimeError(
+            f"{name} runs on Trio and would stop the asyncio loop that runs here; use it in a program without one, or "
+            f"await asyncio.to_thread(trio.run, trimcp.{instead}, server)"
+        )
+    trio.run(function, *args)
+
+
+def _asyncio_runs() -> bool:
+    asyncio = sys.modules.get("asyncio")  # what is not loaded does not run
+    return asyncio is not None and asyncio._get_running_loop() is not None

@@ -3,6 +3,7 @@
     McpError
     ├── LocalError            our side asked for something the protocol forbids; nothing was sent
     │   ├── CannotAsk         a handler asked its client something the client never offered to answer
+    │   ├── NotInRevision     something for which the revision spoken has no words (`trimcp.wire.converter`)
     │   └── Unencodable       a value JSON cannot carry (defined in `trimcp.wire.jsonrpc`)
     ├── RemoteError           the peer answered a request with an error
     │   └── Overloaded        ... because it has too much under way; trying again later is safe
@@ -158,5 +159,5 @@ class ResourceNotFound(McpError):
 class ToolError(McpError):
     """Raised inside a tool to tell the model what went wrong: the result carries the text and `isError: true`.
 
-    Unlike any other exception its text is sent to the peer, so it must not carry secrets.
+    Unlike any other exception its text is always sent to the peer, so it must not carry secrets.
     """

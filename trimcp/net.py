@@ -17,12 +17,12 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trimcp.run import signals, trace_from_environment
+from trimcp.channel import run_trio
+from trimcp.errors import LocalError
+from trimcp.run import Served, run_of, signals, trace_from_environment
 from trimcp.session.scopes import open_service_nursery
-from trimcp.transports.http.app import HttpFace
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.settings import Settings
-from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.http.face import HttpFace
+from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.trace import Write
 
 if TYPE_CHECKING:
@@ -32,11 +32,22 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from trimcp.server.server import Server
-    from trimcp.transports.http.asgi import AsgiApp
-    from trimcp.transports.http.client import HttpServer, Mode, Timeouts
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.http.asgi.app import AsgiApp
+    from trimcp.transports.http.client.policy import Mode, Timeouts
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["Software", "asgi_app", "http", "http_face", "run_http", "serve_http", "serve_websocket", "websocket"]
+__all__ = [
+    "Software",
+    "asgi_app",
+    "http",
+    "http_face",
+    "run_http",
+    "run_websocket",
+    "serve_http",
+    "serve_websocket",
+    "websocket",
+]
 
 Software: TypeAlias = Literal["own", "hypercorn"]
 """What listens: our own HTTP/1.1, the fastest, or Hypercorn, which also speaks HTTP/2."""
@@ -61,14 +72,14 @@ class Listening(TypedDict, total=False):
     task_status: trio.TaskStatus[list[str]]
 
 
-class Running(TypedDict, total=False):
-    """What `run_http` hands on to `serve_http`."""
+class Whole(TypedDict, total=False):
+    """What `run_http` and `run_websocket` hand on to what serves."""
 
     host: str | None
     port: int
     uds: str | Path | None
     sockets: Sequence[socket.socket]
-    settings: Settings | None
+    settings: HttpSettings | None
     limits: HttpLimits | None
     certfile: str | Path | None
     keyfile: str | Path | None
@@ -81,15 +92,16 @@ class Running(TypedDict, total=False):
 
 
 @asynccontextmanager
-async def http_face(server: Server[Any], settings: Settings | None = None) -> AsyncIterator[HttpFace]:
+async def http_face(server: Served, settings: HttpSettings | None = None) -> AsyncIterator[HttpFace]:
     """Run a server for as long as the block runs, and yield its HTTP face, for a host of your own.
 
-    Leaving ends every session; `HttpFace.drain` before lets calls under way answer.
+    What is running already, as `async with server.running() as running`, goes on after the block. Leaving ends every
+    session of the face; `HttpFace.drain` before lets calls under way answer.
     """
-    settings = Settings() if settings is None else settings
+    settings = HttpSettings() if settings is None else settings
     if settings.trace is None:
         settings = attrs.evolve(settings, trace=trace_from_environment())
-    async with server.running() as running:
+    async with run_of(server) as running:
         face = HttpFace(running, settings)
         running.hosts.append(face.statistics)
         async with open_service_nursery() as nursery:
@@ -99,16 +111,17 @@ async def http_face(server: Server[Any], settings: Settings | None = None) -> As
             finally:
                 running.hosts.remove(face.statistics)
                 face.end()
+                running.leave(face.shared.sessions)
 
 
 async def serve_http(
-    server: Server[Any],
+    server: Served,
     *,
     host: str | None = "127.0.0.1",
     port: int = 8000,
     uds: str | Path | None = None,
     sockets: Sequence[socket.socket] = (),
-    settings: Settings | None = None,
+    settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     certfile: str | Path | None = None,
     keyfile: str | Path | None = None,
@@ -123,7 +136,8 @@ async def serve_http(
     Cancelling it ends every connection at once. No signal handlers are installed, see `run_http`.
 
     Args:
-        server: what is served.
+        server: what is served, in a run of its own; or a run (`async with server.running() as running`), which others
+            may share.
         host: the address to listen on; None for all, where Origin and `allowed_hosts` matter more.
         port: 0 takes a free one.
         uds: the path of a Unix socket to listen on instead.
@@ -131,7 +145,7 @@ async def serve_http(
         settings: paths, identity, origins, streams and sessions.
         limits: what a client may cost and how long it may take.
         certfile, keyfile: PEM files, for TLS; the key may stand in the same file.
-        ssl_context: for TLS with more to it than that (our own listener only).
+        ssl_context: for TLS with more to it than that. Hypercorn tells it which protocols to offer (ALPN).
         software: what listens.
         stop: once set, no more connections are taken, calls under way get `grace` seconds to answer, are then
             cancelled with an error reply, and this returns.
@@ -139,17 +153,22 @@ async def serve_http(
         task_status: `await nursery.start(serve_http, ...)` returns the URLs it listens on.
 
     Raises:
-        LocalError: it cannot listen there, or cannot use the certificate; the text says why (Hypercorn: OSError).
+        LocalError: it cannot listen there, or cannot use the certificate; the text says why (Hypercorn: OSError). Or
+            half of what TLS needs was said, or this version of Hypercorn is not one that can be served.
     """
+    if certfile is None and keyfile is not None:
+        raise LocalError("keyfile goes with certfile: without a certificate there is no TLS")
+    if certfile is not None and ssl_context is not None:
+        raise LocalError("pass either certfile or ssl_context: there is one certificate")
     stop = trio.Event() if stop is None else stop
-    settings = Settings() if settings is None else settings
+    settings = HttpSettings() if settings is None else settings
     limits = HttpLimits() if limits is None else limits
     at_port = None if uds is not None or sockets else port
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
         closing, drained = trio.Event(), trio.Event()
         if software == "hypercorn":
-            from trimcp.transports.http.asgi import AsgiApp
-            from trimcp.transports.http.hypercorn import serve_hypercorn
+            from trimcp.transports.http.asgi.app import AsgiApp
+            from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
 
             # It has no way to stop accepting and keep connections, so new ones come in and are refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
@@ -158,14 +177,16 @@ async def serve_http(
                 bind=_binds(host, at_port, uds, sockets),
                 certfile=certfile,
                 keyfile=keyfile,
+                ssl_context=ssl_context,
                 limits=limits,
                 grace=_FLUSH,
                 shutdown_trigger=drained.wait,
             )
         else:
-            from trimcp.transports.http.h1listener import serve_http1
-            from trimcp.transports.http.listening import tls_context
-            from trimcp.transports.websocket import serve_upgraded
+            from trimcp.transports.http.h1.listener import serve_http1
+            from trimcp.transports.http.h1.sockets import tls_context
+            from trimcp.transports.websocket.channel import serve_upgraded
+            from trimcp.transports.websocket.frames import KeepAlive
 
             if ssl_context is None and certfile is not None:
                 ssl_context = tls_context(certfile, keyfile)
@@ -178,7 +199,10 @@ async def serve_http(
                 sockets=sockets,
                 ssl_context=ssl_context,
                 limits=limits,
-                upgrade_websocket=serve_upgraded,
+                upgrade_websocket=partial(
+                    serve_upgraded,
+                    keep_alive=KeepAlive(message_timeout=limits.body_timeout, message_rate=limits.body_rate),
+                ),
                 stop=closing,
                 drained=drained,
                 grace=_FLUSH,
@@ -212,7 +236,7 @@ def _binds(host: str | None, port: int | None, uds: str | Path | None, sockets: 
     return binds
 
 
-def _endpoint(url: str, settings: Settings) -> str:
+def _endpoint(url: str, settings: HttpSettings) -> str:
     """Return the URL to give to a client."""
     if url.startswith("unix:"):
         url = f"http+unix://{quote(url.removeprefix('unix:'), safe='')}"
@@ -221,29 +245,29 @@ def _endpoint(url: str, settings: Settings) -> str:
 
 
 async def serve_websocket(
-    server: Server[Any],
+    server: Served,
     *,
     port: int = 8000,
     path: str = "/ws",
-    settings: Settings | None = None,
+    settings: HttpSettings | None = None,
     **options: Unpack[Listening],
 ) -> None:
     """Serve over WebSocket alone, on a port of its own, until cancelled or stopped.
 
     Args:
-        server: what is served.
+        server: what is served, or a run of it.
         port: 0 takes a free one.
         path: where it is served; other paths are 404.
         settings: identity, origins and sizes; its paths are not used.
         options: as for `serve_http`.
     """
-    settings = Settings() if settings is None else settings
+    settings = HttpSettings() if settings is None else settings
     settings = attrs.evolve(settings, path=None, sse_path=None, websocket_path=path)
     await serve_http(server, port=port, settings=settings, **options)
 
 
 def run_http(
-    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[Running]
+    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[Whole]
 ) -> None:
     """Serve over HTTP as the whole program, with an orderly end.
 
@@ -255,16 +279,38 @@ def run_http(
         ready: called with the URLs it listens on.
         options: as for `serve_http`.
     """
-    trio.run(partial(_run_until_signal, server, ready, **options))
+    run_trio("run_http", "serve_http", partial(_run_until_signal, serve_http, server, ready, **options))
+
+
+def run_websocket(
+    server: Server[Any],
+    *,
+    ready: Callable[[list[str]], object] | None = None,
+    path: str = "/ws",
+    **options: Unpack[Whole],
+) -> None:
+    """Serve over WebSocket alone as the whole program, with an orderly end, as `run_http` does.
+
+    Args:
+        server: what is served.
+        ready: called with the URLs it listens on.
+        path: where it is served; other paths are 404.
+        options: as for `serve_http`.
+    """
+    start = partial(_run_until_signal, serve_websocket, server, ready, path=path, **options)
+    run_trio("run_websocket", "serve_websocket", start)
 
 
 async def _run_until_signal(
-    server: Server[Any], ready: Callable[[list[str]], object] | None, **options: Unpack[Running]
+    serve_over: Callable[..., Awaitable[None]],
+    server: Server[Any],
+    ready: Callable[[list[str]], object] | None,
+    **options: Any,
 ) -> None:
     with signals() as stop:
         async with open_service_nursery() as nursery:
             ended = trio.Event()
-            serve = partial(serve_http, server, stop=stop, **options)
+            serve = partial(serve_over, server, stop=stop, **options)
             urls = await nursery.start(_listen, serve, ended)
             if ready is not None:
                 ready(urls)
@@ -272,7 +318,7 @@ async def _run_until_signal(
 
 
 def asgi_app(
-    server: Server[Any], *, settings: Settings | None = None, limits: HttpLimits | None = None, root: str = ""
+    server: Served, *, settings: HttpSettings | None = None, limits: HttpLimits | None = None, root: str = ""
 ) -> AsgiApp:
     """Return an ASGI application that serves over HTTP and WebSocket, for Hypercorn on Trio: `app = asgi_app(server)`.
 
@@ -280,12 +326,12 @@ def asgi_app(
     `async with app.lifespan():` in its own.
 
     Args:
-        server: what is served.
+        server: what is served, or a run of it.
         settings: paths, identity, origins, streams and sessions.
         limits: how large and slow requests may be.
         root: the prefix under which it is mounted, for parents that do not say so in `root_path`.
     """
-    from trimcp.transports.http.asgi import AsgiApp
+    from trimcp.transports.http.asgi.app import AsgiApp
 
     return AsgiApp(partial(http_face, server, settings), root=root, limits=HttpLimits() if limits is None else limits)
 
@@ -303,7 +349,6 @@ def http(
     timeouts: Timeouts | None = None,
     retries: int = 3,
     retry_calls: bool = False,
-    max_message: int = CLIENT_MAX_MESSAGE,
     trace: Write | None = None,
 ) -> HttpServer:
     """Name a server that is reached over HTTP, for `client.connect(trimcp.http("http://127.0.0.1:8000/mcp"))`.
@@ -319,10 +364,10 @@ def http(
         timeouts: how long the steps of an exchange may take.
         retries: how often a request is sent again where that is safe: nothing of it was sent, or it only reads.
         retry_calls: send `tools/call` again where its answer was lost, although it may be carried out twice.
-        max_message: bytes of the largest message taken from the server.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
-    from trimcp.transports.http.client import HttpServer, Timeouts
+    from trimcp.transports.http.client.policy import Timeouts
+    from trimcp.transports.http.client.target import HttpServer
 
     return HttpServer(
         url,
@@ -333,7 +378,6 @@ def http(
         timeouts=Timeouts() if timeouts is None else timeouts,
         retries=retries,
         retry_calls=retry_calls,
-        max_message=max_message,
         trace=trace or trace_from_environment(),
     )
 
@@ -355,6 +399,6 @@ def websocket(
         ssl_context: for wss; by default what this system trusts.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
     return WebSocketServer(url, headers, uds, ssl_context, trace=trace or trace_from_environment())

@@ -8,33 +8,35 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import trio
 
-from trimcp.channel import MessageChannel
+from trimcp.channel import MessageChannel, run_trio
+from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.drive import Road, drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
-from trimcp.session.tree import Overdue
-from trimcp.transports.stdio import claim_stdio
+from trimcp.transports.stdio.server import claim_stdio
 from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.client.hosts import ServerEntry
-    from trimcp.transports.child import StdioServer
-    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.stdio.child import StdioServer
     from trimcp.transports.trace import Write
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
 # What only some programs need is imported where they ask for it: the start of a server should not pay for it.
 
 __all__ = [
     "InProcess",
+    "Served",
     "in_process",
     "load_servers",
+    "run_of",
     "run_stdio",
     "serve_stdio",
     "signals",
@@ -66,11 +68,29 @@ def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
     return traced(channel, write)
 
 
-async def serve_stdio(server: Server[Any]) -> None:
+Served: TypeAlias = Server[Any] | Running
+"""What can be served: a server, in a run of its own, or a run that is under way, which others may share."""
+
+
+@asynccontextmanager
+async def run_of(served: Served) -> AsyncIterator[Running]:
+    """Yield the run itself, or run the server for as long as the block runs."""
+    if isinstance(served, Running):
+        yield served
+    else:
+        async with served.running() as running:
+            yield running
+
+
+async def serve_stdio(server: Served) -> None:
     """Serve one client over this process's standard input and output, until it leaves.
 
     What user code prints goes to standard error meanwhile. Requests under way when the input ends get
     `limits.eof_grace` seconds. Cancelling it stops every handler; no signal handlers are installed, see `run_stdio`.
+
+    Args:
+        server: what is served, in a run of its own; or a run (`async with server.running() as running`), which others
+            may share.
     """
     async with claim_stdio() as channel:
         await server.serve(_perhaps_traced(channel))
@@ -89,14 +109,14 @@ def run_stdio(server: Server[Any], *, grace: float = 5.0, watchdog: float | None
         watchdog: seconds after which an event loop that stands still is logged with all it is busy with; see
             `trimcp.watchdog`.
     """
-    trio.run(_serve_stdio_until_signal, server, grace, watchdog)
+    run_trio("run_stdio", "serve_stdio", _serve_stdio_until_signal, server, grace, watchdog)
 
 
 def watched(server: Server[Any], seconds: float | None) -> AbstractContextManager[None]:
     """Return what watches the event loop of a whole program that serves, or does nothing if there are no seconds."""
     if seconds is None:
         return nullcontext()
-    from trimcp.watching import watchdog
+    from trimcp.watch.watchdog import watchdog
 
     return watchdog(server, seconds=seconds, whole_process=True)
 
@@ -104,7 +124,7 @@ def watched(server: Server[Any], seconds: float | None) -> AbstractContextManage
 async def _serve_stdio_until_signal(server: Server[Any], grace: float, watchdog: float | None) -> None:
     with signals() as stop, watched(server, watchdog):
         async with server.running() as running, claim_stdio() as channel:
-            session = server.session(running)
+            session = running.session()
             async with open_service_nursery() as nursery:
                 nursery.start_soon(_drain_when, stop, session, grace)
                 await drive(session, _perhaps_traced(channel))
@@ -112,6 +132,8 @@ async def _serve_stdio_until_signal(server: Server[Any], grace: float, watchdog:
 
 async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
     await stop.wait()
+    from trimcp.watch.tree import Overdue  # which nothing needs before
+
     await session.drain(grace, Overdue([session], grace))
     session.close()
 
@@ -157,7 +179,7 @@ def stdio(
         on_stderr: called with each line the child writes to its standard error; by default they are logged.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
-    from trimcp.transports.child import StdioServer
+    from trimcp.transports.stdio.child import StdioServer
 
     return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace or trace_from_environment())
 
@@ -187,14 +209,14 @@ def target_of(
     """Return what an entry of an `mcpServers` configuration names as something to connect to."""
     trace = trace_from_environment()
     if entry.url is None:
-        from trimcp.transports.child import StdioServer
+        from trimcp.transports.stdio.child import StdioServer
 
         return StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
     if entry.url[:2].lower() == "ws":
-        from trimcp.transports.websocket_client import WebSocketServer
+        from trimcp.transports.websocket.client import WebSocketServer
 
         return WebSocketServer(entry.url, headers=entry.headers, trace=trace)
-    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client.target import HttpServer
 
     return HttpServer(entry.url, headers=entry.headers, trace=trace)
 
@@ -202,9 +224,9 @@ def target_of(
 @attrs.frozen
 @valued
 class InProcess:
-    """A server in this very process as something to connect to. A run of its own for each connection."""
+    """A server in this process as something to connect to: in a run for each connection, or in one that is given."""
 
-    server: Server[Any]
+    server: Served
     framed: bool = False
     trace: Write | None = None
 
@@ -230,10 +252,11 @@ class InProcess:
             yield theirs
 
 
-def in_process(server: Server[Any], *, framed: bool = False, trace: Write | None = None) -> InProcess:
+def in_process(server: Served, *, framed: bool = False, trace: Write | None = None) -> InProcess:
     """Name a server in this process, for `client.connect(trimcp.in_process(server))`.
 
     Args:
+        server: what is served, in a run of its own for each connection; or a run that others may share.
         framed: pass every message through line framing and a small pipe, as over stdio; otherwise each is delivered
             straight into the other side's session.
         trace: called with a line for every message, secrets masked; by default the environment decides.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from trimcp.masking import harmless, mask
+from trimcp.cleaning import harmless, mask
 
 __all__ = ["PER_MINUTE", "SECURITY_EVENTS", "security_event"]
 
@@ -30,6 +30,8 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "garbage": "what came is no message, or no HTTP at all",
         "header_mismatch": "headers and the body they repeat differ",
         "flood_refused": "requests were refused because too much is under way",
+        "memory_reclaimed": "whoever held most was ended, because the memory for all peers was used up",
+        "gave_way": "a session or connection was let go for a newcomer because there may be no more",
         "peer_stalled": "a peer that took nothing for too long was dropped",
         "schema_refused": "a schema from a server is beyond the bounds, or no schema",
         "redirect_refused": "a server sent us to another origin",

@@ -11,7 +11,7 @@ from serving import BODIES, COUNTED, TOOLS, option
 
 import trimcp
 
-server = trimcp.Server("bench", version="1.0")
+server = trimcp.Server("bench", version="1.0", limits=trimcp.Limits(max_message=BODIES))
 
 
 @server.tool
@@ -69,34 +69,20 @@ if COUNTED:
 
 
 def over_stdio() -> None:
-    if BODIES is None:
-        trimcp.run_stdio(server)
-        return
-    import trio
-
-    from trimcp.transports.stdio import claim_stdio
-
-    async def serve() -> None:
-        async with claim_stdio(max_message=BODIES) as channel:
-            await server.serve(channel)
-
-    trio.run(serve)
+    trimcp.run_stdio(server)
 
 
 def over_network(mode: str) -> None:
-    from trimcp.transports.http.limits import HttpLimits
-    from trimcp.transports.http.settings import Settings
+    from trimcp.transports.http.settings import HttpSettings
 
     def ready(urls: list[str]) -> None:
         base = urls[0].removesuffix("/mcp")
         paths = {"http": f"{base}/mcp", "sse": f"{base}/sse", "websocket": f"ws{base.removeprefix('http')}/ws"}
         print(paths[mode], flush=True)
 
-    sizes = {} if BODIES is None else {"max_message": BODIES}
-    settings = Settings(reply=option("--reply", "auto"), **sizes)
-    limits = HttpLimits() if BODIES is None else HttpLimits(max_body=BODIES)
+    settings = HttpSettings(reply=option("--reply", "auto"))
     software = option("--server", "own")
-    trimcp.run_http(server, ready=ready, port=0, settings=settings, limits=limits, software=software)
+    trimcp.run_http(server, ready=ready, port=0, settings=settings, software=software)
 
 
 async def in_memory(calls: int, under_way: int) -> None:

@@ -10,16 +10,16 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.caller import Caller
+from trimcp.bench.caller import LoadCaller
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Opener, Road
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.shot import prepare
 from trimcp.bench.supply import Supply
 from trimcp.bench.tally import Tally
 from trimcp.wire.revisions import LATEST, Revision
 
-ECHO = Request.tool("echo", {"text": "hello {n}"}, expect="hello {n}")
+ECHO = MixEntry.tool("echo", {"text": "hello {n}"}, expect="hello {n}")
 
 
 def a_plan(**options: Any) -> Plan:
@@ -102,7 +102,7 @@ class FakeRoad:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    async def epitaph(self) -> str:
+    async def close_reason(self) -> str:
         await trio.lowlevel.checkpoint()
         return "the server died"
 
@@ -138,7 +138,7 @@ def fake_opener(
     """Return what opens such connections, and puts them into the list."""
 
     @asynccontextmanager
-    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
         async with trio.open_nursery() as nursery:
             road = FakeRoad(serve, nursery, greets)
             roads.append(road)

@@ -9,17 +9,17 @@ import orjson
 import pytest
 
 from tests.bench.support import a_load, errors, progress, reply
-from trimcp.bench.caller import Caller, answer_to
+from trimcp.bench.caller import LoadCaller, answer_to
 from trimcp.bench.load import Load
 
 
-def a_caller(places: int = 2, allowed: float = math.inf, think: float = 0.0, **options: Any) -> tuple[Load, Caller]:
+def a_caller(places: int = 2, allowed: float = math.inf, think: float = 0.0, **options: Any) -> tuple[Load, LoadCaller]:
     load = a_load(**options)
     load.supply.allow(allowed)
-    return load, Caller(load.supply, places, think)
+    return load, LoadCaller(load.supply, places, think)
 
 
-def begun(caller: Caller, now: float) -> list[Any]:
+def begun(caller: LoadCaller, now: float) -> list[Any]:
     return [orjson.loads(text) for text in caller.ready(now)]
 
 

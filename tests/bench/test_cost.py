@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from trimcp.bench.cost import Processes
+from trimcp.bench.cost import ProcessTree
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 
@@ -56,7 +56,7 @@ def ask(process: subprocess.Popen[str], what: str) -> None:
 def test_the_cost_between_two_readings_is_what_was_worked_between_them() -> None:
     with a_worker() as process:
         ask(process, "0.05")
-        processes = Processes([[process.pid]])
+        processes = ProcessTree([[process.pid]])
         before = processes.cpu()
         ask(process, "0.2")
         after = processes.cpu()
@@ -70,7 +70,7 @@ def test_the_cost_between_two_readings_is_what_was_worked_between_them() -> None
 def test_children_count_also_those_that_began_later() -> None:
     with a_worker() as process:
         roots: set[int] = set()
-        processes = Processes([(), roots])
+        processes = ProcessTree([(), roots])
         assert processes.cpu() == {}
         roots.add(process.pid)
         processes.find()
@@ -85,7 +85,7 @@ def test_children_count_also_those_that_began_later() -> None:
 
 
 def test_of_nobody_nothing_is_known() -> None:
-    assert Processes([[]]).cost({}, {}) is None
+    assert ProcessTree([[]]).cost({}, {}) is None
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    processes = Processes([[int(gone.stdout)]])
+    processes = ProcessTree([[int(gone.stdout)]])
     assert (processes.cpu(), processes.cost({}, {})) == ({}, None)

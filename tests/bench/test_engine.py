@@ -97,8 +97,28 @@ async def test_a_server_slower_than_the_rate_is_found_out(autojump_clock: object
 
 async def test_calls_longer_than_the_measurement_are_measured_all_the_same(autojump_clock: object) -> None:
     report = await measured(after(3.0), seconds=1.0, under_way=4)
-    assert (report.calls, report.seconds) == (4, pytest.approx(3.0))
+    assert (report.calls, report.after, report.seconds) == (0, 4, pytest.approx(1.0))
     assert report.per_second == pytest.approx(4 / 3)
+    assert (report.rough, report.right) == (True, True)
+
+
+@pytest.mark.parametrize("warm_up", [0.0, 0.4, 1.0, 2.9, 3.1])
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 2.0, 5.0, 20.0])
+async def test_the_rate_of_long_calls_does_not_depend_on_which_of_them_end_in_time(
+    warm_up: float, seconds: float, autojump_clock: object
+) -> None:
+    report = await measured(after(3.0), seconds=seconds, warm_up=warm_up, under_way=10)
+    assert report.rough
+    assert report.per_second == pytest.approx(10 / 3, rel=1e-6)
+
+
+async def test_the_rate_is_no_estimate_where_ten_calls_fit_in(autojump_clock: object) -> None:
+    report = await measured(after(0.1), seconds=2.0, under_way=2)
+    assert (report.rough, report.per_second) == (False, report.calls / report.seconds)
+    report = await measured(after(3.0), count=4, under_way=4)
+    assert (report.rough, report.per_second) == (False, pytest.approx(4 / 3)), "what is counted is not cut off"
+    report = await measured(after(3.0), seconds=2.0, rate=5.0, warm_up=3.0)
+    assert (report.rough, report.per_second) == (False, pytest.approx(5.0, rel=0.11))
 
 
 @pytest.mark.parametrize("options", [{"seconds": 2.0}, {"count": 100}])
@@ -219,7 +239,7 @@ async def test_how_things_stand_is_told_twice_a_second(autojump_clock: object) -
     assert len(inside) == 5
     for tick in inside:
         assert tick.rate == pytest.approx(20.0, abs=5.0)
-        assert tick.p50 == pytest.approx(0.1, rel=0.01)
+        assert tick.times.percentile(50) == pytest.approx(0.1, rel=0.01)
         assert (tick.under_way, tick.sessions) == (2, 1)
     assert inside[-1].share == pytest.approx(inside[-1].elapsed / 3.01)
     assert ticks[-1].errors == {"wrong text": 1}

@@ -14,10 +14,10 @@ import trio
 from tests.bench.support import ECHO, greeting, reply
 from tests.bench.test_http import _Request, counts, serving
 from trimcp.bench.engine import measure
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
 from trimcp.errors import McpError
-from trimcp.transports.http.client import HttpServer
+from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import LATEST_LEGACY
 
 
@@ -32,8 +32,8 @@ async def test_a_right_server_answers_rightly(transport: Any, path: str) -> None
 
 
 async def test_progress_and_giving_up_go_their_ways() -> None:
-    stream = Request.tool("stream", {"n": 20}, expect="done")
-    slow = Request.tool("slow", {"seconds": 60})
+    stream = MixEntry.tool("stream", {"n": 20}, expect="done")
+    slow = MixEntry.tool("slow", {"seconds": 60})
     async with serving() as url:
         target = HttpServer(url.removesuffix("/mcp") + "/sse")
         report = await measure(target, Plan(stream, count=6, under_way=3, progress=True))

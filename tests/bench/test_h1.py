@@ -10,10 +10,10 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.bench.h1 import Connection, Reply, Site, Unreadable
-from trimcp.bench.link import Address, Link
+from trimcp.bench.h1 import LoadConnection, Reply, Site, UnreadableReply
+from trimcp.bench.link import Address, LoadLink
 from trimcp.bench.tally import Tally
-from trimcp.transports.http.client import HttpServer
+from trimcp.transports.http.client.target import HttpServer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON = OK + b"Content-Type: application/json; charset=utf-8\r\nMCP-Session-Id: s1\r\nContent-Length: 2\r\n\r\n{}"
@@ -49,17 +49,17 @@ class FakeLink:
         self.closed = True
 
 
-def a_connection(monkeypatch: pytest.MonkeyPatch, *links: FakeLink, max_size: int = 1000) -> Connection:
+def a_connection(monkeypatch: pytest.MonkeyPatch, *links: FakeLink, max_size: int = 1000) -> LoadConnection:
     """A connection whose dialling gives these links, one after the other."""
     waiting = list(links)
 
-    async def dial(self: Address, patience: float, context: object = None) -> Link:
+    async def dial(self: Address, patience: float, context: object = None) -> LoadLink:
         await trio.lowlevel.checkpoint()
         return waiting.pop(0)
 
     monkeypatch.setattr(Address, "dial", dial)
     site = Site(Address("localhost", 80), b"/mcp", b"localhost", b"")
-    return Connection(site, 5.0, Tally(), max_size)
+    return LoadConnection(site, 5.0, Tally(), max_size)
 
 
 @given(st.sampled_from([JSON, EVENTS]), st.lists(st.integers(1, 40), min_size=1))
@@ -154,7 +154,7 @@ async def test_an_end_before_the_reply_is_told(cut: bytes, monkeypatch: pytest.M
 async def test_what_cannot_be_read_is_told(chunks: Sequence[bytes], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = a_connection(monkeypatch, FakeLink(list(chunks)))
     await connection.request(b"a")
-    with pytest.raises(Unreadable, match=told):
+    with pytest.raises(UnreadableReply, match=told):
         await connection.body()
 
 

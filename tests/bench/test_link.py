@@ -11,12 +11,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.bench.link import Address, Link
+from trimcp.bench.link import Address, LoadLink
 from trimcp.errors import ConnectionLost
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Link, trio.SocketStream]]:
+async def connected() -> AsyncIterator[tuple[LoadLink, trio.SocketStream]]:
     """A link and the other end of it."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     async with listener:

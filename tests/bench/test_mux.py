@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.bench.support import FakeRoad, a_load, after, at_once, errors, fake_opener, greeting, reply
-from trimcp.bench.caller import Caller
+from trimcp.bench.caller import LoadCaller
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Road, run_session
 from trimcp.errors import ConnectionLost
@@ -213,7 +213,7 @@ async def test_no_connection_at_all_is_an_error_each_time(autojump_clock: object
     load = a_load(reopen=2)
 
     @asynccontextmanager
-    async def refused(load: Load, caller: Caller) -> AsyncIterator[Road]:
+    async def refused(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
         raise ConnectionLost("nobody listens")
         yield
 
@@ -261,7 +261,7 @@ async def test_the_load_answers_what_a_legacy_server_asks(autojump_clock: object
             road.answer(reply(message))
 
     @asynccontextmanager
-    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
         async with trio.open_nursery() as nursery:
             road = FakeRoad(lambda message, road: sent.append(message) or serve(message, road), nursery, greets=False)
             yield road

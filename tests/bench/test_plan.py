@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.errors import LocalError
 
-ECHO = Request.tool("echo", {"text": "{n}"}, expect="{n}")
+ECHO = MixEntry.tool("echo", {"text": "{n}"}, expect="{n}")
 
 
 def test_a_plan_needs_no_more_than_a_request() -> None:
     plan = Plan(ECHO)
     assert (plan.mix, plan.sessions, plan.places, plan.duration) == ((ECHO,), 1, 1, 10.0)
-    assert Plan([ECHO, Request("ping")]).mix == (ECHO, Request("ping"))
+    assert Plan([ECHO, MixEntry("ping")]).mix == (ECHO, MixEntry("ping"))
 
 
 def test_a_count_leaves_no_duration() -> None:
@@ -61,9 +61,9 @@ def test_a_plan_that_makes_no_sense_is_refused(options: dict[str, Any], complain
 
 
 def test_a_script_describes_tools_and_other_requests() -> None:
-    assert Request.from_json({"tool": "echo", "arguments": {"text": "{n}"}, "expect": "{n}"}) == ECHO
-    assert Request.from_json({"tool": "t", "weight": 2}) == Request.tool("t", weight=2)
-    assert Request.from_json({"method": "tools/list", "params": {"cursor": "x"}, "weight": 0.5}) == Request(
+    assert MixEntry.from_json({"tool": "echo", "arguments": {"text": "{n}"}, "expect": "{n}"}) == ECHO
+    assert MixEntry.from_json({"tool": "t", "weight": 2}) == MixEntry.tool("t", weight=2)
+    assert MixEntry.from_json({"method": "tools/list", "params": {"cursor": "x"}, "weight": 0.5}) == MixEntry(
         "tools/list", {"cursor": "x"}, weight=0.5
     )
 
@@ -89,7 +89,7 @@ def test_a_script_describes_tools_and_other_requests() -> None:
 )
 def test_an_entry_that_describes_no_request_is_refused(entry: object, complaint: str) -> None:
     with pytest.raises(LocalError, match=complaint):
-        Request.from_json(entry)
+        MixEntry.from_json(entry)
 
 
 def test_a_plan_as_json_says_what_its_defaults_come_to() -> None:
@@ -107,4 +107,4 @@ def test_a_plan_as_json_says_what_its_defaults_come_to() -> None:
 
 
 def test_a_request_has_a_name_for_people() -> None:
-    assert (ECHO.label, Request("tools/list").label) == ("echo", "tools/list")
+    assert (ECHO.label, MixEntry("tools/list").label) == ("echo", "tools/list")

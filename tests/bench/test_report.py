@@ -7,10 +7,10 @@ import json
 import pytest
 
 from trimcp.bench.histogram import Histogram
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Cost, Failures, Generator, Report, Second, Snapshot
 
-PLAN = Plan(Request.tool("echo", {"text": "{n}"}))
+PLAN = Plan(MixEntry.tool("echo", {"text": "{n}"}))
 
 
 def a_report(**options: object) -> Report:
@@ -26,6 +26,8 @@ def a_report(**options: object) -> Report:
         "plan": PLAN,
         "seconds": 2.0,
         "calls": 4,
+        "after": 1,
+        "parts": 4.5,
         "bytes_in": 100,
         "bytes_out": 200,
         "errors": {},
@@ -59,7 +61,9 @@ def test_every_name_of_the_json_stays() -> None:
         "server": {"name": "server", "version": "1"},
         "seconds": 2.0,
         "calls": 4,
+        "after": 1,
         "per_second": 2.0,
+        "rough": False,
         "bytes_in": 100,
         "bytes_out": 200,
         "errors": {"wrong text": {"count": 1, "example": "no"}},
@@ -99,6 +103,18 @@ def test_right_is_what_has_answers_and_no_failures() -> None:
 
 
 def test_a_snapshot_before_the_beginning_is_of_the_warm_up() -> None:
-    values = [0.0, 0, 0.0, None, None, None, {}, 0, 0, 0, 0, 0.0, 0, 1, 0.0]
+    values = [0.0, 0.5, 0, Histogram(), {}, 0, 0, 0, 0, 0, 0, 1, 0.0]
     assert Snapshot(-0.5, *values).warming_up
     assert not Snapshot(0.0, *values).warming_up
+
+
+def test_a_snapshot_can_cover_what_an_earlier_one_knows() -> None:
+    first, second = Histogram(), Histogram()
+    first.add([0.001])
+    second.add([0.003, 0.004])
+    earlier = Snapshot(0.5, 0.1, 0.5, 1, first, {}, 0, 0, 0, 7, 7, 1, 1, 0.9)
+    both = Snapshot(2.0, 0.2, 1.5, 3, second, {"x": 1}, 0, 0, 0, 9, 2, 1, 1, 0.1).since(earlier)
+    assert (both.elapsed, both.seconds, both.calls, both.progress, both.reported) == (2.0, 2.0, 3, 9, 9)
+    assert (both.rate, both.times.least, both.times.most) == (1.5, 0.001, 0.004)
+    assert both.busy == pytest.approx(0.3)
+    assert first.count == 1

@@ -7,16 +7,16 @@ from typing import Any
 import orjson
 import pytest
 
-from trimcp.bench.plan import Request
+from trimcp.bench.plan import MixEntry
 from trimcp.bench.shot import cancellation, prepare
 from trimcp.errors import LocalError
 from trimcp.framing.headers import find_mirrors
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
-ECHO = Request.tool("echo", {"text": "100 % of {n} and {n}", "more": ["{n}", {"deep": "%d{n}"}]}, expect="got {n}")
+ECHO = MixEntry.tool("echo", {"text": "100 % of {n} and {n}", "more": ["{n}", {"deep": "%d{n}"}]}, expect="got {n}")
 
 
-def sent(request: Request, revision: Revision = LATEST_LEGACY, *, progress: bool = False, id: int = 3) -> Any:
+def sent(request: MixEntry, revision: Revision = LATEST_LEGACY, *, progress: bool = False, id: int = 3) -> Any:
     return orjson.loads(prepare(request, revision, progress=progress, http=False).render(id, 77))
 
 
@@ -34,8 +34,8 @@ def test_a_legacy_call_carries_its_id_and_the_number_in_every_text() -> None:
     assert sent(ECHO) == {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params}
 
 
-@pytest.mark.parametrize("request_", [Request("ping"), Request("tools/list"), Request.tool("50%", {"a": 5})])
-def test_a_request_without_numbers_is_sent_as_it_is(request_: Request) -> None:
+@pytest.mark.parametrize("request_", [MixEntry("ping"), MixEntry("tools/list"), MixEntry.tool("50%", {"a": 5})])
+def test_a_request_without_numbers_is_sent_as_it_is(request_: MixEntry) -> None:
     message = {"jsonrpc": "2.0", "id": 3, "method": request_.method, "params": dict(request_.params)}
     if not request_.params:
         del message["params"]
@@ -43,7 +43,7 @@ def test_a_request_without_numbers_is_sent_as_it_is(request_: Request) -> None:
 
 
 def test_a_modern_request_says_who_asks_and_keeps_its_own_meta() -> None:
-    message = sent(Request("tools/list", {"_meta": {"mine": "{n}"}}), LATEST)
+    message = sent(MixEntry("tools/list", {"_meta": {"mine": "{n}"}}), LATEST)
     assert message["params"]["_meta"] == {
         "mine": "77",
         "io.modelcontextprotocol/protocolVersion": LATEST.name,
@@ -55,11 +55,11 @@ def test_a_modern_request_says_who_asks_and_keeps_its_own_meta() -> None:
 @pytest.mark.parametrize("revision", [LATEST, LATEST_LEGACY])
 def test_the_progress_token_is_the_id(revision: Revision) -> None:
     assert sent(ECHO, revision, progress=True, id=12)["params"]["_meta"]["progressToken"] == 12
-    assert sent(Request("ping"), revision, progress=True, id=13)["params"]["_meta"]["progressToken"] == 13
+    assert sent(MixEntry("ping"), revision, progress=True, id=13)["params"]["_meta"]["progressToken"] == 13
 
 
 def test_over_http_the_modern_era_repeats_what_is_called() -> None:
-    shot = prepare(Request.tool("tool-{n}"), LATEST, progress=False, http=True)
+    shot = prepare(MixEntry.tool("tool-{n}"), LATEST, progress=False, http=True)
     lines = f"mcp-protocol-version: {LATEST.name}\r\nmcp-method: tools/call\r\nmcp-name: tool-77\r\n"
     assert shot.render_headers(77) == lines.encode()
     assert prepare(ECHO, LATEST_LEGACY, progress=False, http=True).render_headers(77) == b""
@@ -68,18 +68,18 @@ def test_over_http_the_modern_era_repeats_what_is_called() -> None:
 def test_arguments_a_tool_wants_in_headers_are_there() -> None:
     schema = {"type": "object", "properties": {"place": {"type": "string", "x-mcp-header": "Place"}}}
     mirrors = find_mirrors(schema)
-    shot = prepare(Request.tool("t", {"place": "50% of {n}"}), LATEST, progress=False, http=True, mirrors=mirrors)
+    shot = prepare(MixEntry.tool("t", {"place": "50% of {n}"}), LATEST, progress=False, http=True, mirrors=mirrors)
     assert shot.render_headers(5).endswith(b"mcp-name: t\r\nmcp-param-place: 50% of 5\r\n")
-    fixed = prepare(Request.tool("t", {"place": "50%"}), LATEST, progress=False, http=True, mirrors=mirrors)
+    fixed = prepare(MixEntry.tool("t", {"place": "50%"}), LATEST, progress=False, http=True, mirrors=mirrors)
     assert fixed.render_headers(5).endswith(b"mcp-param-place: 50%\r\n")
 
 
 def test_a_number_cannot_stand_in_base64() -> None:
     with pytest.raises(LocalError, match="mcp-name, which travels in base64"):
-        prepare(Request.tool("häuser-{n}"), LATEST, progress=False, http=True)
+        prepare(MixEntry.tool("häuser-{n}"), LATEST, progress=False, http=True)
 
 
-def trouble(request: Request, message: dict[str, Any]) -> Any:
+def trouble(request: MixEntry, message: dict[str, Any]) -> Any:
     return prepare(request, LATEST_LEGACY, progress=False, http=False).trouble(message, 77)
 
 
@@ -111,11 +111,11 @@ def test_only_a_right_answer_is_right(message: dict[str, Any], kind: str | None,
 
 
 def test_without_an_expected_text_a_result_still_has_to_be_of_its_kind() -> None:
-    assert trouble(Request("tools/list"), answer({"tools": []})) is None
-    assert trouble(Request("tools/list"), answer({"prompts": []})) == ("no tools in the result", {"prompts": []})
-    assert trouble(Request.tool("t"), answer({"content": []})) is None
-    assert trouble(Request.tool("t"), answer({})) == ("no content in the result", {})
-    assert trouble(Request("ping"), answer({})) is None
+    assert trouble(MixEntry("tools/list"), answer({"tools": []})) is None
+    assert trouble(MixEntry("tools/list"), answer({"prompts": []})) == ("no tools in the result", {"prompts": []})
+    assert trouble(MixEntry.tool("t"), answer({"content": []})) is None
+    assert trouble(MixEntry.tool("t"), answer({})) == ("no content in the result", {})
+    assert trouble(MixEntry("ping"), answer({})) is None
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_without_an_expected_text_a_result_still_has_to_be_of_its_kind() -> None
     ],
 )
 def test_the_first_text_is_found_where_its_method_has_it(method: str, result: dict[str, Any]) -> None:
-    assert trouble(Request(method, expect="hello {n}"), answer(result)) is None
-    assert trouble(Request(method, expect="{n}"), answer(result)) == ("wrong text", "hello 77")
+    assert trouble(MixEntry(method, expect="hello {n}"), answer(result)) is None
+    assert trouble(MixEntry(method, expect="{n}"), answer(result)) == ("wrong text", "hello 77")
 
 
 def test_a_cancellation_names_its_call() -> None:

@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.bench.support import ECHO, a_load, errors
 from trimcp.bench.load import Load
-from trimcp.bench.plan import Request
+from trimcp.bench.plan import MixEntry
 
 
 def numbers(load: Load, most: int, now: float = 0.0) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_milestone_is_told_once() -> None:
 
 
 def test_a_mix_is_sent_by_its_weights_and_the_same_for_the_same_seed() -> None:
-    mix = [ECHO, Request("ping", weight=3.0), Request("tools/list", weight=6.0)]
+    mix = [ECHO, MixEntry("ping", weight=3.0), MixEntry("tools/list", weight=6.0)]
 
     def chosen(seed: int) -> list[str]:
         load = a_load(mix=mix, seed=seed)

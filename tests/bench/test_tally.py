@@ -43,7 +43,20 @@ def test_what_comes_after_the_end_is_seen_in_the_times_only() -> None:
     tally.given_up(timeout=False)
     assert (tally.calls, tally.progress, tally.cancelled) == (1, 0, 0)
     assert (tally.latency.count, tally.latency.most) == (2, 7.0)
-    assert (tally.after, tally.last) == (1, 6.0)
+    assert tally.after == 1
+
+
+def test_a_call_that_is_cut_off_counts_in_part_too() -> None:
+    tally = a_tally(None)
+    tally.begin(10.0)
+    tally.right(4.0, 11.0)  # a quarter of it lies inside
+    tally.right(0.5, 11.5)
+    tally.end(12.0)
+    tally.right(2.0, 13.0)  # half
+    tally.right(4.0, 14.0)  # half, from the very beginning to the very end
+    tally.right(16.0, 18.0)  # two sixteenths
+    assert (tally.calls, tally.after) == (2, 3)
+    assert tally.parts == 0.25 + 1 + 0.5 + 0.5 + 0.125
 
 
 def test_calls_are_counted_in_the_second_they_end_in() -> None:

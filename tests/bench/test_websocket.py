@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from tests.bench.support import ECHO, greeting, reply
 from tests.bench.test_http import counts, serving
+from tests.yardsticks import assert_costs
 from trimcp.bench.engine import measure
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
 from trimcp.bench.websocket import FrameReader
-from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 
@@ -40,8 +41,8 @@ async def test_a_right_server_answers_rightly(revision: str) -> None:
 
 
 async def test_large_messages_and_progress_come_through() -> None:
-    big = Request.tool("echo", {"text": "x{n}" * 100_000}, expect="x{n}" * 100_000)
-    stream = Request.tool("stream", {"n": 20}, expect="done")
+    big = MixEntry.tool("echo", {"text": "x{n}" * 100_000}, expect="x{n}" * 100_000)
+    stream = MixEntry.tool("stream", {"n": 20}, expect="done")
     async with serving() as url:
         report = await measure(WebSocketServer(ws(url)), Plan(big, count=6, under_way=3))
         assert (report.calls, report.errors) == (6, {})
@@ -50,7 +51,7 @@ async def test_large_messages_and_progress_come_through() -> None:
 
 
 async def test_what_is_given_up_leaves_the_session_usable() -> None:
-    slow = Request.tool("slow", {"seconds": 60})
+    slow = MixEntry.tool("slow", {"seconds": 60})
     async with serving() as url:
         plan = Plan([slow, ECHO], count=40, under_way=4, timeout=0.1)
         report = await measure(WebSocketServer(ws(url)), plan)
@@ -217,6 +218,17 @@ def test_messages_are_cut_out_wherever_the_chunks_are(case: tuple[list[bytes], l
         found += reader.feed(stream[:size])
         stream, turn = stream[size:], turn + 1
     assert (found, reader.fault) == (texts, None)
+
+
+def test_fragments_are_joined_in_linear_time() -> None:
+    def read(count: int) -> None:
+        reader = FrameReader(1_000_000)
+        assert reader.feed(frame(b"", 0x01) + frame(b"x", 0x00) * count) == []
+        [text] = reader.feed(frame(b"", 0x80))
+        assert len(text) == count
+
+    # Eight times the fragments; to count all of them for each would take sixty-four times as long.
+    assert_costs(lambda: read(16_000), at_most=24, times=lambda: read(2_000))
 
 
 def test_a_message_in_endless_fragments_is_refused() -> None:

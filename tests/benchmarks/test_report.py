@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from bars import BARS
 from cells import CELLS, SECTIONS, cell
 from names import FASTMCP, FLOOR, HYPERCORN, MCP, OURS, TYPESCRIPT
-from report import bars_table, failures, figure_table, generator, noise, number, page, ratio, summary, table, tables
+from report import (
+    bars_table,
+    failures,
+    figure_table,
+    full_tables,
+    generator,
+    noise,
+    number,
+    page,
+    ratio,
+    summary,
+    table,
+    tables,
+)
 from results import BUSY, Results, Spread
 
 CPU = SECTIONS[0].figures[0]
@@ -143,12 +157,16 @@ def test_how_noisy_it_was_is_told() -> None:
     assert "2.1% of the time" in told
 
 
-def test_the_page_leaves_no_place_empty() -> None:
-    text = page(found())
+@pytest.mark.parametrize("made", [page, full_tables])
+def test_no_place_is_left_empty(made: Callable[[Results], str]) -> None:
+    text = made(found())
     assert "<!--" not in text
-    assert "which took 20 minutes on 2026-11-21" in text
-    assert "Nothing: every implementation did" in text
     assert "\n\n\n" not in text
+
+
+def test_it_says_when_it_was_measured_and_what_failed() -> None:
+    assert "took 20 minutes on 2026-11-21" in page(found())
+    assert "Nothing: every implementation did" in full_tables(found())
 
 
 def test_a_part_is_not_shown_as_the_whole() -> None:
@@ -158,9 +176,11 @@ def test_a_part_is_not_shown_as_the_whole() -> None:
     assert "preliminary" not in page(results)
 
 
-def test_the_page_in_the_documentation_is_made_from_the_results_beside_it() -> None:
+@pytest.mark.parametrize(("made", "name"), [(page, "performance.md"), (full_tables, "performance/tables.md")])
+def test_the_pages_in_the_documentation_are_made_from_the_results(made: Callable[[Results], str], name: str) -> None:
     docs = Path(__file__).parents[2] / "docs"
     results = Results.read(docs / "performance" / "results.json")
-    assert page(results) == (docs / "performance.md").read_text("utf-8")
-    for file in re.findall(r"\((performance/[^)]+)\)", page(results)):
-        assert (docs / file).exists()
+    file = docs / name
+    assert made(results) == file.read_text("utf-8"), "run: python benchmarks/report.py"
+    for link in re.findall(r"\(([\w/-]+\.(?:svg|png|md|json))\)", made(results)):
+        assert (file.parent / link).exists()

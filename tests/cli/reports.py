@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trimcp.bench.histogram import Histogram
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Cost, Failures, Generator, Report, Second, Snapshot
 from trimcp.wire.revisions import LATEST
 
@@ -13,7 +13,7 @@ MEBI = 1024 * 1024
 
 
 def a_plan(**options: Any) -> Plan:
-    return Plan(Request.tool("echo", {"text": "hello {n}"}), **{"under_way": 16, "seconds": 2.0, **options})
+    return Plan(MixEntry.tool("echo", {"text": "hello {n}"}), **{"under_way": 16, "seconds": 2.0, **options})
 
 
 def a_report(*, milliseconds: float = 1.0, **changed: Any) -> Report:
@@ -30,6 +30,8 @@ def a_report(*, milliseconds: float = 1.0, **changed: Any) -> Report:
         "plan": a_plan(),
         "seconds": 2.0,
         "calls": 1000,
+        "after": 16,
+        "parts": 1008.0,
         "bytes_in": 2_000_000,
         "bytes_out": 3_000_000,
         "errors": {},
@@ -49,21 +51,25 @@ def some_errors() -> dict[str, Failures]:
     return {"timeout": Failures(1, "no answer"), "wrong text": Failures(9, "'a' instead of \x1b[31m'b'")}
 
 
-def a_snapshot(**changed: Any) -> Snapshot:
+def a_snapshot(*, rate: float = 1234.0, milliseconds: float = 1.0, **changed: Any) -> Snapshot:
+    """How things stand after half a second with calls that took so long, or twice or thrice that."""
+    times = Histogram()
+    count = round(rate / 2)
+    slow, slower = count // 10, count // 50
+    each = [1.0] * (count - slow - slower) + [2.0] * slow + [3.0] * slower
+    times.add([factor * milliseconds / 1e3 for factor in each])
     fields: dict[str, Any] = {
         "elapsed": 1.0,
         "share": 0.5,
+        "seconds": 0.5,
         "calls": 500,
-        "rate": 1234.0,
-        "p50": 0.001,
-        "p90": 0.002,
-        "p99": 0.003,
+        "times": times,
         "errors": {},
         "cancelled": 0,
         "timed_out": 0,
         "late": 0,
         "progress": 0,
-        "progress_rate": 0.0,
+        "reported": 0,
         "under_way": 16,
         "sessions": 1,
         "busy": 0.25,

@@ -96,6 +96,12 @@ def greet(name: str, tone: str = "warm") -> str:
     return f"Greet {name}, {tone}."
 
 
+@server.complete("greet", "name")
+def people(typed: str) -> list[str]:
+    """Suggest whom to greet."""
+    return ["Ada", "Grace\x1b[2J"]
+
+
 def make() -> trimcp.Server[None]:
     return server
 

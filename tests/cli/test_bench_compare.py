@@ -38,18 +38,27 @@ def test_the_table_has_both_and_says_what_is_not_clear() -> None:
     assert lines[2] == "   3 rounds of: 1 session, 16 calls under way, 2.00 s"
     assert lines[3].startswith("2: echo")
     table = [" ".join(line.split()) for line in lines[lines.index("") + 1 :]]
-    assert table[0] == "1 2 1 / 2 lowest to highest"
-    assert table[1] == "calls/s 75.0 50.0 1.50 0.90 to 3.00 no clear difference"
-    assert table[2] == "p50 1.00 ms 4.00 ms 0.25 0.25 to 0.25"
-    assert table[5] == "memory 40.0 MiB 40.0 MiB 1.00 1.00 to 1.00 no clear difference"
-    assert len({line.index("to") for line in lines if " to " in line and "lowest" not in line}) == 1, "columns align"
+    assert table[0] == "1 2 1 compared to 2 round by round"
+    assert table[1] == "calls/s 75.0 50.0 1.50 × faster 1.11 × slower to 3.00 × faster no clear difference"
+    assert table[2] == "p50 1.00 ms 4.00 ms 3.99 × faster 3.99 to 3.99"
+    assert table[4] == "CPU per call 3.33 ms 5.00 ms 1.50 × less 3.00 × less to 1.11 × more no clear difference"
+    assert table[5] == "memory 40.0 MiB 40.0 MiB the same 1.00 to 1.00 no clear difference"
+    assert table[6].endswith("not corrected for coordinated omission; median of 3 rounds")
+    columns = [line for line in lines if " × " in line]
+    assert len({line.index(" × ") for line in columns}) == 1, "columns align"
 
 
-def test_a_small_ratio_keeps_two_digits() -> None:
-    (rate,) = [text for text, _ in describe_comparison(rounds((3, 1000))) if "calls/s" in text]
-    assert "0.003 " in rate + " "
+def test_a_ratio_is_said_as_how_many_times_what() -> None:
+    (rate,) = [text for text, _ in describe_comparison(rounds((23, 1000), (20, 1000))) if "calls/s" in text]
+    assert " 46.5 × slower   " in rate
+    assert rate.endswith(" 43.5 to 50.0")
     (rate,) = [text for text, _ in describe_comparison(rounds((99, 1000), (45678, 1))) if "calls/s" in text]
-    assert "0.099 to 45,678" in rate
+    assert "10.1 × slower to 45,678 × faster" in rate
+
+
+def test_an_estimated_rate_is_marked() -> None:
+    lines = [text for text, _ in describe_comparison([(a_report(), a_report(milliseconds=1500.0))])]
+    assert lines[-1].startswith("  2: ROUGH: a call takes 1.51 s of the 2.00 s")
 
 
 def test_one_round_cannot_be_unclear() -> None:

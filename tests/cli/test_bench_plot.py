@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.text import Annotation
 
 from tests.cli.reports import a_report, some_errors
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Second
+from trimcp.cli.bench_compare import ratios
 from trimcp.cli.bench_plot import Curve, check_plot, draw
 from trimcp.cli.exits import USAGE, Failure
 
 ROOT = Path(__file__).parents[2]
+CLOSED_LOOP = "ms (logarithmic) from sending to answer, not corrected for coordinated omission"
 
 
 def texts_of(file: Path) -> list[str]:
@@ -30,9 +34,9 @@ def test_one_server_has_its_latencies_and_its_course(tmp_path: Path) -> None:
     draw(str(file), "echo of $HOME_and$", [Curve("500 per second", [a_report()])])
     texts = texts_of(file)
     for label in [
-        *("echo of $HOME_and$", "500 per second", "share of calls (%)", "time from call to answer (ms, logarithmic)"),
+        *("echo of $HOME_and$", "500 per second", "share of calls (%)", CLOSED_LOOP),
         *("p50 1.00 ms", "p90 1.00 ms", "p99 1.00 ms", "p99.9 1.00 ms", "calls answered per second", "calls/s"),
-        *("seconds since the start", "time of a call", "ms (logarithmic)", "p50", "p99"),
+        *("seconds since the start", "time in each second", "ms (logarithmic)", "p50", "p99"),
     ]:
         assert label in texts
     assert "with errors" not in texts
@@ -53,6 +57,37 @@ def test_two_servers_are_drawn_by_round(tmp_path: Path) -> None:
     assert [text for text in texts if text in ("the one", "the other", "16 under way")] != []
     assert {"p50 1.00 ms", "p50 4.00 ms", "round", "1", "2", "3"} <= set(texts)
     assert "seconds since the start" not in texts
+    assert f"{CLOSED_LOOP}; median of 3 rounds" in texts
+
+
+def test_plot_and_table_have_the_same_percentiles(tmp_path: Path) -> None:
+    """Those of the rounds in the middle, not those of all calls of all rounds together."""
+    file = tmp_path / "plot.svg"
+    ours = [a_report(milliseconds=each) for each in (1.0, 2.0, 300.0)]
+    theirs = [a_report(milliseconds=each) for each in (4.0, 5.0, 600.0)]
+    draw(str(file), "echo", [Curve("the one", ours), Curve("the other", theirs)])
+    pairs = list(zip(ours, theirs, strict=True))
+    table = {each.name: each for each in ratios(pairs)}
+    shown = texts_of(file)
+    for name in ("p50", "p99"):
+        assert {f"{name} {table[name].first}", f"{name} {table[name].second}"} <= set(shown)
+
+
+def test_lines_to_labels_cross_nothing(tmp_path: Path) -> None:
+    """All labels are in one row and in the order of their lines, which begin below them."""
+    from matplotlib.figure import Figure
+
+    from trimcp.cli.bench_plot import _draw_latencies
+
+    axes = Figure(figsize=(8.2, 1.6)).add_subplot()
+    near = [a_report(milliseconds=each) for each in (1.0, 1.02)]
+    _draw_latencies(axes, [Curve("a", near[:1]), Curve("b", near[1:])])
+    labels = [each for each in axes.texts if isinstance(each, Annotation)]
+    assert len(labels) == 8
+    assert len({each.xyann[1] for each in labels}) == 1
+    assert [each.xy[0] for each in labels] == sorted(each.xy[0] for each in labels)
+    assert all(after.xyann[0] - before.xyann[0] >= 0.117 for before, after in pairwise(labels))
+    assert all(each.arrowprops["relpos"] == (0.5, 0.0) for each in labels)
 
 
 def test_two_servers_of_one_round_are_both_there(tmp_path: Path) -> None:

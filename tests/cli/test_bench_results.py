@@ -41,23 +41,23 @@ def test_the_table_goes_to_standard_output() -> None:
 
 
 def test_json_takes_standard_output_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    streams = shown([[a_report()]], "--json", "-")
+    streams = shown([[a_report()]], "--json")
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(a_report().to_json()))
     assert "1,000 answered rightly" in streams.err
     assert streams.out == ""
-    assert shown([[a_report()]], "--json", "-", "--quiet") == Streams("", "")
+    assert shown([[a_report()]], "--json", "--quiet") == Streams("", "")
 
 
 def test_json_goes_to_a_file_beside_the_table(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    assert "1,000 answered rightly" in shown([[a_report()]], "--json", str(file)).out
+    assert "1,000 answered rightly" in shown([[a_report()]], "--save", str(file)).out
     assert json.loads(file.read_text())["per_second"] == 500.0
 
 
 def test_two_servers_are_compared(tmp_path: Path) -> None:
     file, plot = tmp_path / "figures.json", tmp_path / "plot.svg"
     done = [[a_report(), a_report()], [a_report(calls=500), a_report(calls=500)]]
-    streams = shown(done, "--json", str(file), "--plot", str(plot))
+    streams = shown(done, "--save", str(file), "--plot", str(plot))
     assert "2.00 to 2.00" in streams.out
     assert json.loads(file.read_text())["ratios"]["per_second"]["median"] == 2.0
     assert "two servers in 2 rounds" in plot.read_text()
@@ -67,13 +67,13 @@ def test_two_servers_are_compared(tmp_path: Path) -> None:
 def test_a_round_that_was_interrupted_is_shown_and_not_compared(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     half = a_report(calls=7, interrupted=True)
-    streams = shown([[a_report(), half], [a_report(calls=500)]], "--json", str(file))
+    streams = shown([[a_report(), half], [a_report(calls=500)]], "--save", str(file))
     assert "1 round of: " in streams.out
     assert [each["calls"] for each in json.loads(file.read_text())["unpaired"]] == [7]
-    shown([[a_report(), half], [a_report(calls=500), a_report(calls=600)]], "--json", str(file))
+    shown([[a_report(), half], [a_report(calls=500), a_report(calls=600)]], "--save", str(file))
     assert len(json.loads(file.read_text())["rounds"]) == 1
     assert [each["calls"] for each in json.loads(file.read_text())["unpaired"]] == [7, 600]
-    streams = shown([[half], []], "--json", str(file), "--plot", str(tmp_path / "plot.svg"))
+    streams = shown([[half], []], "--save", str(file), "--plot", str(tmp_path / "plot.svg"))
     assert "7 answered rightly" in streams.out
     assert "interrupted" in streams.out
     value: Any = json.loads(file.read_text())
@@ -84,7 +84,7 @@ def test_what_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     plot = tmp_path / "plot.svg"
     with pytest.raises(Failure, match=r"cannot write .*taken: Is a directory"):
-        shown([[a_report()]], "--json", str(tmp_path / "taken"), "--plot", str(plot))
+        shown([[a_report()]], "--save", str(tmp_path / "taken"), "--plot", str(plot))
     assert plot.exists()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.reports import a_plan, a_report, some_errors
 from trimcp.bench.histogram import Histogram
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Generator, Report
 from trimcp.cli.bench_table import describe_report, headline, milliseconds, setting, three, what
 from trimcp.wire.revisions import LATEST
@@ -31,9 +31,10 @@ def test_all_that_was_measured_is_in_the_table() -> None:
         "",
         "  time              min     mean      p50      p90      p99    p99.9      max",
         "                1.00 ms  1.01 ms  1.00 ms  1.00 ms  1.00 ms  1.00 ms  10.0 ms",
+        "              from sending to answer, not corrected for coordinated omission",
         "",
         "  data        1.50 MB/s sent, 1.00 MB/s received",
-        "  server      500 µs of CPU per call, 25 % of a core, 40.0 MiB of memory, 50.0 at most",
+        "  server      500 µs of CPU per call, 25 % of a core, 40.0 MiB, 50.0 at most",
         "  generator   10 % of a core; it could make about 5,000 such calls per second",
     ]
 
@@ -70,12 +71,22 @@ def test_calls_given_up_and_progress_are_shown_where_there_are_any() -> None:
     assert "progress    0 notifications, 0.00 per second" in text_of(a_report(plan=a_plan(progress=True)))
 
 
+def test_a_rate_that_is_an_estimate_is_marked_with_what_would_be_better() -> None:
+    report = a_report(milliseconds=1500.0, calls=0, parts=6.6)
+    told = "ROUGH: a call takes 1.51 s of the 2.00 s; better: --seconds 19"
+    assert "calls       0 answered rightly in time and 16 later, 3.30 per second\n" in text_of(report)
+    assert styles_of(report, told) == {"yellow"}
+    assert "75.8 ms of CPU per call" in text_of(report)
+    assert "ROUGH" not in text_of(a_report(milliseconds=190.0))
+
+
 def test_an_open_loop_says_what_it_could_not_do() -> None:
     plan = a_plan(rate=1000.0, under_way=None)
     shown = text_of(a_report(plan=plan, late=12))
     assert "1 session, 1,000 calls begun per second (constant), 2.00 s" in shown
     assert "late        12 calls began more than 10 ms after their time, or not at all" in shown
     assert "only 500 of 1,000 calls per second were over in time" in shown
+    assert "from due time to answer, corrected for coordinated omission" in shown
     kept = text_of(a_report(plan=attrs.evolve(plan, rate=510.0)))
     assert "late" not in kept
     assert "only" not in kept
@@ -103,7 +114,7 @@ def test_the_setting_says_how_it_was_met() -> None:
 
 
 def test_a_mix_is_named_by_its_first_calls() -> None:
-    mix = [Request.tool(name) for name in ("a", "b", "a", "c", "d")]
+    mix = [MixEntry.tool(name) for name in ("a", "b", "a", "c", "d")]
     assert what(Plan(mix)) == "a, b, c and 1 more"
 
 

@@ -36,6 +36,19 @@ def test_where_nothing_can_be_redrawn_there_are_lines() -> None:
     assert lines[0] == shown
 
 
+def test_a_line_covers_all_since_the_last_one() -> None:
+    view, written = view_on(terminal=False)
+    view.begin("echo")
+    view.tick(a_snapshot(elapsed=0.5, rate=100.0, milliseconds=400.0, reported=6, busy=0.5))
+    view.tick(a_snapshot(elapsed=1.0, rate=2000.0, milliseconds=1.0, progress=6, busy=0.1))
+    view.tick(a_snapshot(elapsed=1.5, rate=10.0))
+    view.tick(a_snapshot(elapsed=2.0, rate=30.0))
+    first, second = written.getvalue().splitlines()[1:]
+    assert first.startswith("   1.0 s  1,050 per second  p50 1.00 ms  p90 2.00 ms  p99 401 ms  errors none")
+    assert first.endswith("progress 6.00 per second  generator 30 %")
+    assert second.startswith("   2.0 s  20.0 per second")
+
+
 def test_a_long_measurement_has_about_twenty_lines() -> None:
     view, written = view_on(terminal=False, seconds=200.0)
     view.begin("echo")
@@ -47,8 +60,8 @@ def test_a_long_measurement_has_about_twenty_lines() -> None:
 def test_lines_show_errors_and_progress() -> None:
     view, written = view_on(terminal=False)
     view.begin("echo")
-    view.tick(a_snapshot(errors={"timeout": 2, "wrong\x1b text": 7}, progress=9, progress_rate=4.5))
-    assert "errors 7 wrong\\x1b text, 2 timeout  progress 4.50 per second" in written.getvalue()
+    view.tick(a_snapshot(errors={"timeout": 2, "wrong\x1b text": 7}, progress=9, reported=2))
+    assert "errors 7 wrong\\x1b text, 2 timeout  progress 4.00 per second" in written.getvalue()
 
 
 def test_on_a_terminal_a_panel_redraws_itself_and_is_gone_in_the_end() -> None:
@@ -57,7 +70,7 @@ def test_on_a_terminal_a_panel_redraws_itself_and_is_gone_in_the_end() -> None:
     view.tick(a_snapshot(elapsed=-0.5, rate=0.0, calls=0))
     assert "warming up" in written.getvalue()
     view.tick(a_snapshot(rate=700.0))
-    view.tick(a_snapshot(progress=4, progress_rate=8.0, cancelled=3, errors={"timeout": 1}, busy=0.93))
+    view.tick(a_snapshot(progress=4, reported=4, cancelled=3, errors={"timeout": 1}, busy=0.93))
     shown = written.getvalue()
     for part in [
         "1 s, 1 session, 16 calls under way",

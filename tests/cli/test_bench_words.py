@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.cli.bench_options import BenchOptions, bench_options
 from trimcp.cli.bench_words import needs_tools, plan_of, read_script
 from trimcp.cli.exits import USAGE, Failure
@@ -38,7 +38,7 @@ def plan(*words: str, schema: dict[str, Any] | None = None) -> Plan:
 
 
 def test_with_a_tool_alone_everything_else_is_as_usual() -> None:
-    assert plan("--tool", "echo") == Plan(Request.tool("echo"), seconds=10.0, warm_up=1.0)
+    assert plan("--tool", "echo") == Plan(MixEntry.tool("echo"), seconds=10.0, warm_up=1.0)
 
 
 def test_every_option_reaches_the_plan() -> None:
@@ -49,7 +49,7 @@ def test_every_option_reaches_the_plan() -> None:
         *("--transport", "http", "--reply", "sse", "--pid", "11", "--pid", "12"),
     )
     assert made == Plan(
-        Request.tool("echo", expect="x{n}"),
+        MixEntry.tool("echo", expect="x{n}"),
         sessions=3,
         under_way=4,
         rate=50.0,
@@ -86,7 +86,7 @@ def test_arguments_are_read_as_the_schema_says_or_as_json() -> None:
 
 def test_another_request_has_its_own_parameters() -> None:
     (request,) = plan("--method", "resources/read", "--params", '{"uri": "notes:///{n}"}').mix
-    assert request == Request("resources/read", {"uri": "notes:///{n}"})
+    assert request == MixEntry("resources/read", {"uri": "notes:///{n}"})
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_rounds_are_shorter_than_one_measurement_alone() -> None:
         (["--tool", "t", "--compare-header", "X: 1"], "go with --compare"),
         (["--tool", "t", "--warm-up", "soon"], "--warm-up is seconds, such as 2s, or calls, such as 100x"),
         (["--tool", "t", "--warm-up", "1.5x"], "--warm-up is seconds"),
-        (["--tool", "t", "-a", "word"], "write --arg NAME=TEXT or --arg NAME:=JSON"),
-        (["--tool", "t", "-a", "=x"], "write --arg NAME=TEXT"),
-        (["--tool", "t", "-a", ":=1"], "write --arg NAME=TEXT"),
+        (["--tool", "t", "-a", "word"], "write --arg NAME=VALUE or --arg NAME:=JSON"),
+        (["--tool", "t", "-a", "=x"], "write --arg NAME=VALUE"),
+        (["--tool", "t", "-a", ":=1"], "write --arg NAME=VALUE"),
         (["--tool", "t", "-a", "x:={"], "--arg x is not valid JSON"),
         (["--tool", "t", "-a", "x=1", "-a", "x:=1"], "the argument 'x' is given twice"),
         (["--tool", "t", "-a", "count=many"], "count must be a whole number, not 'many'"),
@@ -188,7 +188,10 @@ method = "tools/list"
 def test_a_script_mixes_requests(tmp_path: Path, name: str, text: str) -> None:
     file = tmp_path / name
     file.write_text(text)
-    expected = (Request.tool("echo", {"text": "hello {n}"}, weight=9, expect="hello {n}"), Request("tools/list"))
+    expected = (
+        MixEntry.tool("echo", {"text": "hello {n}"}, weight=9, expect="hello {n}"),
+        MixEntry("tools/list"),
+    )
     assert plan("--script", str(file)).mix == expected
 
 

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import trio
 from click.testing import CliRunner
 
 import trimcp
+from tests.yardsticks import turns
 from trimcp.cli.app import app
 from trimcp.cli.recording_proxy import _pass
 from trimcp.transports.descriptors import READ_SIZE
@@ -265,15 +265,16 @@ async def test_lines_are_noted_whole_however_they_come(size: int) -> None:
 
 
 async def test_a_long_line_costs_what_short_ones_of_its_length_cost() -> None:
-    async def seconds(line: int) -> float:
-        stream = Pieces((b"x" * (line - 1) + b"\n") * (16 * 2**20 // line), READ_SIZE)
-        began = time.process_time()
-        await _pass(stream, stream, len)
-        return time.process_time() - began
+    def stream_of(line: int) -> Pieces:
+        return Pieces((b"x" * (line - 1) + b"\n") * (16 * 2**20 // line), READ_SIZE)
 
-    long, short = min([await seconds(16 * 2**20) for _ in range(3)]), min([await seconds(2**16) for _ in range(3)])
-    print(f"16 MiB in a line {1000 * long:.1f} ms, in 256 lines {1000 * short:.1f} ms")
-    assert long <= 30 * short  # it is some 4 times, for memory; searched again with each piece, 150 times
+    # It is some 4 times, for memory; searched again with each piece, 150 times.
+    for turn in turns(at_most=30):
+        long, short = stream_of(16 * 2**20), stream_of(2**16)
+        with turn.of_work():
+            await _pass(long, long, len)
+        with turn.of_yardstick():
+            await _pass(short, short, len)
 
 
 def test_a_signal_ends_it_with_the_program(tmp_path: Path, program: Path, journal: Path) -> None:

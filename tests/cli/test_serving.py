@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).with_name("server_for_cli.py"))
-PATIENCE = 60.0
+PATIENCE = 110.0
 
 
 @attrs.define
@@ -268,6 +268,22 @@ async def command(*words: str, **env: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+MANY = """
+import json, sys
+from click.testing import CliRunner
+from trimcp.cli.app import app
+done = [CliRunner().invoke(app, words, prog_name="trimcp", env=env) for words, env in json.loads(sys.argv[1])]
+print(json.dumps([(each.exit_code, each.stdout, each.stderr) for each in done]))
+"""
+
+
+async def commands(*each: tuple[Sequence[str], Mapping[str, str]]) -> list[list[Any]]:
+    """Run the command several times in one process, with its own environment each time; as `command` otherwise."""
+    done = await trio.run_process([sys.executable, "-c", MANY, json.dumps(each)], capture_stdout=True, cwd=ROOT)
+    found: list[list[Any]] = json.loads(done.stdout)
+    return found
+
+
 async def test_the_command_reaches_it_by_its_urls(tmp_path: Path) -> None:
     file, hosts = tmp_path / "tokens", tmp_path / "hosts.json"
     file.write_text("ada: t0ken-1\n")
@@ -275,16 +291,24 @@ async def test_the_command_reaches_it_by_its_urls(tmp_path: Path) -> None:
         http, ws = await served.url(), await served.url("ws", "/ws")
         entry = {"url": http, "headers": {"Authorization": "Bearer ${TOKEN}"}}
         hosts.write_text(json.dumps({"mcpServers": {"web": entry}}))
-        for words in (
+        calls = (
             ("call", http, "add", "a=1", "--bearer", "TOKEN"),
             ("call", ws, "add", "a=1", "-H", "Authorization: Bearer ${TOKEN}"),
             ("call", f"{hosts}:web", "add", "a=1"),
-        ):
-            assert await command(*words, TOKEN="t0ken-1") == (0, "1.5 small None False\n", "")
-            code, out, err = await command(*words, TOKEN="t0ken-2")
+        )
+        right, wrong = {"TOKEN": "t0ken-1"}, {"TOKEN": "t0ken-2"}
+        assert await command(*calls[0], **right) == (0, "1.5 small None False\n", "")
+        bench = ("bench", http, "--method", "ping", "--count", "1")
+        *done, measured = await commands(*((words, env) for words in calls for env in (right, wrong)), (bench, {}))
+        assert len(done) == 6
+        for answered, refused in zip(done[::2], done[1::2], strict=True):
+            assert answered == [0, "1.5 small None False\n", ""]
+            code, out, err = refused
             assert (code, out) == (3, "")
             assert "401" in err
+            assert "Send a token with --bearer VARIABLE or --bearer @FILE" in err
             assert "t0ken" not in err
+        assert (measured[0], "--bearer VARIABLE" in measured[2]) == (3, True)
 
 
 async def test_an_address_that_everybody_reaches_is_pointed_out() -> None:

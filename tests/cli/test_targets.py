@@ -8,9 +8,9 @@ import pytest
 
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.targets import find_target, read_headers
-from trimcp.transports.child import StdioServer
-from trimcp.transports.http.client import HttpServer
-from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.transports.http.client.target import HttpServer
+from trimcp.transports.stdio.child import StdioServer
+from trimcp.transports.websocket.client import WebSocketServer
 
 
 @pytest.fixture

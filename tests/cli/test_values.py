@@ -53,7 +53,7 @@ def test_values_become_what_the_schema_wants(shape: Any, words: list[str], value
         ({"type": "boolean"}, ["x=1"], "x must be true or false, not '1'"),
         ({"type": ["integer", "boolean"]}, ["x=a"], "x must be a whole number or true or false, not 'a'"),
         ({"type": "integer"}, ["x=1", "x=2"], "x is given 2 times, but it is no list"),
-        ({"type": "string"}, ["word"], "'word' is no argument; write key=value, or all of them with --json '{...}'"),
+        ({}, ["word"], "'word' is no argument; write name=value, or all of them with --arguments '{...}'"),
         ({"type": "string"}, ["=word"], "'=word' is no argument"),
     ],
 )

@@ -12,7 +12,7 @@ import trio
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import ErrorReply
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified
@@ -98,6 +98,12 @@ class HandMade:
         if handler is None:
             raise ErrorReply(-32602, f"unknown tool {job.params.name}")
         return await handler(job.params, Context(session, job, None))
+
+    async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
+        return None
+
+    def whereabouts(self, job: Job) -> str | None:
+        return None
 
     def notified(self, session: Session, event: Notified) -> None:
         self.heard.append(event.verb.name)
@@ -186,7 +192,7 @@ class Mourned(WrappedChannel):
 
     last_words: str
 
-    def obituary(self) -> str:
+    def close_reason(self) -> str:
         return self.last_words
 
 

@@ -149,9 +149,9 @@ async def test_a_result_asked_for_before_a_change_is_not_kept() -> None:
     assert cache.get("tools/list", None) is page
 
 
-async def test_the_cache_is_bounded() -> None:
+async def test_the_cache_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     cache = Cache()
-    page = ReadResourceResult([], ttl_ms=1000)
+    page = ReadResourceResult([], ttl_ms=600_000)
     for n in range(3_000):
         cache.put("resources/read", str(n), page, 0)
     assert cache.get("resources/read", "0") is None
@@ -159,11 +159,11 @@ async def test_the_cache_is_bounded() -> None:
     assert sum(cache.get("resources/read", str(n)) is not None for n in range(3_000)) == 1_024
 
 
-async def test_the_cache_is_bounded_by_text_too() -> None:
+async def test_the_cache_is_bounded_by_text_too(autojump_clock: trio.testing.MockClock) -> None:
     cache = Cache()
 
     def page(size: int) -> ReadResourceResult:
-        return ReadResourceResult([TextResourceContents(uri="x", text="." * size)], ttl_ms=1000)
+        return ReadResourceResult([TextResourceContents(uri="x", text="." * size)], ttl_ms=600_000)
 
     cache.put("resources/read", "huge", page(40_000_000), 0)
     assert cache.get("resources/read", "huge") is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +12,12 @@ import trio.testing
 
 from tests.client.peers import HandMade, Scripted, connected, discover_result, error, initialize_result, text
 from trimcp.client.client import Client
+from trimcp.client.connect import named
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
+from trimcp.fleet.upstream import supervise
+from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.codes import MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_06_18
 
@@ -215,10 +221,22 @@ async def test_a_nonsense_answer_to_the_probe_is_taken_for_a_legacy_server() -> 
         assert session.revision is LATEST_LEGACY
 
 
-async def test_what_is_no_target_is_refused() -> None:
-    with pytest.raises(LocalError, match="cannot connect to int"):
-        async with Client("c").connect(3):  # type: ignore[arg-type]
-            pass
+def test_what_is_no_target_is_refused_at_once() -> None:
+    for wrong, what in ((3, "int"), ("server.py", "a str that is no URL"), ("ftp://me:secret@host", "a str that is")):
+        target: Any = wrong
+        for connect in (Client("c").connect, partial(supervise, Client("c"))):
+            with pytest.raises(TypeError, match=f"cannot connect to {what}.*pass a URL") as caught:
+                connect(target)
+            assert "secret" not in str(caught.value)
+    with pytest.raises(LocalError, match="names a host"):
+        Client("c").connect("http://")
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "HTTP", "ws", "wss"])
+def test_a_url_is_a_target(scheme: str) -> None:
+    found = named(f"{scheme}://server.test/mcp")
+    assert isinstance(found, HttpServer if scheme[0] in "hH" else WebSocketServer)
+    assert found.url == f"{scheme}://server.test/mcp"
 
 
 async def test_the_bodys_exception_leaves_as_itself_and_everything_is_closed() -> None:
@@ -307,13 +325,60 @@ async def test_a_lost_server_is_mourned_in_the_errors_of_its_calls() -> None:
                 await session.call_tool("x")
 
 
-@pytest.mark.parametrize("revision", [None, LATEST_LEGACY], ids=["probed", "pinned"])
-async def test_a_server_that_never_answers_is_not_waited_for_for_ever(revision: Any, autojump_clock: Any) -> None:
+@pytest.mark.parametrize("revision", [None, LATEST_LEGACY, LATEST], ids=["probed", "legacy", "modern"])
+@pytest.mark.parametrize("limits", [{}, {"connect_timeout": 8}, {"connect_timeout": 50, "probe_timeout": 45}], ids=str)
+async def test_a_server_that_never_answers_is_not_waited_for_for_ever(
+    revision: Any, limits: Any, autojump_clock: Any
+) -> None:
     ours, mute = memory_channels()
-    client = Client("c", probe_timeout=20)
+    seconds = limits.get("connect_timeout", 30)
+    method = "server/discover" if revision is LATEST else "initialize"
     async with mute:
         began = trio.current_time()
-        with pytest.raises(trio.TooSlowError, match="did not answer initialize within 20 seconds"):
-            async with client.connect(ours, revision=revision):
+        with pytest.raises(trio.TooSlowError, match=f"did not answer {method} within {seconds} seconds .*connect_tim"):
+            async with Client("c", request_timeout=5, **limits).connect(ours, revision=revision):
                 pytest.fail("there is nobody")
-        assert trio.current_time() - began == pytest.approx(20 if revision else 40, abs=0.01)
+        assert trio.current_time() - began == pytest.approx(seconds, abs=0.01)
+
+
+async def test_a_connection_that_does_not_open_is_not_waited_for_for_ever(autojump_clock: Any) -> None:
+    @asynccontextmanager
+    async def nowhere() -> Any:
+        await trio.sleep_forever()
+        yield
+
+    with pytest.raises(trio.TooSlowError, match="was not opened within 30 seconds"):
+        async with Client("c").connect(nowhere()):
+            pytest.fail("there is nobody")
+    with trio.move_on_after(3) as scope:
+        async with Client("c").connect(nowhere()):
+            pytest.fail("there is nobody")
+    assert scope.cancelled_caught
+
+
+async def test_the_time_to_connect_does_not_bound_what_comes_after(autojump_clock: Any) -> None:
+    async with connected(HandMade(), Client("c", connect_timeout=3)) as session:
+        await trio.sleep(10)
+        await session.ping()
+
+
+async def test_a_server_that_is_late_is_told_of_with_its_last_words(autojump_clock: Any) -> None:
+    server = Scripted(lambda message: None, last_words="it is still downloading")
+    with pytest.raises(trio.TooSlowError, match=r"connect_timeout.; it is still downloading"):
+        async with Client("c").connect(server):
+            pytest.fail("there is nobody")
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "why"),
+    [
+        (lambda m: "die", ConnectionLost, "^server/discover was not answered: it said: no disk$"),
+        (lambda m: error(m["id"], -32601, "what?"), InvalidReply, "of the legacy era.*answered.*what\\?"),
+        (lambda m: {"id": m["id"], "result": {}}, InvalidReply, "of the legacy era"),
+        (lambda m: error(m["id"], MISSING_CAPABILITY, "no roots"), InvalidReply, "refused the probe.*no roots"),
+    ],
+)
+async def test_a_pinned_modern_revision_fails_for_what_was_met(script: Any, error: Any, why: str) -> None:
+    with pytest.raises(error, match=why):
+        async with Client("c").connect(Scripted(script, last_words="it said: no disk"), revision=LATEST):
+            pytest.fail("there is nobody")

@@ -78,7 +78,7 @@ async def test_elicitation(revision: Any, kind: str) -> None:
 
     async with connected(curious(), client, revision) as session:
         assert said(await session.call_tool("ask")) == "accept {'name': 'Ada'}"
-        assert session.session.humans == 0
+        assert session.clocks.asked == 0
 
 
 @both_eras
@@ -354,3 +354,39 @@ async def test_an_empty_demand_for_input_is_an_invalid_reply() -> None:
     async with Client("c").connect(Scripted(script), revision=LATEST) as session:
         with pytest.raises(InvalidReply, match="does not say what"):
             await session.call_tool("x")
+
+
+class _Odd(BaseException):
+    pass
+
+
+@both_eras
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), _Odd()], ids=lambda error: type(error).__name__)
+async def test_no_handler_ends_the_session(revision: Any, error: BaseException, caplog: Any) -> None:
+    client = Client("c")
+
+    @client.elicitation
+    async def ask(params: Any) -> ElicitResult:
+        raise error
+
+    @client.logging
+    def log(params: Any) -> None:
+        raise error
+
+    server = curious()
+
+    @server.tool
+    async def say(params: Any, ctx: Any) -> Any:
+        await ctx.log("error", "something")
+        return text("said")
+
+    async with connected(server, client, revision) as session:
+        await session.set_log_level("debug")
+        with pytest.raises((RuntimeError, RemoteError)):
+            await session.call_tool("ask")
+        assert said(await session.call_tool("say")) == "said"
+        await trio.testing.wait_all_tasks_blocked()
+        assert said(await session.call_tool("say")) == "said"
+        await trio.testing.wait_all_tasks_blocked()
+    assert caplog.text.count("the logging handler crashed") == 2
+    assert caplog.text.count("ask in ") == (0 if revision.modern else 1), "where it was written"

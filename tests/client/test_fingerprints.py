@@ -43,7 +43,7 @@ def test_another_word_is_another_fingerprint(change: dict[str, Any]) -> None:
 def test_what_nobody_reads_does_not_count() -> None:
     evolve: Any = attrs.evolve
     turned = {"properties": {"b": {}, "a": {"description": "one", "type": "number"}}, "type": "object"}
-    same = evolve(TOOL, input_schema=turned, meta={"x": 1}, icons=[trimcp.Icon(src="https://x/i.png")])
+    same = evolve(TOOL, input_schema=turned, meta={"x": 1}, icons=[trimcp.wire.Icon(src="https://x/i.png")])
     assert trimcp.fingerprint(same) == trimcp.fingerprint(TOOL)
     assert trimcp.fingerprint(TOOL).startswith("sha256:")
 

@@ -16,8 +16,8 @@ from tests.client.peers import HandMade, text
 from tests.mirroring import HeaderChannel, header_channels
 from trimcp.channel import Kind, Outgoing
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
-from trimcp.client.mirrors import Mirrors
+from trimcp.client.session import ClientSession
+from trimcp.client.tools import Mirrors
 from trimcp.errors import ErrorReply, LocalError, RemoteError
 from trimcp.framing.headers import check_params, check_request, find_mirrors
 from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR

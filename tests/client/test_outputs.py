@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.client.outputs import Outputs
+from trimcp.client.tools import Outputs
 from trimcp.errors import InvalidReply
 from trimcp.wire.content import TextContent
 from trimcp.wire.tools import CallToolResult, Tool

@@ -24,7 +24,7 @@ client = trimcp.Client("conformance", "1.0", roots=[Path.cwd().as_uri()])
 @client.elicitation
 def fill_in(request: trimcp.ElicitParams) -> trimcp.ElicitResult:
     """Accept what the form suggests, and invent the rest."""
-    if not isinstance(request, trimcp.ElicitFormParams):
+    if not isinstance(request, trimcp.wire.ElicitFormParams):
         return trimcp.ElicitResult(action="decline")
     invented = {name: INVENTED[field.type] for name, field in request.requested_schema.properties.items()}
     return trimcp.ElicitResult(action="accept", content=invented | trimcp.fill_defaults(request.requested_schema))

@@ -82,8 +82,8 @@ async def test_multiple_content_types():
     ]
 
 
-def embedded(uri: str, mime_type: str, text: str) -> trimcp.EmbeddedResource:
-    return trimcp.EmbeddedResource(trimcp.TextResourceContents(uri=uri, mime_type=mime_type, text=text))
+def embedded(uri: str, mime_type: str, text: str) -> trimcp.wire.EmbeddedResource:
+    return trimcp.wire.EmbeddedResource(trimcp.wire.TextResourceContents(uri=uri, mime_type=mime_type, text=text))
 
 
 @attrs.frozen
@@ -213,7 +213,7 @@ CONFIRM = form(ok={"type": "boolean"})
 
 def prompt_for(text: str, max_tokens: int = 100) -> trimcp.CreateMessageParams:
     """What a model is asked."""
-    question = trimcp.SamplingMessage(role="user", content=trimcp.Text(text))
+    question = trimcp.wire.SamplingMessage(role="user", content=trimcp.Text(text))
     return trimcp.CreateMessageParams(messages=[question], max_tokens=max_tokens)
 
 

@@ -41,7 +41,7 @@ def client(logged: list[Any]) -> trimcp.Client:
     client = trimcp.Client("suite", roots=["file:///home", "file:///srv"])
 
     @client.elicitation
-    def fill_in(request: trimcp.ElicitFormParams) -> trimcp.ElicitResult:
+    def fill_in(request: trimcp.wire.ElicitFormParams) -> trimcp.ElicitResult:
         fields = request.requested_schema.properties
         content = {name: ANSWERS[name] for name in fields if name in ANSWERS}
         return trimcp.ElicitResult("accept", trimcp.fill_defaults(request.requested_schema, content))
@@ -51,7 +51,7 @@ def client(logged: list[Any]) -> trimcp.Client:
         return f"{params.messages[0].content.text} {params.max_tokens}"
 
     @client.logging
-    def log(message: trimcp.LoggingMessageParams) -> None:
+    def log(message: trimcp.wire.LoggingMessageParams) -> None:
         logged.append(message.data)
 
     return client
@@ -109,7 +109,7 @@ async def test_resources(revision: trimcp.Revision) -> None:
         assert read["test://static-text"].text == "This is the content of the static text resource."
         assert read["test://static-text"].mime_type == "text/plain"
         (binary,) = (await session.read_resource("test://static-binary")).contents
-        assert isinstance(binary, trimcp.BlobResourceContents)
+        assert isinstance(binary, trimcp.wire.BlobResourceContents)
         (made,) = (await session.read_resource("test://template/123/data")).contents
         assert json.loads(made.text) == {"id": "123", "templateTest": True, "data": "Data for ID: 123"}
         with pytest.raises(trimcp.RemoteError) as caught:
@@ -196,7 +196,7 @@ async def test_forms() -> None:
     schemas: list[Any] = []
 
     @client.elicitation
-    def fill_in(request: trimcp.ElicitFormParams) -> trimcp.ElicitResult:
+    def fill_in(request: trimcp.wire.ElicitFormParams) -> trimcp.ElicitResult:
         schemas.append(request.requested_schema)
         return trimcp.ElicitResult("accept", {"untitledSingle": "none of them", "titledMulti": ["nor this"]})
 
@@ -267,7 +267,8 @@ async def test_second_round() -> None:
         assert done["resultType"] == "complete"
         again = (await call(tool, inputResponses={"other": NAMED["user_name"]}))["result"]
         assert again["resultType"] == "input_required"
-        for wrong in ({"user_name": 5}, {"user_name": {"content": {"name": "Ada"}}}, None):
+        assert (await call(tool, inputResponses=None))["result"] == (await call(tool))["result"], "null is absent"
+        for wrong in ({"user_name": 5}, {"user_name": {"content": {"name": "Ada"}}}):
             assert (await call(tool, inputResponses=wrong))["error"]["code"] == -32602
 
 

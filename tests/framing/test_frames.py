@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Event, Ping, TextMessage
 
-from trimcp.framing.frames import Fault, FrameGate, text_frame
+from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.wire.jsonrpc import Malformed
 
 FIN, TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x80, 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
@@ -46,11 +46,18 @@ def pass_through(gate: FrameGate, data: bytes, steps: list[int]) -> bytes:
     passed, at, turn = b"", 0, 0
     while at < len(data):
         step = steps[turn % len(steps)]
-        gate.feed(data[at : at + step])
+        feed(gate, data[at : at + step])
         at, turn = at + step, turn + 1
         while piece := gate.take(65536):
             passed += piece
     return passed
+
+
+def feed(gate: FrameGate, data: bytes) -> None:
+    """Show data to a gate, turn by turn."""
+    gate.feed(data)
+    while gate.behind:
+        gate.feed(b"")
 
 
 def events_of(data: bytes, *, masked: bool = True) -> list[Event]:
@@ -185,7 +192,7 @@ def test_faults(frames: list[tuple[int, bytes]], code: int, masked: bool) -> Non
     assert passed == good, "what came before a fault counts, and half a message is none"
     assert gate.fault is None
     assert pass_through(gate, last + good, [10_000]) == b""
-    assert isinstance(gate.fault, Fault)
+    assert isinstance(gate.fault, FrameFault)
     assert gate.fault.code == code
 
 
@@ -204,6 +211,42 @@ def test_a_size_beyond_all_patience_is_refused_by_its_header() -> None:
     assert gate.fault.code == 1009
 
 
+def test_of_many_frames_a_few_pass_at_a_time() -> None:
+    gate = FrameGate(LIMIT, masked=True)
+    kinds = [frame(FIN | PONG), frame(FIN | TEXT, b"{}"), *fragments([b"{", b"", b"}"])]
+    gate.feed(b"".join(kinds) * 1_000)
+    turns = most = seen = 0
+    while gate.behind or not gate.empty:
+        passed = b""
+        while piece := gate.take(65536):
+            passed += piece
+        most = max(most, len(events_of(passed)))
+        seen += len(events_of(passed))
+        gate.feed(b"")
+        turns += 1
+    assert seen == 3_000
+    assert most <= 16
+    assert turns >= 5_000 / 16
+
+
+def test_of_frames_with_something_in_them_one_read_is_one_turn() -> None:
+    gate = FrameGate(1_000_000, masked=True)
+    gate.feed(frame(FIN | TEXT, b"x" * 6_000) * 10)
+    assert not gate.behind
+    assert gate.messages == 10
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("first", [FIN | TEXT, TEXT, FIN | PING])
+@pytest.mark.parametrize(("size", "extra"), [(0, 2), (125, 2), (5, 8), (65_535, 8)])
+def test_a_length_takes_no_more_bytes_than_it_needs(size: int, extra: int, first: int, masked: bool) -> None:
+    gate = FrameGate(1_000_000, masked=masked)
+    marker = bytes((first, (0x80 if masked else 0) | (126 if extra == 2 else 127)))
+    gate.feed(marker + size.to_bytes(extra, "big") + (MASK if masked else b""))
+    assert gate.fault is not None
+    assert gate.fault.code == 1002
+
+
 def test_nothing_follows_a_close_frame() -> None:
     gate = FrameGate(LIMIT, masked=True)
     close = frame(FIN | CLOSE, b"\x03\xe8")
@@ -220,7 +263,7 @@ def test_fragments_cost_what_is_in_them(payload: bytes) -> None:
     chunk = frame(CONTINUATION, payload) * 100
     tracemalloc.start()
     for _ in range(190):
-        gate.feed(chunk)
+        feed(gate, chunk)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 60_000, "a reference to each fragment alone would take 152,000"

@@ -59,11 +59,11 @@ def test_nothing_is_nothing() -> None:
 
 
 def _line() -> Callable[[bytes], object]:
-    return lines.Decoder(4 * MIB).feed
+    return lines.LineDecoder(4 * MIB).feed
 
 
 def _event() -> Callable[[bytes], object]:
-    decoder = sse.Decoder(4 * MIB)
+    decoder = sse.EventDecoder(4 * MIB)
     decoder.feed(b"data: ")
     return decoder.feed
 
@@ -71,7 +71,10 @@ def _event() -> Callable[[bytes], object]:
 def _fragments() -> Callable[[bytes], object]:
     gate = FrameGate(4 * MIB, masked=False)
     gate.feed(b"\x01\x00")
-    return lambda piece: gate.feed(b"\x00\x7f" + len(piece).to_bytes(8, "big") + piece)
+    # Small pieces have to say how long they are in one byte.
+    return lambda piece: gate.feed(
+        b"\x00" + (bytes((len(piece),)) if len(piece) < 126 else b"\x7f" + len(piece).to_bytes(8, "big")) + piece
+    )
 
 
 @pytest.mark.parametrize("size", [100, 64 * KIB])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import enum
-import time
 import tracemalloc
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.yardsticks import assert_costs
 from trimcp.errors import LocalError
 from trimcp.framing.headers import (
     Mirror,
@@ -328,14 +328,9 @@ def test_reasons_are_brief_whatever_the_schema() -> None:
 
 
 def test_a_large_schema_takes_linear_time() -> None:
-    def seconds(schema: Any) -> float:
-        start = time.perf_counter()
-        find_mirrors(schema)
-        return time.perf_counter() - start
-
     small = properties(**{f"p{i}": properties(a=marked(f"H{i}")) for i in range(2_000)})
     large = properties(**{f"p{i}": properties(a=marked(f"H{i}")) for i in range(16_000)})
-    assert min(seconds(large) for _ in range(3)) / min(seconds(small) for _ in range(3)) < 32
+    assert_costs(lambda: find_mirrors(large), at_most=32, times=lambda: find_mirrors(small))
 
 
 def test_a_deep_and_wide_schema_costs_little() -> None:

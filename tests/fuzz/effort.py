@@ -17,7 +17,7 @@ MUTATIONS: Final = 20_000
 """Of each kind, on each transport, in full: promise 12."""
 
 
-PATIENCE: Final = 900.0 if FULL else 60.0
+PATIENCE: Final = 900.0 if FULL else 200.0
 """Seconds after which a test over real transports has hung."""
 
 

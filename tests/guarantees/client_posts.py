@@ -13,7 +13,7 @@ import trio
 
 import trimcp
 from tests.hostile.network import Wire
-from trimcp.transports.http.client import HttpServer
+from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import LATEST, OLDEST, V2025_11_25, Revision
 
 __all__ = ["ASKING", "INFO", "POSTED", "REPLYING", "Asked", "HandOfPosts", "posted_to_by_hand", "question"]

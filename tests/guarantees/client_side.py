@@ -21,7 +21,7 @@ from tests.transports.websocket_support import FIN, TEXT, Raw, message, read_hea
 from trimcp.session.direct import direct_ends
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel
-from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.revisions import LATEST, V2025_11_25, Revision
 
 __all__ = ["EVERY_ROAD", "QUESTIONED", "ROADS", "ByHand", "asked_by_hand", "served_by_hand"]

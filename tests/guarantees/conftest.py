@@ -6,9 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 
 from tests.guarantees import report
+from tests.guarantees.harm import harmful_server
 from tests.guarantees.worlds import PROGRAM, Homes, Journal
 from tests.hostile.network import Pool
 
@@ -25,6 +27,21 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
     pool.close()
 
 
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Pool]:
+    """Servers in processes of their own on the network, shared by the tests that leave them as they were."""
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def port() -> Iterator[int]:
+    """Where a server is that means harm."""
+    with harmful_server() as port:
+        yield port
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print every figure that was measured."""
     if report.figures:
@@ -33,6 +50,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
-def pytest_sessionfinish() -> None:
-    """Keep the figures for the docs."""
-    report.write()
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the figures for the docs; one process of several hands its own to the first."""
+    if (handed := getattr(session.config, "workeroutput", None)) is not None:
+        handed["figures"] = [attrs.asdict(each) for each in report.figures]
+    else:
+        report.write()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the figures of a process that has ended."""
+    report.figures += [report.Figure(**each) for each in getattr(node, "workeroutput", {}).get("figures", ())]

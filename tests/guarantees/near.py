@@ -13,12 +13,13 @@ import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
-from tests.hostile.network import Place, Wire
+from tests.hostile.network import Place, Wire, http, post
+from tests.hostile.peers import enveloped
 from tests.hostile.server_for_attack import make_server
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST
 
-__all__ = ["BINDS", "WAYS", "Near", "near", "reached"]
+__all__ = ["BINDS", "WAYS", "Near", "doors", "near", "reached", "statuses"]
 
 BINDS: dict[str, Any] = {
     "127.0.0.1": {"host": "127.0.0.1", "port": 0},
@@ -60,7 +61,7 @@ async def near(
     *,
     bind: str = "127.0.0.1",
     folder: Path | None = None,
-    settings: Settings | None = None,
+    settings: HttpSettings | None = None,
     **options: Any,
 ) -> AsyncIterator[Any]:
     """Serve as long as the block runs, by our own listener or Hypercorn; options are those of `serve_http`."""
@@ -99,3 +100,25 @@ async def reached(
             target = trimcp.websocket(place.url.replace("http", "ws", 1).replace("/mcp", "/ws"))
         async with client.connect(target, revision=revision) as session:
             yield session
+
+
+_EVENTS = "Accept: text/event-stream"
+_KEY = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+_WEBSOCKET = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", _KEY)
+
+
+def doors(*lines: str) -> list[bytes]:
+    """One request to each way in, with these headers."""
+    call = post(enveloped(1, "tools/call", name="echo", arguments={})[:-1], *lines)
+    sse, websocket = http("GET", "/sse", _EVENTS, *lines), http("GET", "/ws", *_WEBSOCKET, *lines)
+    return [call, sse, websocket]
+
+
+async def statuses(server: Place, requests: list[bytes]) -> list[int]:
+    """The status that each request gets on a connection of its own."""
+    found = []
+    for said in requests:
+        async with server.wire() as wire:
+            await wire.say(said)
+            found.append((await wire.head()).status)
+    return found

@@ -389,8 +389,10 @@ class PostPeer(_Exchanges):
         wire = await self.connect()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wire.say, *map(self.posted, texts))
-            for _ in texts if self.reading else ():
-                self._heard(await wire.answer())
+            for text in texts if self.reading else ():
+                answer = await wire.answer()
+                assert answer.reply["id"] == orjson.loads(text)["id"], "answers on a connection come in order"
+                self._heard(answer)
 
     async def cancel(self, id: Any) -> None:
         if self.modern:

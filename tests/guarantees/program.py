@@ -30,6 +30,7 @@ def make_server(journal: Path) -> trimcp.Server[None]:
     """The server under attack, with tools that tell how they began and how they ended."""
     server = server_for_attack.make_server()
     released: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+    looked_for: dict[str, trio.Event] = {}
 
     def note(what: str, name: str, **more: Any) -> None:
         line = json.dumps({"what": what, "name": name, "at": time.monotonic(), **more}) + "\n"
@@ -85,9 +86,18 @@ def make_server(journal: Path) -> trimcp.Server[None]:
 
     @server.tool
     async def watch(gate: str, filling: str) -> str:
-        """Wait for a file, for callers who cannot say more."""
-        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC110, ASYNC240  # of files there are no events
-            await trio.sleep(0.1)
+        """Wait for a file, for callers who cannot say more. One of them looks for it, so that they keep nobody busy."""
+        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC240
+            if gate in looked_for:
+                await looked_for[gate].wait()
+                continue
+            looked_for[gate] = over = trio.Event()
+            try:
+                while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC110, ASYNC240  # of files there are no events
+                    await trio.sleep(0.1)
+            finally:
+                del looked_for[gate]
+                over.set()
         return "waited"
 
     @server.tool

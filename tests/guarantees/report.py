@@ -16,7 +16,7 @@ class Figure:
     """One measured figure.
 
     Attributes:
-        promise: the promise it belongs to, 1 to 14.
+        promise: the promise it belongs to, 1 to 16.
         what: what was measured.
         value: the figure, and `bound`, which it may not pass; None where there is nothing to compare it with.
         unit: of both.
@@ -52,7 +52,10 @@ def table() -> list[str]:
 
 
 def write() -> None:
-    """Write the figures where TRIMCP_FIGURES says, if it does."""
+    """Write the figures where TRIMCP_FIGURES says, if it does; behind those of the tests that did not run alone."""
     target = os.environ.get("TRIMCP_FIGURES", "")
     if target and figures:
-        Path(target).write_text(json.dumps([attrs.asdict(each) for each in figures], indent=1) + "\n", "utf-8")
+        path = Path(target)
+        kept = json.loads(path.read_text("utf-8")) if os.environ.get("TRIMCP_ALONE") == "only" and path.exists() else []
+        kept += [attrs.asdict(each) for each in figures]
+        path.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
 import pytest
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees.peers import DirectPeer, text_of
+from tests.guarantees.places import Places, alive, raw, serving
 from tests.guarantees.report import figure
-from tests.guarantees.worlds import WORLDS, Home, Homes, World
-from tests.hostile.peers import MIB
+from tests.guarantees.worlds import WORLDS, Home, Homes, World, settled
+from tests.hostile.network import HOSTS, Pool, Served, Socket, Stream, Wire, hello, http, initialize, on, post
+from tests.hostile.peers import MIB, enveloped, request, target
+from tests.stopwatch import Stopwatch
+from tests.transports.http.hypercorn_support import H2Client
+from tests.transports.websocket_support import FIN, PING, frame, message
 
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
+OnBoth = pytest.mark.parametrize("host", HOSTS)
 
-_PATIENCE = 10.0
+_EVENTS = "Accept: text/event-stream"
 
 
 async def p99(home: Home, name: str) -> float | None:
@@ -23,9 +34,9 @@ async def p99(home: Home, name: str) -> float | None:
     took: list[float] = []
     async with home.peer() as peer:
         for n in range(100):
-            began = trio.current_time()
+            clock = home.stopwatch()
             await peer.ask(f"{name}{n}", "echo")
-            took.append(trio.current_time() - began)
+            took.append(clock.took())
     return sorted(took)[-2]
 
 
@@ -72,7 +83,7 @@ async def test_an_unread_result_costs_three_times_its_size_and_is_let_go(homes: 
         base = home.forget_peak()
         async with home.peer(reading=False) as peer:
             await peer.pipeline(peer.call("big", "big", size=size))
-            with trio.fail_after(_PATIENCE):
+            with trio.fail_after(PATIENCE):
                 while home.memory - base < size / 2:  # noqa: ASYNC110  # it may be another process
                     await trio.sleep(0.01)
             echo = await p99(home, "beside")
@@ -83,7 +94,7 @@ async def test_an_unread_result_costs_three_times_its_size_and_is_let_go(homes: 
             if home.target is not None:
                 assert len(text_of(await peer.hear())) == size
         kept = size
-        with trio.move_on_after(_PATIENCE):
+        with trio.move_on_after(PATIENCE):
             while (kept := await home.kept() - rest) > 2 * MIB:  # noqa: ASYNC110  # as above
                 await trio.sleep(0.02)
     figure(4, "memory for an unread result, at most", spent, 3, "times", str(world))
@@ -92,3 +103,155 @@ async def test_an_unread_result_costs_three_times_its_size_and_is_let_go(homes: 
     noticed(world, "an unread result", echo, control)
     assert spent <= 3
     assert kept <= 2 * MIB
+
+
+@pytest.mark.parametrize(("tool", "size"), [("stream", 10), ("chatter", 10), ("chatter", 1_000)])
+async def test_an_unread_stream_of_a_child_costs_two_mebibytes(tool: str, size: int) -> None:
+    """Of any size, and of log messages, for which there is no other child above."""
+    async with target() as server:
+        await server.meet()
+        await server.warmed()
+        base = server.forget_peak()
+        arguments = {"count": 1_000_000, "size": size}
+        await server.pour(request(1, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1}))
+        await server.hear()  # the flood has begun; from now on nobody reads
+        await settled(server.process.pid)
+        spent = server.peak - base
+    said = "progress" if tool == "stream" else "log messages"
+    figure(4, f"memory for unread {said}", spent / MIB, 2, "MiB", f"stdio, {size:,} bytes each")
+    assert spent <= 2 * MIB
+
+
+@Places
+async def test_pings_whose_pongs_nobody_reads_are_bounded(servers: Pool, place: str) -> None:
+    async with serving(servers, place) as server:
+        base = server.forget_peak()
+        async with raw(server, receive_buffer=4096) as peer:
+            said = 0
+            with trio.move_on_after(0.5):
+                await peer.say(message(hello("2025-11-25")))
+                while True:
+                    await peer.say(frame(FIN | PING, b"p" * 125) * 500)
+                    said += 500
+            print(f"{place}: {said} pings, {(server.peak - base) / MIB:.2f} MiB")
+            assert server.peak - base <= 4 * MIB
+            assert await alive(server)
+
+
+@asynccontextmanager
+async def unread(server: Served, road: str, tool: str, **arguments: Any) -> AsyncIterator[None]:
+    """Call a tool and read nothing of what comes of it, as long as the block runs."""
+    async with on(server, road, receive_buffer=4096) as lane:
+        call = lane.call("slow", tool, **arguments)
+        if isinstance(lane, Stream):
+            assert (await lane.send(call)).status == 202
+            yield
+        elif isinstance(lane, Socket):
+            await lane.raw.say(message(call))
+            yield
+        else:
+            async with server.wire(receive_buffer=4096) as wire:
+                await wire.say(post(call, session=lane.session))
+                yield
+
+
+@OnBoth
+async def test_who_reads_nothing_is_given_up(servers: Pool, host: str) -> None:
+    """Over WebSocket our own listener asks for signs of life instead: a busy client answers pings."""
+    calls = [("big", {"size": 20 * MIB}), ("stream", {"count": 1_000_000, "size": 1_000})]
+    async with servers(host, limits={"stall_timeout": 0.5}) as server, AsyncExitStack() as stack:
+        await server.warm()
+        session = await initialize(server)
+        for tool, arguments in calls:
+            for make, owner in ((enveloped, None), (request, session)):
+                wire = await stack.enter_async_context(server.wire(receive_buffer=4096))
+                meta = {"progressToken": tool}
+                text = make(tool, "tools/call", name=tool, arguments=arguments, _meta=meta)[:-1]
+                await wire.say(post(text, session=owner))
+            for road in ("sse", "websocket") if host == "hypercorn" else ("sse",):
+                await stack.enter_async_context(unread(server, road, tool, **arguments))
+        clock, counts = Stopwatch((server.process.pid,)), await server.counts()
+        kept = server.base["files"] + 2  # two of HTTP+SSE, over which there were POSTs
+        while counts["files"] > kept and clock.took() < 4 * 3:
+            await trio.sleep(0.05)
+            counts = await server.counts()
+        print(f"{host}: given up after {clock.took():.1f} s, then {counts}")
+        assert counts["files"] <= kept
+        assert (counts["streams"], counts["sessions"]) == (0, 1)
+        async with server.wire() as wire:
+            # A call of a session goes on, and its result waits for a client that comes back.
+            assert (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
+
+
+async def slow_echo(server: Served) -> float:
+    """The seconds that 99 of 100 echoes of somebody else take at most."""
+    took: list[float] = []
+    async with on(server, "modern") as lane:
+        for n in range(100):
+            clock = Stopwatch((server.process.pid,))
+            assert (await lane.ask(n, "echo"))["id"] == n
+            took.append(clock.took())
+    return sorted(took)[-2]
+
+
+async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(servers: Pool) -> None:
+    head = [(b"content-type", b"application/json"), (b"mcp-protocol-version", b"2026-07-28")]
+    head += [(b"accept", b"application/json, text/event-stream"), (b"mcp-method", b"tools/call")]
+    async with servers("hypercorn", limits={"stall_timeout": 1.0}) as server:
+        await server.warm()
+        control = await slow_echo(server)
+        base = server.forget_peak()
+        async with server.wire() as wire:
+            client = H2Client(wire.stream, window=0)
+            for n in range(50):
+                tool = "big" if n % 2 else "stream"
+                arguments = {"size": 200_000} if n % 2 else {"count": 1_000_000, "size": 1_000}
+                call = enveloped(n, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": n})
+                extra = [*head, (b"mcp-name", tool.encode())]
+                await client.request(b"/mcp", body=call[:-1], extra=extra)
+            while (await server.counts())["exchanges"] < 25:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.01)
+            echo = await slow_echo(server)
+            spent = server.peak - base
+            print(f"50 streams without a window cost {spent / MIB:.1f} MiB")
+            # What was asked for, and what waits for a reader of each stream until its handler does.
+            assert spent <= 25 * 0.2 * 3 * MIB + 25 * MIB
+            assert echo <= 4 * max(0.05, control)
+            with trio.fail_after(PATIENCE):
+                while (await server.counts())["exchanges"]:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+
+
+@OnBoth
+async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers: Pool, host: str) -> None:
+    async with servers(host) as server:
+        await server.warm()
+        session = await initialize(server)
+        base = server.forget_peak()
+        ids: list[str] = []
+        for n in range(3):
+            call = {"name": "stream", "arguments": {"count": 5_000, "size": 1_000}, "_meta": {"progressToken": n}}
+            async with server.wire() as wire:
+                await wire.say(post(request(n, "tools/call", **call)[:-1], session=session))
+                ids.append(await _first_event(wire))
+        with trio.fail_after(PATIENCE):
+            while (await server.counts())["running"]:  # noqa: ASYNC110
+                await trio.sleep(0.05)
+        print(f"{host}: {(server.peak - base) / MIB:.2f} MiB for 15 MB that nobody read")
+        assert server.peak - base <= 4 * MIB
+        for n, id in enumerate(ids):
+            async with server.wire() as wire:
+                await wire.say(http("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}", f"Last-Event-ID: {id}"))
+                assert (await wire.head()).status == 200
+                while "result" not in (heard := await wire.message()):
+                    pass
+                assert (heard["id"], heard["result"]["content"][0]["text"]) == (n, "streamed")
+        async with server.wire() as wire:
+            assert (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
+
+
+async def _first_event(wire: Wire) -> str:
+    assert (await wire.head()).status == 200
+    text = await wire.chunk()
+    assert text.startswith(b"id: ")
+    return text[4:].partition(b"\n")[0].decode()

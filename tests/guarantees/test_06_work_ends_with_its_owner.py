@@ -13,14 +13,17 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
 from tests.guarantees.peers import FramePeer, Peer, PostPeer, text_of
 from tests.guarantees.report import figure
-from tests.guarantees.worlds import WORLDS, Home, Homes, World, worlds
+from tests.guarantees.worlds import ALONE, WORLDS, Home, Homes, World, worlds
 from tests.hostile.peers import notice, request
+from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
 
 pytestmark = pytest.mark.slow
@@ -41,12 +44,12 @@ async def begun(home: Home, peer: Peer, what: str, tool: str = "nap", **argument
     return names
 
 
-async def ended(home: Home, names: list[str], since: list[float] | float) -> tuple[float, set[str]]:
+async def ended(home: Home, names: list[str], since: list[Stopwatch] | Stopwatch) -> tuple[float, set[str]]:
     """Wait until all of them have cleaned up; returns the longest that one took, and the reasons they could read."""
     lines = await home.journal.until("ended", *names)
     beside = await home.journal.until("beside ended", *names)
-    froms = since if isinstance(since, list) else [since] * len(names)
-    took = [max(one["at"], other["at"]) - at for one, other, at in zip(lines, beside, froms, strict=True)]
+    clocks = since if isinstance(since, list) else [since] * len(names)
+    took = [clock.took(max(one["at"], other["at"])) for one, other, clock in zip(lines, beside, clocks, strict=True)]
     return max(took), {line["reason"] for line in lines}
 
 
@@ -64,16 +67,19 @@ async def test_what_is_cancelled_or_late_is_cleaned_up_and_leaves_nothing(homes:
             names = await begun(home, peer, "cancelled", seconds=600)
             cancelled = []
             for n in range(MANY):
-                cancelled.append(time.monotonic())
+                cancelled.append(home.stopwatch())
                 await peer.cancel(str(n))
             took, reasons = await ended(home, names, cancelled)
             clean(world, "a cancel", took)
             assert reasons == {"DISCONNECTED" if world.transport == "http" and world.modern else "PEER"}
 
+            clock = home.stopwatch()
             names = await begun(home, peer, "late", "limited")
             began = [line["at"] for line in await home.journal.until("begun", *names)]
-            took, reasons = await ended(home, names, began)
-            clean(world, "a timeout", took - 0.3)
+            _, reasons = await ended(home, names, clock)
+            lines = await home.journal.until("beside ended", *names)
+            took = max(line["at"] - at for line, at in zip(lines, began, strict=True))
+            clean(world, "a timeout", max(0.0, took - 0.3 - clock.lost))
             assert reasons == {"DEADLINE"}
             told = [await peer.hear() for _ in range(MANY)]
             assert {answer["id"] for answer in told} == {str(n) for n in range(MANY)}
@@ -82,17 +88,17 @@ async def test_what_is_cancelled_or_late_is_cleaned_up_and_leaves_nothing(homes:
     figure(6, "tasks, sockets and files more than before", 0, 0, "", str(world))
 
 
-@pytest.mark.parametrize("world", CONNECTED, ids=str)
+@pytest.mark.parametrize("world", [*CONNECTED, ALONE], ids=str)
 async def test_who_disconnects_stops_what_it_began(homes: Homes, world: World) -> None:
     async with homes(world) as home:
         base = await home.counts()
         async with home.peer() as peer:
             names = await begun(home, peer, "left", seconds=600)
-            at = time.monotonic()
+            clock = home.stopwatch()
             await peer.hang_up()
-            took, reasons = await ended(home, names, at)
+            took, reasons = await ended(home, names, clock)
             # Who closes a pipe may still read what comes out of the other one: calls get this long.
-            clean(world, "a disconnect", took - (EOF_GRACE if world.half_open else 0))
+            clean(world, "a disconnect", max(0.0, took - (EOF_GRACE if world.half_open else 0)))
             assert reasons == {"DISCONNECTED"}
             if home.target is not None:
                 assert await home.target.process.wait() == 0
@@ -135,9 +141,9 @@ async def test_who_disconnects_is_noticed_while_nothing_is_read_of_it(homes: Hom
                     nursery.cancel_scope.cancel()
                 assert isinstance(peer.raw.stream, trio.SocketStream)
                 peer.raw.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            at = time.monotonic()
+            clock = home.stopwatch()
             await peer.hang_up()
-            took, reasons = await ended(home, names, at)
+            took, reasons = await ended(home, names, clock)
             clean(world, f"a {'reset' if reset else 'disconnect'} of who is not read", took)
             assert reasons == {"DISCONNECTED"}
         await home.back_to(base)
@@ -148,9 +154,9 @@ async def test_a_goodbye_stops_what_was_begun(homes: Homes, world: World) -> Non
     async with homes(world) as home, home.peer() as peer:
         assert isinstance(peer, FramePeer)
         names = await begun(home, peer, "goodbye", seconds=600)
-        at = time.monotonic()
+        clock = home.stopwatch()
         await peer.say_goodbye()
-        took, reasons = await ended(home, names, at)
+        took, reasons = await ended(home, names, clock)
         clean(world, "a Close frame", took)
         assert reasons == {"DISCONNECTED"}
 
@@ -164,14 +170,14 @@ async def test_a_session_ends_with_its_delete_and_not_with_a_connection(homes: H
             names = await begun(home, peer, "deleted", seconds=600)
             await peer.hang_up()
             counts = await home.counts()
-            with trio.move_on_after(5):
+            with trio.move_on_after(PATIENCE):
                 while counts["files"] > base["files"] + 2 * MANY:  # a file and a socket each; no connections
                     counts = await home.counts()
             assert counts["running"] == MANY, "it was a connection that ended, and no call"
             assert not [name for name in names if home.journal.of(name, "ended")]
-            at = time.monotonic()
+            clock = home.stopwatch()
             assert await peer.delete() == 200
-            took, reasons = await ended(home, names, at)
+            took, reasons = await ended(home, names, clock)
             clean(world, "a DELETE", took)
             assert reasons == {"DISCONNECTED"}
         await home.back_to(base)
@@ -179,7 +185,7 @@ async def test_a_session_ends_with_its_delete_and_not_with_a_connection(homes: H
 
 async def abandoned(peer: Peer, number: int) -> None:
     """Wait until so many threads are counted whose calls are over."""
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE):
         for n in range(10_000):
             if text_of(await peer.ask(f"count{n}", "abandoned")) == str(number):
                 return
@@ -196,10 +202,10 @@ async def test_a_thread_that_cannot_be_stopped_is_counted(homes: Homes, world: W
             await abandoned(peer, 0)
             await peer.say(peer.call("t", "stuck", name=name))
             await home.journal.until("begun", name)
-            began = trio.current_time()
+            clock = home.stopwatch()
             await peer.cancel("t")
             await abandoned(peer, 1)
-            took = trio.current_time() - began
+            took = clock.took()
             assert not home.journal.of(name, "ended"), "nobody can stop a thread"
             await peer.ask("u", "unstick", name=name)
             await home.journal.until("ended", name)
@@ -250,11 +256,11 @@ class Asking:
                         why = str(cancelled)
                         raise
             finally:
-                self.ended.append((trio.current_time(), why))
+                self.ended.append((time.monotonic(), why))
         return ""
 
     async def until(self, begun: int, ended: int) -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             while (self.begun, len(self.ended)) != (begun, ended):  # noqa: ASYNC110  # sockets are between
                 await trio.sleep(0.001)
 
@@ -266,7 +272,7 @@ def counts() -> tuple[int, int]:
 
 
 async def back_to(base: tuple[int, int]) -> None:
-    with trio.move_on_after(10):
+    with trio.move_on_after(PATIENCE):
         while counts() != base:  # noqa: ASYNC110  # connections close when the other side does
             await trio.sleep(0.01)
     assert counts() == base
@@ -283,10 +289,10 @@ async def test_what_a_server_no_longer_asks_is_cleaned_up(road: str, tmp_path: P
             for n in range(MANY):
                 await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
             await asking.until(MANY, 0)
-            at = trio.current_time()
+            clock = Stopwatch(())
             await server.say(*(notice("notifications/cancelled", requestId=n)[:-1] for n in range(MANY)))
             await asking.until(MANY, MANY)
-            took = max(ended for ended, _ in asking.ended) - at
+            took = clock.took(max(ended for ended, _ in asking.ended))
             assert all("cancelled by peer" in why for _, why in asking.ended), "it could read the reason"
             await server.say(request("ping", "ping")[:-1])
             await server.hear()
@@ -305,10 +311,10 @@ async def test_a_client_stops_what_a_server_asked_that_has_left(road: str, tmp_p
         for n in range(MANY):
             await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
         await asking.until(MANY, 0)
-        at = trio.current_time()
+        clock = Stopwatch(())
         await server.leave()
         await asking.until(MANY, MANY)
-        took = max(ended for ended, _ in asking.ended) - at
+        took = clock.took(max(ended for ended, _ in asking.ended))
         assert all("disconnected" in why for _, why in asking.ended), "it could read the reason"
     grace = EOF_GRACE if road in ("stdio", "framed", "direct") else 0
     figure(6, f"last of {MANY} clean-ups after a disconnect", (took - grace) * 1000, 100, "ms", f"{road}, a client")
@@ -329,11 +335,11 @@ async def test_a_client_notices_that_a_server_has_left_of_which_it_reads_nothing
             for n in range(44 if road == "http+sse" else 4):  # 4 MiB there, 256 KiB here, and a little
                 await server.say(request(f"{n}{'.' * 100_000}", "ping")[:-1])
         await asking.until(MANY, 0)
-        await trio.sleep(0.3)  # it must not be in the middle of reading
-        at = trio.current_time()
+        await trio.testing.wait_all_tasks_blocked(0.3)  # it must not be in the middle of reading
+        clock = Stopwatch(())
         await server.leave()
         await asking.until(MANY, MANY)
-        took = max(ended for ended, _ in asking.ended) - at
+        took = clock.took(max(ended for ended, _ in asking.ended))
         assert all("disconnected" in why for _, why in asking.ended), "it could read the reason"
     how = f"{road}, a client, {'with' if unread else 'without'} more to read"
     figure(6, f"last of {MANY} clean-ups after a disconnect of who is not read", took * 1000, 100, "ms", how)
@@ -352,9 +358,9 @@ async def test_a_call_that_is_given_up_takes_its_questions_with_it(road: str, tm
                 requests = {"q": question("?")}
                 await server.result(call, resultType="input_required", inputRequests=requests, requestState="s")
             await asking.until(MANY, 0)
-            at = trio.current_time()
+            clock = Stopwatch(())
             nursery.cancel_scope.cancel()
-        took = max(ended for ended, _ in asking.ended) - at
+        took = clock.took(max(ended for ended, _ in asking.ended))
         assert len(asking.ended) == MANY
     figure(6, f"last of {MANY} clean-ups after a cancel", took * 1000, 100, "ms", f"{road}, a client")
     assert took <= 4 * 0.1

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -19,11 +18,13 @@ import trio
 import trio.testing
 
 from tests.cli.test_serving import seconds_an_interpreter_needs
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees.peers import FramePeer, LinePeer, Peer, PostPeer, over_the_network, text_of
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, PROGRAM, Homes, Journal, World, worlds
 from tests.hostile import network
-from tests.hostile.peers import ENVIRONMENT, target
+from tests.hostile.peers import ENVIRONMENT, MIB, call, target
+from tests.stopwatch import Stopwatch
 from tests.transports.websocket_support import close
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
@@ -62,9 +63,15 @@ class Program:
         self.log.seek(0)
         return str(self.log.read().decode())
 
-    async def exited(self) -> int:
+    def stopwatch(self) -> Stopwatch:
+        """A stopwatch for what it and we do from now on."""
+        return Stopwatch((self.process.pid,))
+
+    async def exited(self, clock: Stopwatch | None = None) -> int:
         """Wait until it is gone."""
-        while self.process.poll() is None:  # noqa: ASYNC110  # nobody tells
+        while self.process.poll() is None:
+            if clock is not None:
+                clock.look()
             await trio.sleep(0.002)
         if self.silent is not None:  # else its standard error is a file
             await self.silent.wait()
@@ -86,7 +93,7 @@ class Program:
 async def running(host: str, journal: Path, **options: Any) -> AsyncIterator[Program]:
     """Run the server as a program, and connect to it in every way."""
     more: dict[str, Any] = {"journal": str(journal), **options}
-    with trio.fail_after(40):
+    with trio.fail_after(PATIENCE):
         async with AsyncExitStack() as stack:
             if host.startswith("stdio"):
                 [world] = worlds(transport="stdio", modern=host.endswith("2026"))
@@ -142,8 +149,8 @@ async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(
 ) -> None:
     async with running(host, tmp_path / "journal", grace=0.3) as program:
         names = await program.begin("nap", seconds=600)
+        clock = program.stopwatch()
         program.process.send_signal(number)
-        began = time.monotonic()
         for world, peer in program.peers.items():
             for _ in range(MANY):
                 answer = await peer.hear()
@@ -151,7 +158,7 @@ async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(
             lines = await program.journal.until("ended", *names[world])
             await program.journal.until("beside ended", *names[world])
             assert {line["reason"] for line in lines} == {"DRAIN"}
-            late = max(line["at"] for line in lines) - began - 0.3
+            late = max(0.0, clock.took(max(line["at"] for line in lines)) - 0.3)
             figure(7, "clean-ups after the grace", late * 1000, None, "ms", str(world))
             assert late <= 4 * 0.1
         assert await program.exited() == 0
@@ -175,12 +182,10 @@ async def test_without_work_it_is_gone_in_half_a_second(host: str, number: signa
         for peer in program.peers.values():
             if isinstance(peer, FramePeer):
                 nursery.start_soon(part, peer)
-        began = time.monotonic()
+        clock = program.stopwatch()
         program.process.send_signal(number)
-        while program.process.poll() is None:  # noqa: ASYNC110  # as above
-            await trio.sleep(0.002)
-        took = time.monotonic() - began
-        assert await program.exited() == 0
+        assert await program.exited(clock) == 0
+        took = clock.took()
         assert program.errors == ""
     figure(7, f"idle, gone after {number.name}", took, 0.5, "s", host)
     figure(7, "an interpreter that has nothing to do, gone", control, None, "s", f"beside {host}")
@@ -209,7 +214,7 @@ async def test_nobody_new_is_served_while_it_ends(host: str, tmp_path: Path) -> 
         names = await program.begin("nap", seconds=3.0)
         program.process.send_signal(signal.SIGTERM)
         for world, peer in program.peers.items():
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE):
                 while not await turned_away(peer):  # it takes a moment until the signal has arrived
                     pass
             assert not [name for name in names[world] if program.journal.of(name, "ended")], "that was too late to tell"
@@ -221,10 +226,10 @@ async def test_nobody_new_is_served_while_it_ends(host: str, tmp_path: Path) -> 
 async def test_its_input_closed_it_is_gone_in_a_second(host: str, tmp_path: Path) -> None:
     async with running(host, tmp_path / "journal") as program:
         [names] = (await program.begin("nap", seconds=600)).values()
-        began = time.monotonic()
+        clock = program.stopwatch()
         await program.process.stdin.aclose()
-        await program.exited()
-        took = time.monotonic() - began
+        await program.exited(clock)
+        took = clock.took()
         await program.journal.until("ended", *names)
         assert program.process.returncode == 0
         quiet(program)
@@ -257,7 +262,7 @@ async def test_its_parent_killed_it_is_gone_in_a_second(world: World, tmp_path: 
     options = json.dumps({"serve": "stdio", "journal": str(journal.path)})
     command = [sys.executable, "-c", PARENT, sys.executable, str(PROGRAM), options]
     call = LinePeer(True, None).call(1, "nap", name="orphan", seconds=600)  # type: ignore[arg-type]
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         parent = await trio.lowlevel.open_process(command, env=ENVIRONMENT, **pipes)
         assert parent.stdin is not None
@@ -266,16 +271,17 @@ async def test_its_parent_killed_it_is_gone_in_a_second(world: World, tmp_path: 
             await parent.stdin.send_all(call + b"\n")
             pid = int(await parent.stdout.receive_some())
             await journal.until("begun", "orphan")
+            clock = Stopwatch((pid,))
             parent.kill()
-            began = time.monotonic()
             await parent.wait()
             try:
-                while alive(pid):  # noqa: ASYNC110  # it is nobody's child any more
+                while alive(pid):  # it is nobody's child any more
+                    clock.look()
                     await trio.sleep(0.002)
             finally:
                 if alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            took = time.monotonic() - began
+            took = clock.took()
         await journal.until("ended", "orphan")
     figure(7, "parent killed with a call under way, gone", took, 1.0, "s", str(world))
     assert took <= 4 * 1.0
@@ -303,18 +309,41 @@ async def test_nobody_there_any_more_it_is_gone_in_a_second_although_it_does_not
                 before = peer.unread
                 await trio.sleep(0.4)
             nursery.cancel_scope.cancel()
-        began = time.monotonic()
+        clock = home.stopwatch()
         await process.stdin.aclose()
         await process.stdout.aclose()
-        with trio.move_on_after(10):
-            await process.wait()
-        took = time.monotonic() - began
+        with trio.move_on_after(PATIENCE):
+            while process.poll() is None:
+                clock.look()
+                await trio.sleep(0.002)
+        took = clock.took()
         if process.returncode is None:
             process.kill()
         await home.journal.until("ended", name)
     figure(7, "nobody there, and more said than is read, gone", took, 1.0, "s", str(world))
     assert process.returncode == 0
     assert took <= 4 * 1.0
+
+
+async def test_a_server_whose_client_is_killed_is_gone_within_a_second() -> None:
+    """The client leaves by nothing but the end of its pipes, with a call under way and its output unread."""
+    async with target() as server:
+        await server.meet()
+        assert server.process.stdin is not None
+        assert server.process.stdout is not None
+        await server.pour(call(1, "hang") + call(2, "big", size=MIB))
+        await trio.lowlevel.wait_readable(server.process.stdout.fileno())
+        clock = Stopwatch((server.process.pid,))
+        await server.process.stdin.aclose()
+        await server.process.stdout.aclose()
+        while server.process.poll() is None:
+            clock.look()
+            await trio.sleep(0.002)
+        took = clock.took()
+        assert server.process.returncode == 0
+    figure(7, "client killed with a call under way and its output unread, gone", took, 1.0, "s", "stdio 2025")
+    assert took <= 4 * 1.0
+    assert b"Traceback" not in server.errors
 
 
 @OnEach
@@ -339,12 +368,10 @@ async def ended_by_a_second(program: Program, number: signal.Signals, how: str, 
     program.process.send_signal(number)
     await until_taken(program.process.pid)
     assert program.process.poll() is None, "the first one lets it go on"
-    began = time.monotonic()
+    clock = program.stopwatch()
     program.process.send_signal(number)
-    while program.process.poll() is None:  # noqa: ASYNC110
-        await trio.sleep(0.002)
-    took = time.monotonic() - began
-    assert program.process.returncode == 128 + number
+    assert await program.exited(clock) == 128 + number
+    took = clock.took()
     assert program.errors == ""
     figure(7, f"gone after a second signal, {how}", took, 0.5, "s", host)
     assert took <= 4 * 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import AsyncExitStack, suppress
 
 import pytest
@@ -10,16 +11,17 @@ import trio
 import trio.testing
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees.near import WAYS, reached
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
-from tests.hostile.network import HOSTS, Answer, Served, Wire, hello, http, post
-from tests.hostile.peers import KIB, enveloped
+from tests.hostile.network import HOSTS, Answer, Pool, Served, Wire, hello, http, initialize, post
+from tests.hostile.peers import KIB, MIB, enveloped, request
+from tests.stopwatch import Stopwatch
 from tests.transports.http.face import LEGACY, Visitor, visiting
 from tests.transports.http.support import memory
 from trimcp.session.limits import Limits
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.wire.revisions import LATEST, Revision
 
 pytestmark = [
@@ -75,6 +77,8 @@ async def test_what_never_ends_has_its_time(what: str, autojump_clock: trio.test
     part, bound = ("head", 10) if what in _HEADS else ("body", 30)
     # What was begun gets an answer, and a last second in which that can be taken.
     took -= 0 if what == "nothing" else HttpLimits().linger_timeout
+    # The bytes that did come add a second per 256 KiB: here hundredths.
+    took = round(took - len(begun) / HttpLimits().body_rate, 3)
     assert figure(8, f"a {part} that never ends, until it is given up", took, bound, "s", "own, virtual time") <= bound
 
 
@@ -87,24 +91,26 @@ async def test_what_never_ends_has_its_time_over_sockets(homes: Homes, host: str
     """
     quick = {"head_timeout": 0.5, "body_timeout": 1.0, "linger_timeout": 0.2}
     told: dict[str, list[float]] = {"head": [], "body": []}
+    own: dict[str, list[float]] = {"head": [], "body": []}
     closed: dict[str, list[float]] = {"head": [], "body": []}
 
     async def give(server: Served, part: str, begun: bytes) -> None:
-        began = trio.current_time()  # of a connection's first head; a body's time begins no earlier
+        clock = Stopwatch((server.process.pid,))  # of a connection's first head; a body's time begins no earlier
         async with server.wire() as wire, trio.open_nursery() as nursery:
             if begun:
                 await wire.say(begun)
                 nursery.start_soon(_drip, wire.stream, 0.1)
             said = await wire.stream.receive_some(65_536)
-            told[part].append(trio.current_time() - began)
+            told[part].append(time.monotonic() - clock.began)
+            own[part].append(clock.took())
             # Hypercorn has no words for a head.
             assert said.startswith(b"HTTP/1.1 408 ") or (not said and part == "head" and (not begun or host != "own"))
             await wire.closed()
-            closed[part].append(trio.current_time() - began)
+            closed[part].append(clock.took())
             nursery.cancel_scope.cancel()
 
     async with homes.pool(host, limits=quick) as server, trio.open_nursery() as nursery:
-        nursery.cancel_scope.deadline = trio.current_time() + 20
+        nursery.cancel_scope.deadline = trio.current_time() + 50
         for begun in _HEADS.values():
             nursery.start_soon(give, server, "head", begun)
         for begun in _BODIES.values():
@@ -113,7 +119,7 @@ async def test_what_never_ends_has_its_time_over_sockets(homes: Homes, host: str
         limit, linger = quick[f"{part}_timeout"], quick["linger_timeout"]
         assert len(closed[part]) == len(all_of_them), "some were never given up"
         assert min(told[part]) >= limit, "it had less time"
-        late = (max(told[part]) - limit) * 1000
+        late = max(0.0, max(own[part]) - limit) * 1000
         figure(8, f"a {part} that never ends, given up after its {limit:g} s", late, 100, "ms", host)
         last = max(closed[part])
         figure(8, f"a {part} that never ends, its connection closed", last, limit + linger + 0.1, "s", host)
@@ -129,9 +135,9 @@ async def test_a_session_that_nobody_uses_ends_after_half_an_hour(
         await visitor.initialize()
         began = trio.current_time()
         await trio.sleep(30 * 60 - 1)
-        assert len(visitor.face.sessions) == 1
+        assert len(visitor.face.shared.sessions) == 1
         with trio.move_on_after(60 * 60):
-            while len(visitor.face.sessions):  # noqa: ASYNC110  # virtual time
+            while len(visitor.face.shared.sessions):  # noqa: ASYNC110  # virtual time
                 await trio.sleep(1)
         took = trio.current_time() - began
         assert (await visitor.call("pass_")).status == 404
@@ -150,7 +156,7 @@ async def test_a_session_that_is_read_or_works_is_not_idle(autojump_clock: trio.
         await working.initialize()
         call = await working.call("pass_")
         await trio.sleep(2 * 60 * 60)
-        assert len(reading.face.sessions) == 2
+        assert len(reading.face.shared.sessions) == 2
         assert not stream.finished
         gate.open.set()
         await call.done()
@@ -196,7 +202,7 @@ async def test_no_more_requests_of_a_session_are_under_way_than_may_be(way: str)
 
         for _ in range(many):
             nursery.start_soon(call)
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             while gate.waiting < most:  # noqa: ASYNC110  # sockets are between
                 await trio.sleep(0.01)
         await session.ping()  # stands behind them all, and is answered by the session itself
@@ -213,7 +219,7 @@ async def test_posts_under_way_are_bounded(homes: Homes, host: str) -> None:
         wires = [await stack.enter_async_context(server.wire()) for _ in range(30)]
         for wire in wires[:20]:
             await wire.say(hang)
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             while (await server.counts())["exchanges"] < 20:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.01)
         for wire in wires[20:]:
@@ -244,7 +250,7 @@ async def test_connections_are_bounded(homes: Homes, host: str) -> None:
             assert server.errors == b"WARNING trimcp.http: 20 connections are open; more have to wait\n"
             server.log.seek(0)
             server.log.truncate()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             while not await _is_served(server):  # noqa: ASYNC110  # it has to notice that they have left
                 await trio.sleep(0.05)
 
@@ -269,18 +275,21 @@ async def _greeted(stack: AsyncExitStack, server: Served) -> Wire:
 
 @OnBoth
 async def test_sessions_and_event_streams_are_bounded(homes: Homes, host: str) -> None:
+    """Those that were never used make room for others. Promise 15 says what becomes of those that were."""
     async with homes.pool(host, max_sessions=20, session_idle=0.5) as server, AsyncExitStack() as stack:
         sessions = [await _begun(server) for _ in range(30)]
-        assert sorted(sessions) == [200] * 20 + [503] * 10
-        figure(8, "30 sessions, kept with `max_sessions=20`", (await server.counts())["sessions"], 20, "", host)
+        assert sessions == [200] * 30
+        kept = (await server.counts())["sessions"]
+        assert figure(8, "30 sessions, kept with `max_sessions=20`", kept, 20, "", host) == 20
         streams = []
         for _ in range(30):
             wire = await stack.enter_async_context(server.wire())
             await wire.say(http("GET", "/sse", "Accept: text/event-stream"))
             streams.append((await wire.head()).status)
-        assert sorted(streams) == [200] * 20 + [503] * 10
-        figure(8, "30 sessions, kept with `max_sessions=20`", 20, 20, "", f"{host}, HTTP+SSE")
-        with trio.fail_after(20):
+        assert streams == [200] * 30
+        kept = (await server.counts())["streams"]
+        assert figure(8, "30 sessions, kept with `max_sessions=20`", kept, 20, "", f"{host}, HTTP+SSE") == 20
+        with trio.fail_after(PATIENCE):
             while (await server.counts())["sessions"]:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.05)
 
@@ -306,7 +315,7 @@ async def test_an_idle_session_keeps_little_and_owns_no_task(homes: Homes, host:
         before, base = await server.counts(), server.memory
         async with server.wire() as wire:
             begun = await _pipelined(wire, [_hello()] * many)
-        with trio.move_on_after(5):  # the connection over which they came is closed, which it has to notice
+        with trio.move_on_after(PATIENCE):  # the connection over which they came is closed, which it has to notice
             while (counts := await server.counts())["tasks"] > before["tasks"]:  # noqa: ASYNC110  # as above
                 await trio.sleep(0.05)
         assert counts["sessions"] == many
@@ -333,8 +342,32 @@ async def _pipelined(wire: Wire, requests: list[bytes]) -> list[Answer]:
 
 
 def test_the_numbers_promised_are_the_defaults() -> None:
-    limits, settings = HttpLimits(), Settings()
+    limits, settings = HttpLimits(), HttpSettings()
     assert (limits.head_timeout, limits.body_timeout, settings.session_idle) == (10, 30, 1_800)
     caps = [limits.max_connections, settings.max_sessions, settings.max_exchanges, Limits().max_running]
     assert caps == [10_000, 10_000, 10_000, 1_000]
     assert LATEST.modern
+
+
+async def _abandon(server: Served, count: int, *said: bytes) -> None:
+    for n in range(count):
+        async with server.wire() as wire:
+            await wire.say(said[n % len(said)])
+            if n % 2:
+                await wire.head()
+
+
+async def test_streams_that_are_abandoned_are_bounded(servers: Pool) -> None:
+    async with servers("own", max_replays=100) as server:
+        await server.warm()
+        session = await initialize(server)
+        call = {"name": "stream", "arguments": {"count": 3}, "_meta": {"progressToken": 1}}
+        posts = [post(request(f"{n}", "tools/call", **call)[:-1], session=session) for n in range(100)]
+        listen = http("GET", "/mcp", "Accept: text/event-stream", f"Mcp-Session-Id: {session}")
+        await _abandon(server, 500, *posts, listen)
+        base = server.memory
+        await _abandon(server, 2_000, *posts, listen)
+        print(f"2,000 streams more: {(server.memory - base) / KIB:.0f} KiB")
+        assert server.memory - base <= 0.5 * MIB
+        async with server.wire() as wire:
+            assert (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200

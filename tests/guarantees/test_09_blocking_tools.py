@@ -12,13 +12,14 @@ import pytest
 import trio
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees.near import WAYS, reached
 from tests.guarantees.peers import Peer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World
-from tests.server import heavy_tools
+from tests.workers import heavy_tools
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
 
 THREADS = 200
@@ -48,7 +49,7 @@ async def test_two_hundred_blocked_threads_delay_no_echo(homes: Homes, world: Wo
         await worst_echo(peer, "warm")
         control = await worst_echo(peer, "control")
         await peer.say(*(peer.call(f"block{n}", "block") for n in range(THREADS)))
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             while await under_way(home) < THREADS:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.05)
         # The best of three rounds: a loop that threads hold up is held up in each, a busy machine now and then.
@@ -117,7 +118,7 @@ async def test_what_computes_in_processes_delays_no_echo(way: str, tmp_path: Pat
         before = workers()
         for _ in range(BURNING):
             nursery.start_soon(session.call_tool, "burn")
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             while len(workers() - before) < BURNING:  # noqa: ASYNC110  # they are other processes
                 await trio.sleep(0.05)
         worst = min([await worst_call(session) for _ in range(3)])

@@ -6,24 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.guarantees.near import BINDS, near
+from tests.guarantees.near import BINDS, doors, near, statuses
 from tests.guarantees.report import figure
 from tests.hostile.network import HOSTS
-from tests.hostile.test_http_strangers import (
-    _FAMILIAR_HOSTS,
-    _STRANGE_HOSTS,
-    _STRANGE_ORIGINS,
-    _doors,
-    _statuses,
-)
 from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow
 OnBoth = pytest.mark.parametrize("host", HOSTS)
 
 OnEvery = pytest.mark.parametrize("bind", BINDS)
 
+_STRANGE_ORIGINS = [
+    "http://evil.example",
+    "null",
+    "http://localhost.evil.example",
+    "http://localhost:1.evil.example",
+    "http://localhost@evil.example",
+    "https://localhost",
+    "http://127.0.0.1.nip.io",
+    "file://",
+    "chrome-extension://abcdef",
+    "http://localhost, http://evil.example",
+    "",
+]
+
+_STRANGE_HOSTS = [
+    "evil.example",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "127.0.0.1@evil.example",
+    "0.0.0.0",
+    "[::ffff:10.0.0.1]",
+    "localhost#evil.example",
+    "2130706433",
+]
+
+_FAMILIAR_HOSTS = ["localhost", "LOCALHOST:1", "127.0.0.1:99", "[::1]", "127.1.2.3"]
 MORE_ORIGINS = [
     *("http://localhost.", "http://localhost:80evil", "http://localhost\\@evil.example", "http://[::1].evil.example"),
     *("http://localhost/", "http://LOCALHOST.EVIL.example", "http://127.0.0.1:80@evil.example", "localhost"),
@@ -40,11 +59,11 @@ async def test_no_page_of_another_origin_gets_in_on_any_bind(host: str, bind: st
     let_in: list[tuple[str, list[int]]] = []
     async with near(host, bind=bind, folder=tmp_path) as server:
         for origin in tried:
-            found = await _statuses(server, _doors(f"Origin: {origin}"))
+            found = await statuses(server, doors(f"Origin: {origin}"))
             let_in += [] if found == [403] * 3 else [(origin, found)]
         for origin in OURS:
-            assert await _statuses(server, _doors(f"Origin: {origin}")) == [200, 200, 101], origin
-        assert await _statuses(server, _doors()) == [200, 200, 101], "who is no browser has none"
+            assert await statuses(server, doors(f"Origin: {origin}")) == [200, 200, 101], origin
+        assert await statuses(server, doors()) == [200, 200, 101], "who is no browser has none"
     figure(10, f"of {len(tried)} origins of strangers, let in", len(let_in), 0, "", f"{host}, {bind}")
     assert not let_in
 
@@ -65,12 +84,12 @@ async def test_no_name_of_a_stranger_gets_in_on_loopback(host: str, bind: str, t
     let_in: list[tuple[str, list[int]]] = []
     async with near(host, bind=bind, folder=tmp_path) as server:
         for name in names if bind != "a Unix socket" else []:
-            strange = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in _doors()]
-            found = await _statuses(server, strange)
+            strange = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in doors()]
+            found = await statuses(server, strange)
             let_in += [] if set(found) <= {400, 403} else [(name, found)]
         for name in _FAMILIAR_HOSTS:
-            known = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in _doors()]
-            assert await _statuses(server, known) == [200, 200, 101], name
+            known = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in doors()]
+            assert await statuses(server, known) == [200, 200, 101], name
     if bind != "a Unix socket":
         figure(10, f"of {len(names)} host names of strangers, let in", len(let_in), 0, "", f"{host}, {bind}")
     assert not let_in
@@ -87,17 +106,17 @@ async def test_where_hosts_are_named_no_other_gets_in_on_any_bind(host: str, bin
     named = Origins(allow_origins=["https://app.example"], allowed_hosts=["mcp.example"])
     let_in: list[tuple[str, list[int]]] = []
 
-    def doors(name: str, *lines: str) -> list[bytes]:
-        return [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in _doors(*lines)]
+    def doors_of(name: str, *lines: str) -> list[bytes]:
+        return [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in doors(*lines)]
 
-    async with near(host, bind=bind, folder=tmp_path, settings=Settings(origins=named)) as server:
-        assert await _statuses(server, doors("mcp.example", "Origin: https://app.example")) == [200, 200, 101]
-        assert await _statuses(server, doors("MCP.example:99")) == [200, 200, 101]
+    async with near(host, bind=bind, folder=tmp_path, settings=HttpSettings(origins=named)) as server:
+        assert await statuses(server, doors_of("mcp.example", "Origin: https://app.example")) == [200, 200, 101]
+        assert await statuses(server, doors_of("MCP.example:99")) == [200, 200, 101]
         for name in names:
-            found = await _statuses(server, doors(name))
+            found = await statuses(server, doors_of(name))
             let_in += [] if set(found) <= {400, 403} else [(name, found)]
         for origin in origins:
-            found = await _statuses(server, doors("mcp.example", f"Origin: {origin}"))
+            found = await statuses(server, doors_of("mcp.example", f"Origin: {origin}"))
             let_in += [] if found == [403] * 3 else [(origin, found)]
     many = len(names) + len(origins)
     figure(10, f"of {many} neighbours of those that are named, let in", len(let_in), 0, "", f"{host}, {bind}")

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 import trimcp
-from tests.guarantees.near import Near, near
+from tests.guarantees.near import Near, doors, near, statuses
 from tests.guarantees.peers import FramePeer
 from tests.guarantees.report import figure
 from tests.hostile.network import HOSTS, http, initialize, on, post, upgrade
 from tests.hostile.peers import enveloped, request
 from tests.hostile.server_for_attack import make_server
-from tests.hostile.test_http_strangers import _doors, _statuses
 from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens
-from trimcp.transports.http.model import Head
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.seams import Head
+from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow
 OnBoth = pytest.mark.parametrize("host", HOSTS)
@@ -29,7 +28,7 @@ _EVENTS = "Accept: text/event-stream"
 
 @OnBoth
 async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
-    settings = Settings(authenticate=bearer_tokens(_TOKENS))
+    settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))
     async with near(host, settings=settings) as server, on(server, "sse", ADA) as lane:
         session = await initialize(server, ADA)
         mine = f"Mcp-Session-Id: {session}"
@@ -55,7 +54,7 @@ async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
 
         for who, status in (((EVE,), 404), ((), 401), ((f"{ADA}x",), 401)):
             tried = attempts(*who)
-            found = dict(zip(tried, await _statuses(server, list(tried.values())), strict=True))
+            found = dict(zip(tried, await statuses(server, list(tried.values())), strict=True))
             let_in = {name: got for name, got in found.items() if got != status}
             known = "another's token" if status == 404 else "no good token"
             figure(11, f"of {len(tried)} uses of a session with {known}, served", len(let_in), 0, "", host)
@@ -63,10 +62,10 @@ async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
 
         # Nothing happened to any of it.
         ours = attempts(ADA)
-        kept = await _statuses(server, [ours[name] for name in ("call", f"event {events[0]}", "post to its stream")])
+        kept = await statuses(server, [ours[name] for name in ("call", f"event {events[0]}", "post to its stream")])
         assert kept == [200, 200, 202]
         assert (await lane.hear())["id"] == 3
-        assert await _statuses(server, [ours["end"]]) == [200]
+        assert await statuses(server, [ours["end"]]) == [200]
 
 
 @OnBoth
@@ -88,7 +87,7 @@ async def test_a_session_of_ones_own_opens_nobody_elses_events(host: str) -> Non
         assert not leaked
         assert len(events) >= 10
         for id in (one, two):
-            assert await _statuses(server, [http("DELETE", "/mcp", f"Mcp-Session-Id: {id}")]) == [200]
+            assert await statuses(server, [http("DELETE", "/mcp", f"Mcp-Session-Id: {id}")]) == [200]
 
 
 _HERE = "https://mcp.example/mcp"
@@ -106,21 +105,21 @@ def _for_this_server_alone(head: Head) -> Identity:
 @OnBoth
 async def test_a_token_for_another_audience_is_none(host: str) -> None:
     others = ["https://other.example/mcp", f"{_HERE}/x", _HERE[:-1], f"{_HERE}.evil", _HERE.upper(), "*", ""]
-    async with near(host, settings=Settings(authenticate=_for_this_server_alone)) as server:
+    async with near(host, settings=HttpSettings(authenticate=_for_this_server_alone)) as server:
         session = await initialize(server, f"Authorization: Bearer {_HERE}|ada")
         let_in = []
         for audience in others:
             token = f"Authorization: Bearer {audience}|ada"
             mine = f"Mcp-Session-Id: {session}"
             more = [http("DELETE", "/mcp", mine, token), http("GET", "/mcp", _EVENTS, mine, token)]
-            found = await _statuses(server, [*_doors(token), *more])
+            found = await statuses(server, [*doors(token), *more])
             let_in += [] if found == [401] * 5 else [(audience, found)]
         figure(11, f"of {len(others)} tokens for other audiences, let in", len(let_in), 0, "", host)
         assert not let_in
         async with server.wire() as wire:
-            refused = await wire.ask(_doors("Authorization: Bearer x|ada")[0])
+            refused = await wire.ask(doors("Authorization: Bearer x|ada")[0])
             assert (refused.status, "invalid_token" in refused.headers["www-authenticate"]) == (401, True)
-        assert await _statuses(server, _doors(f"Authorization: Bearer {_HERE}|ada")) == [200, 200, 101]
+        assert await statuses(server, doors(f"Authorization: Bearer {_HERE}|ada")) == [200, 200, 101]
 
 
 # Sealed state
@@ -147,7 +146,7 @@ def _asking() -> trimcp.Server[None]:
 @OnBoth
 async def test_sealed_state_is_good_for_its_owner_its_request_and_its_time(host: str) -> None:
     ours, others = _asking(), _asking()
-    settings = Settings(authenticate=bearer_tokens(_TOKENS))
+    settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))
     async with near(host, ours, settings=settings) as server, near(host, others, settings=settings) as elsewhere:
         asked = (await _ask(server, ADA, "ask_too"))["result"]
         assert asked["resultType"] == "input_required"
@@ -187,7 +186,7 @@ async def test_sealed_state_is_good_for_its_owner_its_request_and_its_time(host:
 @OnBoth
 async def test_sealed_state_is_its_owners_over_a_websocket_too(host: str) -> None:
     """What was sealed for one transport is good for another, and for nobody else."""
-    settings = Settings(authenticate=bearer_tokens(_TOKENS))
+    settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))
     async with near(host, _asking(), settings=settings) as server:
         asked = (await _ask(server, ADA, "ask_too"))["result"]
         [key] = asked["inputRequests"]

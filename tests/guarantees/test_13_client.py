@@ -7,8 +7,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,30 @@ import pytest
 import trio
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
+from tests.guarantees.harm import (
+    GARBAGE,
+    LARGE_LOGS,
+    LARGE_PROGRESS,
+    LIMIT,
+    PROGRESS,
+    TOO_LARGE,
+    a_client,
+    hostile,
+    seen,
+    session_with,
+)
 from tests.guarantees.near import WAYS, near, reached
 from tests.guarantees.report import figure
 from tests.hostile.network import HOSTS, http
-from tests.hostile.peers import MIB, forget_peak, grown, memory_of
+from tests.hostile.peers import KIB, MIB, forget_peak, grown, memory_of
 from tests.hostile.server_for_attack import make_server
-from tests.hostile.test_client import GARBAGE, TOO_LARGE, hostile
-from tests.hostile.test_http_client import LIMIT, harmful_server, seen, session_with
-from tests.transports.test_process import alive, descendants, tree
-from trimcp.transports.http.client import Timeouts
-from trimcp.transports.http.settings import Settings
-from trimcp.transports.process import Patience
-from trimcp.transports.websocket_client import WebSocketServer
+from tests.stopwatch import Stopwatch
+from tests.transports.stdio.test_ending import alive, descendants, tree
+from trimcp.transports.http.client.policy import Timeouts
+from trimcp.transports.http.settings import HttpSettings
+from trimcp.transports.stdio.ending import ShutdownTimes
+from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.content import TextContent
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2025_11_25
 from trimcp.wire.tools import CallToolResult
@@ -41,54 +52,134 @@ pytestmark = [
 OnBoth = pytest.mark.parametrize("host", HOSTS)
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """Where a server is that means harm."""
-    with harmful_server() as port:
-        yield port
-
-
 # What a server says is bounded
 
-_ENDLESS = ["endless_body", "endless_event", "endless_line", "endless_head", "huge_length"]
-_COMPRESSED = ["bomb", "bomb_of_bombs", "bomb_of_events"]
+_TOO_LARGE = (trimcp.InvalidReply, "larger than 4,194,304 bytes")
+_ENDED = (trimcp.ConnectionLost, "ended before the answer")
+_HARMS: dict[str, tuple[type[Exception], str]] = {
+    "endless_body": _TOO_LARGE,
+    "huge_length": _TOO_LARGE,
+    "bomb": _TOO_LARGE,
+    "bomb_of_bombs": (trimcp.ConnectionLost, "compressed its reply with 'gzip, gzip'"),
+    "bomb_of_events": _ENDED,
+    "endless_head": (trimcp.ConnectionLost, "buffer too long"),
+    "elsewhere": (trimcp.ConnectionLost, "points to 'http://127.0.0.2:[0-9]+', where nothing is sent"),
+    "around": (trimcp.ConnectionLost, "308 Permanent Redirect"),
+    "page": (trimcp.InvalidReply, "content type 'text/html'"),
+    "garbage": (trimcp.InvalidReply, "not valid UTF-8"),
+    "other_id": (trimcp.InvalidReply, "something else than asked"),
+    "nothing": (trimcp.InvalidReply, "no result"),
+    "not_found": (trimcp.ConnectionLost, "404"),
+    "later": (trimcp.ConnectionLost, "503"),
+    "much_later": (trimcp.ConnectionLost, "429"),
+    "cut": _ENDED,
+}
+_FOREVER = ("endless_event", "endless_line", "endless_beginning", "drip", "again_and_again")
+_COMPRESSED = "a compressed stream of 256 MiB"
+_ENDLESS = "a body, event or head without end"
+_MEASURED = {
+    **dict.fromkeys(("bomb", "bomb_of_bombs", "bomb_of_events"), _COMPRESSED),
+    **dict.fromkeys(("endless_body", "endless_event", "endless_line", "endless_head", "huge_length"), _ENDLESS),
+}
 
 
-@pytest.mark.parametrize("way", [*_ENDLESS, *_COMPRESSED])
-async def test_bodies_events_and_compressed_streams_are_bounded(port: int, way: str) -> None:
+def bounded(way: str, spent: int) -> None:
+    """Assert that a call cost no more than four times the limit."""
+    what = _MEASURED.get(way, "anything else that is no answer")
+    figure(13, f"spent on {what}, limit 4 MiB", spent / MIB, 4 * LIMIT / MIB, "MiB", f"http: {way}")
+    assert spent <= 4 * LIMIT
+
+
+@pytest.mark.parametrize("way", _HARMS)
+async def test_a_call_that_is_harmed_fails_clearly_and_alone(port: int, way: str) -> None:
+    error, why = _HARMS[way]
     async with session_with(port, way) as session:
         base = forget_peak()
-        with pytest.raises((trimcp.InvalidReply, trimcp.ConnectionLost, trio.TooSlowError)):
-            with trio.fail_after(20 if way in _COMPRESSED else 1):
-                await session.call_tool("harm")
-        spent = grown(base) / MIB
-        what = "a compressed stream of 256 MiB" if way in _COMPRESSED else "a body, event or head without end"
-        figure(13, f"spent on {what}, limit 4 MiB", spent, 4 * LIMIT / MIB, "MiB", f"http: {way}")
-        assert spent <= 4 * LIMIT / MIB
+        with pytest.raises(error, match=why):
+            await session.call_tool("harm")
+        bounded(way, grown(base))
         await session.call_tool("fine")
+    assert "away" not in await seen(port), "nothing goes to another origin"
 
 
-@pytest.mark.parametrize("way", ["ws_endless", "ws_fragments", "ws_pings", "ws_garbage"])
-async def test_a_websocket_is_bounded(port: int, way: str) -> None:
-    server = WebSocketServer(f"ws://127.0.0.1:{port}/{way}", max_message=LIMIT)
+@pytest.mark.parametrize("way", _FOREVER)
+async def test_a_call_that_never_ends_ends_with_its_time(port: int, way: str) -> None:
+    before = (await seen(port)).get("GET", 0)
+    async with session_with(port, way) as session:
+        base = forget_peak()
+        with pytest.raises(trio.TooSlowError):
+            with trio.fail_after(1):
+                await session.call_tool("harm")
+        bounded(way, grown(base))
+        await session.call_tool("fine")
+    assert (await seen(port))["GET"] - before <= 250, "no more than a hundred a second"
+
+
+async def test_an_answer_counts_though_its_stream_goes_on(port: int) -> None:
+    async with session_with(port, "no_end") as session:
+        clock = Stopwatch(())
+        for _ in range(3):
+            await session.call_tool("harm")
+        assert clock.took() <= 3 * 4 * 0.5
+
+
+async def test_cookies_without_number_are_not_kept(port: int) -> None:
+    async with session_with(port, "cookies") as session:
+        for _ in range(10):
+            await session.call_tool("harm")
+        base = forget_peak()
+        for _ in range(40):
+            await session.call_tool("harm")
+        print(f"2,000 cookies of a kilobyte: {grown(base) / KIB:.0f} KiB")
+        assert grown(base) <= 1 * MIB
+    assert "too many cookies" not in await seen(port)
+
+
+async def test_questions_without_number_cost_bounded_memory(port: int) -> None:
+    """What they delay is this server's own: each is answered with a POST, in order."""
+    async with session_with(port, "pings") as session:
+        base = forget_peak()
+        with trio.move_on_after(1):
+            await session.call_tool("harm")
+        print(f"pings for a second: {grown(base) / MIB:.1f} MiB")
+        assert grown(base) <= 24 * MIB
+
+
+@pytest.mark.parametrize(
+    ("way", "why"), [("ws_endless", "1009"), ("ws_fragments", None), ("ws_pings", None), ("ws_garbage", None)]
+)
+async def test_a_websocket_is_bounded(port: int, way: str, why: str | None) -> None:
+    server = WebSocketServer(f"ws://127.0.0.1:{port}/{way}")
     base = forget_peak()
-    with pytest.raises((trimcp.ConnectionLost, trio.TooSlowError)):
-        with trio.fail_after(1):
-            async with trimcp.Client("c").connect(server, revision=V2025_11_25):
+    error = trimcp.ConnectionLost if why else trio.TooSlowError
+    with pytest.raises(error, match=why):
+        with trio.fail_after(1 if why is None else PATIENCE):
+            async with a_client().connect(server, revision=V2025_11_25):
                 pass
     spent = grown(base) / MIB
     figure(13, "spent on a message without end, limit 4 MiB", spent, 4 * LIMIT / MIB, "MiB", f"websocket: {way}")
     assert spent <= 4 * LIMIT / MIB
 
 
-async def test_the_stream_of_http_sse_is_bounded(port: int) -> None:
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("sse_elsewhere", "on another origin"),
+        ("sse_endless", "named no endpoint in 0.5 s"),
+        ("sse_comments", "named no endpoint in 0.5 s"),
+        ("sse_silent", "named no endpoint in 0.5 s"),
+    ],
+)
+async def test_an_endpoint_that_is_none_is_no_connection(port: int, way: str, why: str) -> None:
     base = forget_peak()
-    with pytest.raises(trimcp.ConnectionLost):
-        async with session_with(port, "sse_endless", mode="sse", timeouts=Timeouts(endpoint=1)):
+    with pytest.raises(trimcp.ConnectionLost, match=why):
+        async with session_with(port, way, mode="sse", timeouts=Timeouts(endpoint=0.5)):
             pass
     spent = grown(base) / MIB
-    figure(13, "spent on an event without end, limit 4 MiB", spent, 4 * LIMIT / MIB, "MiB", "http+sse")
+    what = "an event without end" if way == "sse_endless" else "an endpoint that is none"
+    figure(13, f"spent on {what}, limit 4 MiB", spent, 4 * LIMIT / MIB, "MiB", f"http+sse: {way}")
     assert spent <= 4 * LIMIT / MIB
+    assert "away" not in await seen(port)
 
 
 async def test_a_childs_line_is_bounded() -> None:
@@ -100,6 +191,39 @@ async def test_a_childs_line_is_bounded() -> None:
         figure(13, "spent on a line of 70 MiB, limit 64 MiB", spent, 128, "MiB", "stdio")
         assert spent <= 128
         assert session.session.lost is None
+
+
+async def test_endless_progress_is_kept_up_to_a_number() -> None:
+    async with trimcp.Client("c").connect(hostile(PROGRESS)) as session:
+        base = forget_peak()
+        async with session.calling("x") as call:
+            await call.result()
+            assert len([each async for each in call.progress]) == 1_024
+        assert grown(base) <= 4 * MIB
+        assert session.statistics().dropped == 200_000 - 1_024
+
+
+async def test_large_progress_is_kept_up_to_a_weight() -> None:
+    async with trimcp.Client("c").connect(hostile(LARGE_PROGRESS)) as session:
+        base = forget_peak()
+        async with session.calling("x") as call:
+            await call.result()
+            assert [each.progress async for each in call.progress] == [98, 99]
+        assert grown(base) <= 32 * MIB
+
+
+async def test_large_logs_are_kept_up_to_a_weight_while_their_handler_is_slow() -> None:
+    client = trimcp.Client("c")
+
+    @client.logging
+    async def handle(params: trimcp.wire.LoggingMessageParams) -> None:
+        await trio.sleep_forever()
+
+    async with client.connect(hostile(LARGE_LOGS)) as session:
+        base = forget_peak()
+        await session.call_tool("x")
+        assert grown(base) <= 32 * MIB
+        assert session.statistics().dropped >= 97
 
 
 # Its schemas
@@ -144,10 +268,10 @@ async def test_no_pattern_in_a_schema_hangs_it(way: str) -> None:
             lies = {"s": "a" * count + "!", "a" * count + "!": "x"}
             async with reached(_lying(schema, lies), way) as session:
                 await session.list_tools()
-                began = time.monotonic()
+                clock = Stopwatch(())
                 with pytest.raises(trimcp.InvalidReply, match="broke its own output schema"):
                     await session.call_tool("lie")
-                worst = max(worst, time.monotonic() - began)
+                worst = max(worst, clock.took())
     figure(13, "a reply against the worst of 5 patterns", worst, 1, "s", way)
     assert worst <= 4
 
@@ -191,7 +315,9 @@ def _sending(schema: dict[str, Any]) -> trimcp.Server[None]:
 async def test_garbage_of_a_child_is_reported_and_survived(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "trimcp"):
         async with trimcp.Client("c").connect(hostile(GARBAGE)) as session:
+            base = forget_peak()
             await session.call_tool("x")
+            assert grown(base) <= 100 * MIB
             reported = [each for each in caplog.messages if each.startswith("ignored: not a message")]
             figure(13, "lines of garbage that were not reported, of 2,001", 2_001 - len(reported), 0, "", "stdio")
             assert len(reported) == 2_001
@@ -226,16 +352,16 @@ async def until_all_failed(session: trimcp.ClientSession, end: Callable[[], None
     async def call() -> None:
         with pytest.raises(trimcp.ConnectionLost):
             await session.call_tool("hang")
-        failed.append(trio.current_time())
+        failed.append(clock.took())
 
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(call)
         await session.call_tool("echo")
-        began = trio.current_time()
+        clock = Stopwatch(())
         end()
     assert len(failed) == 20
-    return max(failed) - began
+    return max(failed)
 
 
 _FAMILIES = [("deaf",), ("deaf", "setsid"), ("deaf", "group", "setsid"), ("deaf", "forgotten")]
@@ -246,10 +372,10 @@ async def test_stubborn_children_and_their_descendants_are_gone_within_five_seco
     left: list[int] = []
 
     async def raise_and_leave(what: tuple[str, ...]) -> None:
-        async with tree(*what, patience=Patience()).connect() as channel:
+        async with tree(*what, shutdown=ShutdownTimes()).connect() as channel:
             family = await descendants(channel)
-            began = trio.current_time()
-        took["+".join(what)] = trio.current_time() - began
+            clock = Stopwatch((channel.process.pid,))
+        took["+".join(what)] = clock.took()
         left.extend(pid for pid in [*family, channel.process.pid] if alive(pid))
 
     async with trio.open_nursery() as nursery:
@@ -316,7 +442,7 @@ async def cutting(host: str, **options: Any) -> AsyncIterator[tuple[Cutter, int]
 @pytest.mark.parametrize("reply", ["json", "sse"])
 async def test_one_cut_reply_does_not_end_the_connection(host: str, revision: Any, reply: Any) -> None:
     lost = 0
-    settings = Settings(reply=reply, resumable=False)
+    settings = HttpSettings(reply=reply, resumable=False)
     async with cutting(host, settings=settings) as (cutter, port):
         target = trimcp.http(f"http://127.0.0.1:{port}/mcp")
         client = trimcp.Client("c")
@@ -367,7 +493,7 @@ async def test_after_a_404_for_its_session_it_initializes_once_more(host: str) -
         hellos += b'"initialize"' in body
         known.append(head.headers.get("mcp-session-id", ""))
 
-    async with near(host, make_server(), settings=Settings(dialects=(listening,))) as server:
+    async with near(host, make_server(), settings=HttpSettings(dialects=(listening,))) as server:
         client = trimcp.Client("c")
         async with client.connect(trimcp.http(server.url), revision=LATEST_LEGACY) as session:
             await session.call_tool("echo")

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 import trimcp
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
 from tests.guarantees.near import Near, near
 from tests.guarantees.peers import DirectPeer
@@ -59,7 +60,7 @@ class Log:
 
     async def settle(self, server: Near) -> None:
         """Give it time to be said: somebody comes, is served, and goes without a line."""
-        with trio.move_on_after(5):
+        with trio.move_on_after(PATIENCE):
             while not self.ours:  # noqa: ASYNC110  # nobody tells when a line was written
                 await trio.sleep(0.01)
         for _ in range(5):
@@ -210,7 +211,7 @@ async def test_who_leaves_in_this_process_is_one_line(homes: Homes, world: World
             log.forget()
             if isinstance(peer, DirectPeer):
                 peer.closed.set()  # as a session that leaves does first, so that it is not told of itself
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             while home.running.sessions:  # noqa: ASYNC110  # nobody tells when a session has ended
                 await trio.sleep(0.001)
         said, loud = log.ours, log.loud
@@ -365,7 +366,7 @@ async def test_a_server_that_leaves_is_one_line_at_debug(road: str, busy: bool, 
             await server.called()
         log.forget()
         await server.leave()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             while session.session.lost is None:  # noqa: ASYNC110  # sockets are between
                 await trio.sleep(0.01)
         await trio.sleep(0.05)

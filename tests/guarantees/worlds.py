@@ -17,17 +17,18 @@ import attrs
 import trio
 import trio.testing
 
+from tests.fuzz.effort import PATIENCE
 from tests.guarantees import program
 from tests.guarantees.peers import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network, text_of
-from tests.hostile.network import Pool, Served
+from tests.hostile.network import Pool, Served, more_than
 from tests.hostile.peers import Target, memory_of, target
+from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
 from trimcp.session.direct import direct_ends
 from trimcp.session.drive import drive
 from trimcp.transports.memory import memory_channels
-from trimcp.transports.stream import SERVER_MAX_MESSAGE
 
-__all__ = ["LOCAL", "NETWORK", "WORLDS", "Home", "Homes", "Journal", "World", "worlds"]
+__all__ = ["ALONE", "LOCAL", "NETWORK", "WORLDS", "Home", "Homes", "Journal", "World", "settled", "work_of", "worlds"]
 
 PROGRAM = Path(program.__file__)
 
@@ -78,6 +79,8 @@ WORLDS = [
     for host in _hosts(transport)
     for modern in ((False,) if transport == "sse" else (False, True))
 ]
+ALONE = World("websocket", "alone", False)
+"""A WebSocket listener without HTTP beside it, which a few tests try too."""
 LOCAL = [world for world in WORLDS if world.local]
 NETWORK = [world for world in WORLDS if world.host]
 
@@ -108,7 +111,7 @@ class Journal:
         """Let those go on that `watch` this gate."""
         self.path.with_name(f"{self.path.name}.{gate}").touch()
 
-    async def until(self, what: str, *names: str, seconds: float = 10) -> list[dict[str, Any]]:
+    async def until(self, what: str, *names: str, seconds: float = PATIENCE) -> list[dict[str, Any]]:
         """Wait until this was written of each name, and return a line of each."""
         found: list[dict[str, Any]] = []
         for name in names:
@@ -141,6 +144,10 @@ class Home:
     def pid(self) -> int:
         process = self.served or self.target
         return os.getpid() if process is None else process.process.pid
+
+    def stopwatch(self) -> Stopwatch:
+        """A stopwatch for what this server and a peer of it do."""
+        return Stopwatch((self.pid,))
 
     @property
     def memory(self) -> int:
@@ -189,9 +196,9 @@ class Home:
     async def _beside(self) -> AsyncIterator[Peer]:
         assert self.running is not None
         async with trio.open_nursery() as nursery:
-            session = self.running.server.session(self.running)
+            session = self.running.session()
             if self.world.transport == "framed":
-                ours, theirs = memory_channels(framed=True, max_message=SERVER_MAX_MESSAGE)
+                ours, theirs = memory_channels(framed=True)
                 nursery.start_soon(drive, session, ours)
                 framed = ChannelPeer(self.world.modern, theirs)
                 async with theirs:
@@ -220,11 +227,10 @@ class Home:
             counts: dict[str, int] = json.loads(text_of(answer))
             return counts
 
-    async def back_to(self, base: dict[str, int], *, seconds: float = 10) -> None:
-        """Wait until it counts of itself what it did before, exactly."""
-        counts: dict[str, int] = {}
-        until = time.monotonic() + seconds
-        while (counts := await self.counts()) != base:
+    async def back_to(self, base: dict[str, int]) -> None:
+        """Wait until it counts of itself nothing more than it did before."""
+        until = time.monotonic() + PATIENCE / 2
+        while more_than(base, counts := await self.counts()):
             assert time.monotonic() < until, f"not {counts} but {base}"
             await trio.sleep(0.01)
 
@@ -250,7 +256,8 @@ class Homes:
     @asynccontextmanager
     async def __call__(self, world: World, **options: Any) -> AsyncIterator[Home]:
         if world.host:
-            async with self.pool(world.host, **options) as served:
+            more = {"alone": True} if world == ALONE else {}
+            async with self.pool("own" if world == ALONE else world.host, **more, **options) as served:
                 yield Home(world, self.journal, served=served)
         elif world.transport == "stdio":
             environment = {"MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -262,6 +269,24 @@ class Homes:
         else:
             async with program.make_server(self.journal.path).running() as running:
                 yield Home(world, self.journal, running=running)
+
+
+async def settled(pid: int) -> None:
+    """Wait until a process has done all that it can: it wanted no time of the processor for a while."""
+    before = ""
+    while before != (before := work_of(pid)) or before.startswith("R"):  # noqa: ASYNC110  # it is another process
+        await trio.sleep(0.3)
+
+
+def work_of(pid: int) -> str:
+    """The state of a process, R while it works or waits for a processor, and what it had of one, in ticks (proc(5)).
+
+    Of this process it is "": who asks is at work.
+    """
+    if pid == os.getpid():
+        return ""
+    state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{state} {rest[10]} {rest[11]}"
 
 
 def interpreter(*words: str) -> list[str]:

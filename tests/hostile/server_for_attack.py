@@ -26,9 +26,9 @@ def give_back() -> None:
         trim(0)
 
 
-def make_server() -> trimcp.Server[None]:
+def make_server(**options: Any) -> trimcp.Server[None]:
     """A server whose tools do what hurts."""
-    server: trimcp.Server[None] = trimcp.Server("target", dynamic=True)
+    server: trimcp.Server[None] = trimcp.Server("target", dynamic=True, **options)
     released = threading.Event()
     gates: defaultdict[str, trio.Event] = defaultdict(trio.Event)
 
@@ -40,6 +40,11 @@ def make_server() -> trimcp.Server[None]:
     async def hang() -> str:
         await trio.sleep_forever()
         return "never"
+
+    @server.tool
+    async def keep(text: str) -> str:
+        await trio.sleep_forever()
+        return text
 
     @server.tool
     async def wait(gate: str) -> str:

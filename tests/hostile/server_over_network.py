@@ -18,12 +18,11 @@ import trio
 import trimcp
 import trimcp.net
 from tests.hostile.server_for_attack import give_back, make_server
-from trimcp.transports.http.app import HttpFace
-from trimcp.transports.http.events import MemoryEvents
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Head, Response
+from trimcp.transports.http.events.store import MemoryEvents
+from trimcp.transports.http.face import HttpFace
 from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.settings import HttpLimits, HttpSettings
 
 _faces: list[HttpFace] = []
 
@@ -36,23 +35,24 @@ class NotedFace(HttpFace):
         _faces.append(self)
 
 
-async def statistics(head: Head) -> Response:
+async def statistics(head: Head) -> HttpResponse:
     """Count what a server at rest has none of, and, if asked for, the objects that are left after a collection."""
     gc.collect()
     if head.query == "objects":
-        return Response(200, (("Content-Type", "application/json"),), b"[%d]" % len(gc.get_objects()))
+        return HttpResponse(200, (("Content-Type", "application/json"),), b"[%d]" % len(gc.get_objects()))
     if head.query == "kept":
         give_back()
     [face] = _faces
     counts = {
         "tasks": trio.lowlevel.current_statistics().tasks_living,
         "files": len(os.listdir("/proc/self/fd")),
-        "exchanges": face.exchanges,
-        "sessions": len(face.sessions),
-        "streams": len(face.streams),
+        "exchanges": face.shared.exchanges,
+        "sessions": len(face.shared.sessions),
+        "streams": len(face.sse2024.streams),
+        "held": face.budget.held // 65_536,  # a session takes a little of it
         "running": sum(session.statistics().running for session in face.service.sessions),  # type: ignore[attr-defined]
     }
-    return Response(200, (("Content-Type", "application/json"),), json.dumps(counts).encode())
+    return HttpResponse(200, (("Content-Type", "application/json"),), json.dumps(counts).encode())
 
 
 async def main(
@@ -62,6 +62,7 @@ async def main(
     limits: dict[str, Any] | None = None,
     events: dict[str, int] | None = None,
     origins: dict[str, list[str]] | None = None,
+    server: dict[str, Any] | None = None,
     **settings: Any,
 ) -> None:
     """Serve.
@@ -73,10 +74,11 @@ async def main(
         limits: an `HttpLimits`.
         events: a `MemoryEvents`.
         origins: an `Origins`.
+        server: options of the `Server`.
         settings: the rest of `Settings`.
     """
     trimcp.net.HttpFace = NotedFace  # type: ignore[misc]
-    chosen = Settings(
+    chosen = HttpSettings(
         routes={"/statistics": statistics},
         authenticate=None if tokens is None else trimcp.bearer_tokens(tokens),
         events=None if events is None else MemoryEvents(**events),
@@ -89,7 +91,7 @@ async def main(
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[list[str]]) -> None:
-            await serve(make_server(), port=0, settings=chosen, task_status=task_status, **how)
+            await serve(make_server(**(server or {})), port=0, settings=chosen, task_status=task_status, **how)
 
         urls = await nursery.start(listen)
         print(urls[0], flush=True)

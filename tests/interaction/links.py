@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import orjson
@@ -21,26 +21,30 @@ import trio.testing
 
 import trimcp
 from tests.interaction import everything_server
-from tests.interaction.everything_server import Journal, make_server
+from tests.interaction.everything_server import Journal
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.session.drive import drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
-from trimcp.transports.http.client import HttpServer
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.client.target import HttpServer
+from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.memory import memory_channels
-from trimcp.transports.stream import SERVER_MAX_MESSAGE
-from trimcp.transports.websocket_client import WebSocketServer
+from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Message, Notification, Request, Response
 from trimcp.wire.revisions import OLDEST, Revision
 
-LOCAL = ("memory", "framed", "stdio")
+IN_MEMORY = ("memory", "framed")
+LOCAL = (*IN_MEMORY, "stdio")
 STREAMABLE = ("http", "http as events", "http on hypercorn", "http over unix")
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
 TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET)
+
+
+EVERY_PAIR: Final = bool(os.environ.get("TRIMCP_MATRIX"))
+"""Whether this is `nox -s matrix`, with every transport in every revision."""
 
 
 def speaks(transport: str, revision: Revision) -> bool:
@@ -48,9 +52,6 @@ def speaks(transport: str, revision: Revision) -> bool:
     if transport in STREAMABLE:
         return revision.sessions or revision.modern
     return transport != "http+sse" or revision is OLDEST
-
-
-PROGRAM = Path(everything_server.__file__)
 
 
 @attrs.define(eq=False)
@@ -62,6 +63,7 @@ class Links:
         revision: what is spoken.
         path: the file of the servers' journal.
         logged: what servers wrote to their standard error, where they have one.
+        module: what makes the server, and is the program of one that is a child.
     """
 
     transport: str
@@ -70,6 +72,7 @@ class Links:
     caplog: Any
     grace: float = 5.0
     logged: list[str] = attrs.field(factory=list)
+    module: Any = everything_server
     _process: trio.Process | None = None
     _ours: MessageChannel | None = None
     _peer: Session | None = None
@@ -81,7 +84,7 @@ class Links:
     @property
     def local(self) -> bool:
         """Whether the server is in this process and no socket is between, so that time may be virtual."""
-        return self.transport in ("memory", "framed")
+        return self.transport in IN_MEMORY
 
     @property
     def connected(self) -> bool:
@@ -135,7 +138,7 @@ class Links:
         options = json.dumps({"journal": str(self.path), "grace": self.grace})
         root = str(Path(trimcp.__file__).parent.parent)
         env = {"PYTHONPATH": root}
-        target = trimcp.stdio(sys.executable, str(PROGRAM), options, env=env, on_stderr=self.logged.append)
+        target = trimcp.stdio(sys.executable, self.module.__file__, options, env=env, on_stderr=self.logged.append)
         async with target.connect() as channel:
             self._process = channel.process
             yield channel
@@ -144,10 +147,10 @@ class Links:
 
     @asynccontextmanager
     async def _in_this_process(self) -> AsyncIterator[MessageChannel]:
-        server = make_server(Journal(self.path))
-        self._ours, theirs = memory_channels(framed=self.transport == "framed", max_message=SERVER_MAX_MESSAGE)
+        server = self.module.make_server(Journal(self.path))
+        self._ours, theirs = memory_channels(framed=self.transport == "framed")
         async with open_service_nursery() as nursery, server.running() as running, theirs:
-            self._peer = server.session(running)
+            self._peer = running.session()
             nursery.start_soon(drive, self._peer, self._ours)
             yield theirs
             await theirs.aclose()
@@ -157,10 +160,10 @@ class Links:
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[HttpServer | WebSocketServer]:
         """Serve over sockets, and yield what to connect to."""
-        server = make_server(Journal(self.path))
+        server = self.module.make_server(Journal(self.path))
         kind = self.transport
         software: Any = "hypercorn" if "hypercorn" in kind else "own"
-        settings = Settings(reply="sse" if kind == "http as events" else "auto", retry=50)
+        settings = HttpSettings(reply="sse" if kind == "http as events" else "auto", retry=50)
         self._stop = trio.Event()
         serve = trimcp.serve_websocket if kind == "websocket alone" else trimcp.serve_http
         with TemporaryDirectory() as folder:

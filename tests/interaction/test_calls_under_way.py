@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.interaction.links import Links, text_of
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.logs import LoggingMessageParams
+from trimcp.wire.lifecycle import LoggingMessageParams
 from trimcp.wire.revisions import V2025_03_26
 
 MANY = 1_000
@@ -19,7 +20,7 @@ MANY = 1_000
 
 async def test_progress_comes_in_order_and_none_is_lost(links: Links, clock: Any) -> None:
     async with links() as session:
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             async with session.calling("count", {"to": MANY, "wait": True}) as call:
                 steps = [step async for step in call.progress]
                 assert text_of(await call.result()) == str(MANY)
@@ -62,7 +63,7 @@ async def test_log_messages_go_to_whoever_asked_for_them(links: Links, clock: An
 
 async def test_cancelling_and_timing_out_stop_the_handler(links: Links, clock: Any) -> None:
     async with links() as session:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await check_cancelled(links, session)
             await check_left(links, session)
             with trio.CancelScope() as outside:
@@ -71,12 +72,12 @@ async def test_cancelling_and_timing_out_stop_the_handler(links: Links, clock: A
                     await session.call_tool("wait_for", {"line": "third started"})
                     outside.cancel(reason="the user pressed stop")
             await session.call_tool("wait_for", {"line": f"third stopped: {links.cancelled}"})
-        with pytest.raises(trio.TooSlowError), trio.fail_after(10) as patience:
+        with pytest.raises(trio.TooSlowError), trio.fail_after(PATIENCE) as patience:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(session.call_tool, "hang", {"name": "late"})
                 await session.call_tool("wait_for", {"line": "late started"})
                 patience.deadline = trio.current_time() + 0.01
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await session.call_tool("wait_for", {"line": f"late stopped: {links.cancelled}"})
             assert text_of(await session.call_tool("echo", {"text": "next"})) == "next"
     assert "stopped: None" not in " ".join(links.journal())

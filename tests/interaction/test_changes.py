@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.interaction.links import Links, text_of
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, ToolsChanged
 
 
 async def test_changes_arrive_and_nothing_that_was_not_asked_for(links: Links, clock: Any) -> None:
     async with links() as session:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await check_tools(session)
             await check_updates(session)
             await check_prompts_and_resources(session)
@@ -66,7 +67,7 @@ async def check_prompts_and_resources(session: ClientSession) -> None:
 async def test_a_server_that_ends_closes_its_subscriptions_gracefully(links: Links, clock: Any) -> None:
     links.grace = 1.0
     async with links() as session:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             async with session.listen(tools=True) as changes:
                 await session.call_tool("offer", {"name": "last"})
                 links.shut_down()

@@ -10,9 +10,11 @@ import trio
 from tests.interaction.everything_server import INSTRUCTIONS
 from tests.interaction.links import Links
 from trimcp.client.client import Client
-from trimcp.errors import ConnectionLost
+from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
+from trimcp.session.limits import Limits
+from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.revisions import V2025_03_26, V2025_06_18
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2025_03_26, V2025_06_18
 
 
 class OurOwnError(Exception):
@@ -58,3 +60,19 @@ async def test_a_cancelled_body_ends_the_connection_in_good_order(links: Links, 
         ["call stopped: DISCONNECTED", "lifespan left"],
         ["call stopped: DRAIN", "lifespan left"],
     )
+
+
+@pytest.mark.parametrize("transport", ["framed", "stdio", "http", "websocket"])
+@pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
+async def test_what_they_keep_of_each_other_is_bounded(links: Links, clock: Any) -> None:
+    """A client that says too much of itself is refused with the reason; no client keeps too much of a server."""
+    with pytest.raises((RemoteError, InvalidReply)) as refused:
+        async with links(Client("c" * Limits().max_client_info)) as session:
+            await session.list_tools()
+    if not links.revision.modern:  # else it was `server/discover` that was refused, and there is nothing else to try
+        assert isinstance(refused.value, RemoteError)
+        assert refused.value.code == INVALID_PARAMS
+        assert str(Limits().max_client_info) in str(refused.value)
+    with pytest.raises(InvalidReply, match="400 bytes"):
+        async with links(Client("c", limits=Limits(max_server_info=400))):
+            pass

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.interaction.links import Links, text_of
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.codes import MISSING_CAPABILITY
 from trimcp.wire.elicitation import ElicitResult, ElicitURLParams
@@ -42,7 +43,7 @@ def make_client() -> Client:
 async def test_questions_are_answered_on_the_way(links: Links, clock: Any) -> None:
     client = make_client()
     async with links(client) as session:
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             assert text_of(await session.call_tool("think", {"question": "why"})) == "WHY"
             assert '"file:///a"' in text_of(await session.call_tool("where"))
             await check_once(links, session)
@@ -86,7 +87,7 @@ async def check_changed_roots(links: Links, client: Client, session: ClientSessi
 
 async def test_a_client_that_cannot_be_asked_is_not_asked(links: Links, clock: Any) -> None:
     async with links(Client("mute")) as session:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             for tool in ("ask_name", "visit", "where", "in_order"):
                 if links.modern:
                     with pytest.raises(RemoteError) as refused:

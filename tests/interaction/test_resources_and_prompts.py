@@ -10,7 +10,7 @@ import pytest
 
 from tests.interaction.everything_server import PIXEL
 from tests.interaction.links import Links
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.content import EmbeddedResource, TextContent

@@ -8,8 +8,9 @@ import orjson
 import pytest
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.interaction.links import Links, text_of
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS
 from trimcp.wire.content import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
@@ -61,12 +62,12 @@ async def check_structured(links: Links, session: ClientSession) -> None:
 async def check_arguments(links: Links, session: ClientSession) -> None:
     """Wrong arguments are told to the model where the revision says so, and are an error before."""
     for name, arguments, place in (
-        ("add", {"a": "5"}, "$.a"),
-        ("add", {"a": True}, "$.a"),
-        ("add", {"a": 1, "b": -1}, "$.b"),
+        ("add", {"a": "5"}, "@ a"),
+        ("add", {"a": True}, "@ a"),
+        ("add", {"a": 1, "b": -1}, "@ b"),
         ("add", {"a": 1, "c": 1}, "c"),
-        ("move", {"point": {"x": 1, "y": None}, "by": [1, 1]}, "$.point.y"),
-        ("spell", {"word": "UPPER"}, "$.word"),
+        ("move", {"point": {"x": 1, "y": None}, "by": [1, 1]}, "@ point.y"),
+        ("spell", {"word": "UPPER"}, "@ word"),
         ("echo", {}, "text"),
     ):
         if links.revision.invalid_arguments_are_tool_errors:
@@ -104,7 +105,7 @@ async def check_content(links: Links, session: ClientSession) -> None:
 
 async def test_what_goes_wrong_in_a_tool_ends_only_its_call_and_threads_delay_nobody(links: Links) -> None:
     async with links() as session:
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await check_threads_and_slots(session)
         result = await session.call_tool("fail", {"how": "tool"})
         assert (result.is_error, text_of(result)) == (True, "there is no such city")
@@ -118,7 +119,7 @@ async def test_what_goes_wrong_in_a_tool_ends_only_its_call_and_threads_delay_no
         with pytest.raises(RemoteError) as broken:
             await session.call_tool("promise")
         assert broken.value.code == INTERNAL_ERROR
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             late = await session.call_tool("limited")
         assert late.is_error is True
         assert "0.2 seconds" in text_of(late)

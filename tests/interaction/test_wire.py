@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 import trio
 
+from tests.fuzz.effort import PATIENCE
 from tests.interaction.links import LOCAL, WEBSOCKET, Links, Wire
-from trimcp.transports.stream import SERVER_MAX_MESSAGE
+from trimcp.channel import SERVER_MAX_MESSAGE
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_PROTOCOL_VERSION
 
@@ -31,7 +32,7 @@ async def is_well(wire: Wire) -> None:
 
 async def test_wrong_messages_are_answered_by_their_id_and_the_session_lives_on(links: Links, clock: Any) -> None:
     async with links.wire() as wire:
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             await wire.meet()
             await check_duplicates(wire)
             await check_malformed(wire)
@@ -166,7 +167,7 @@ async def check_envelope(links: Links, wire: Wire) -> None:
 
 async def test_words_in_and_out_of_turn(links: Links, clock: Any) -> None:
     async with links.wire() as wire:
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             await check_first_words(links, wire)
             await check_unasked_log_messages(links, wire)
             await check_cancelled_without_reply(wire)

@@ -16,7 +16,7 @@ def kept(factory: pytest.TempPathFactory, *words: str) -> Iterator[Served]:
     with serving(own_server(*words), log, orderly=True) as served:
         yield served
     said = log.read_text("utf-8")
-    troubles = re.findall(r"^(?:WARNING|ERROR|CRITICAL) .*$|^Traceback", said, re.MULTILINE)
+    troubles = re.findall(r"^(?:WARNING|ERROR|CRITICAL) .*?(?=: 'crash'|$)|^Traceback", said, re.MULTILINE)
     # The tool that crashes on purpose has a traceback, and quotes its password in a line of source and in the error.
     crashes = ["ERROR trimcp.session: the handler of tools/call crashed", "Traceback"] * (said.count("swordfish") // 2)
     assert troubles == crashes, said

@@ -116,7 +116,7 @@ async def errors(peer: Peer) -> None:
         assert failed.content[0].text == "no luck today"
         wrong = await session.call_tool("add", {"a": 2, "b": "three"})
         assert wrong.isError
-        assert "$.b" in wrong.content[0].text
+        assert "@ b" in wrong.content[0].text
         error = await error_of(session.call_tool("crash", {}))
         assert error.code == t.INTERNAL_ERROR
         assert "swordfish" not in error.model_dump_json()

@@ -127,7 +127,7 @@ async def greet(*, ctx: trimcp.Context) -> str:
 @server.tool
 async def think(question: str, *, ctx: trimcp.Context) -> str:
     """Let the client's model answer."""
-    messages = [trimcp.SamplingMessage(role="user", content=trimcp.Text(question))]
+    messages = [trimcp.wire.SamplingMessage(role="user", content=trimcp.Text(question))]
     answer = await ctx.sample(trimcp.CreateMessageParams(messages=messages, max_tokens=50))
     (block,) = answer.blocks
     assert isinstance(block, trimcp.Text)

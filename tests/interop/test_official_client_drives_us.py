@@ -180,7 +180,7 @@ def test_tools_answer_and_fail_as_the_specification_says(peer: Peer) -> None:
         wrong = await client.call_tool("add", {"a": 2, "b": "three"})
         assert wrong.is_error
         assert isinstance(wrong.content[0], t.TextContent)
-        assert "$.b" in wrong.content[0].text
+        assert "@ b" in wrong.content[0].text
         with pytest.raises(MCPError) as unknown:
             await client.call_tool("no_such_tool", {})
         assert unknown.value.error.code == t.INVALID_PARAMS

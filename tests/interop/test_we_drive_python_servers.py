@@ -138,7 +138,7 @@ def answering(asked: list[str]) -> trimcp.Client:
     client = trimcp.Client("interop", version="1.0", roots=["file:///srv/data"])
 
     @client.elicitation
-    async def answer(params: trimcp.ElicitFormParams) -> trimcp.ElicitResult:
+    async def answer(params: trimcp.wire.ElicitFormParams) -> trimcp.ElicitResult:
         asked.append(params.message)
         answers = {"name": "Ada", "colour": "green"}
         return trimcp.ElicitResult("accept", {name: answers[name] for name in params.requested_schema.properties})
@@ -254,7 +254,7 @@ async def test_log_messages(peer: Peer) -> None:
     logs: list[tuple[str, object]] = []
 
     @client.logging
-    def log(params: trimcp.LoggingMessageParams) -> None:
+    def log(params: trimcp.wire.LoggingMessageParams) -> None:
         logs.append((params.level, params.data))
 
     with trio.fail_after(30):
@@ -273,7 +273,7 @@ async def test_resources_prompts_and_completion(peer: Peer) -> None:
             (template,) = await session.list_resource_templates()
             assert template.uri_template == "peer://items/{name}"
             (contents,) = (await session.read_resource("peer://items/lamp")).contents
-            assert isinstance(contents, trimcp.TextResourceContents)
+            assert isinstance(contents, trimcp.wire.TextResourceContents)
             assert contents.text == "item lamp"
             with pytest.raises(trimcp.RemoteError):
                 await session.read_resource("peer://nowhere")

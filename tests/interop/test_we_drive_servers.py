@@ -200,7 +200,7 @@ async def test_everything_server_streams_progress_and_can_be_cancelled(everythin
 
 
 async def test_everything_server_asks_us(everything: Any) -> None:
-    client = trimcp.Client("interop", version="1.0", roots=[trimcp.Root(uri="file:///srv/data", name="data")])
+    client = trimcp.Client("interop", version="1.0", roots=[trimcp.wire.Root(uri="file:///srv/data", name="data")])
 
     @client.elicitation
     async def answer(request: trimcp.ElicitParams) -> trimcp.ElicitResult:

@@ -598,6 +598,24 @@ def test_a_client_takes_arrays_of_answers() -> None:
     assert engine.outbound == {}
 
 
+@pytest.mark.parametrize("revision", [r for r in REVISIONS if not r.batching])
+def test_an_answer_in_an_array_fails_its_call_where_there_are_no_arrays(revision: Revision) -> None:
+    engine = ConnectionPair().open(revision).client
+    for id in (11, 12, 13):
+        engine.sent(id, engine.verb("tools/call"))
+    event = engine.receive(
+        _array(encode_result(11, {"content": []}), _NOTE, encode_error(12, -1, "no"), encode_result(99, {}))
+    )
+    assert isinstance(event, BatchReceived)
+    assert [member.id for member in event.events if isinstance(member, Replied)] == [11, 12]
+    for member in event.events:
+        assert isinstance(member, Replied)
+        assert member.result is None
+        with pytest.raises(InvalidReply, match=f"in an array, which {revision.name} does not have"):
+            raise member.error or AssertionError
+    assert list(engine.outbound) == [13]
+
+
 # Nothing a peer sends makes it raise
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from trimcp import Context, Notice, ThreadContext
 from trimcp.protocol.events import Admission, Admitted
-from trimcp.server.worker_context import RemoteContext
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.revisions import LATEST
+from trimcp.worker.serve import RemoteContext
 
 TRACE = {"traceparent": "00-0-0-01", "tracestate": "a=b"}
 

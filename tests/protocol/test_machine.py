@@ -17,7 +17,7 @@ from tests.fuzz.effort import effort
 from tests.protocol import support
 from tests.protocol.support import CAPABILITIES, LEVEL, SERVED, VERSION, envelope
 from trimcp.errors import ErrorReply, LocalError
-from trimcp.protocol.connection import Connection
+from trimcp.protocol.connection import Connection, InboundRequest, OutboundRequest
 from trimcp.protocol.events import (
     BatchReceived,
     Cancelled,
@@ -32,7 +32,6 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.profile import Role
-from trimcp.protocol.requests import InboundRequest, OutboundRequest
 from trimcp.protocol.states import Handshake, Inbound, Outbound
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.wire import jsonrpc

@@ -24,8 +24,8 @@ from tests.protocol.support import (
     server,
 )
 from trimcp.errors import InvalidReply
+from trimcp.protocol.connection import Encoded
 from trimcp.protocol.events import RequestReceived, Settled
-from trimcp.protocol.requests import Encoded
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION
 from trimcp.wire.common import Icon

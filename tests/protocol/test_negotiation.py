@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.protocol.negotiation import Decision, Met, Next, Outcome, decide, opening
+from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.wire.codes import HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2024_11_05, V2025_06_18, V2026_07_28
 
@@ -17,58 +17,71 @@ OLD = (V2024_11_05, V2025_06_18)
 UNKNOWN = "2031-01-01"
 
 
-def _unsupported(*names: Any) -> Outcome:
-    return Outcome(Met.ERROR, code=UNSUPPORTED_VERSION, data={"supported": list(names), "requested": "x"})
+def _unsupported(*names: Any) -> ProbeResult:
+    return ProbeResult(Met.ERROR, code=UNSUPPORTED_VERSION, data={"supported": list(names), "requested": "x"})
 
 
 _ROWS = [
-    (Outcome(Met.DISCOVERED, [LATEST.name]), REVISIONS, 1, Next.USE, LATEST),
-    (Outcome(Met.DISCOVERED, [UNKNOWN, LATEST.name]), MODERN_ONLY, 1, Next.USE, LATEST),
-    (Outcome(Met.DISCOVERED, [UNKNOWN]), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
-    (Outcome(Met.DISCOVERED, [LATEST_LEGACY.name]), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
-    (Outcome(Met.DISCOVERED, []), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
-    (Outcome(Met.DISCOVERED, [UNKNOWN]), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.DISCOVERED, [LATEST.name]), REVISIONS, 1, Next.USE, LATEST),
+    (ProbeResult(Met.DISCOVERED, [UNKNOWN, LATEST.name]), MODERN_ONLY, 1, Next.USE, LATEST),
+    (ProbeResult(Met.DISCOVERED, [UNKNOWN]), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.DISCOVERED, [LATEST_LEGACY.name]), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.DISCOVERED, []), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.DISCOVERED, [UNKNOWN]), MODERN_ONLY, 1, Next.FAIL, None),
     (_unsupported(LATEST.name), REVISIONS, 1, Next.DISCOVER, LATEST),
     (_unsupported(LATEST.name), REVISIONS, 2, Next.FAIL, None),
     (_unsupported(UNKNOWN), REVISIONS, 1, Next.FAIL, None),
     (_unsupported(LATEST_LEGACY.name), REVISIONS, 1, Next.FAIL, None),
     (_unsupported(7, None, {}), REVISIONS, 1, Next.FAIL, None),
-    (Outcome(Met.ERROR, code=UNSUPPORTED_VERSION), REVISIONS, 1, Next.FAIL, None),
-    (Outcome(Met.ERROR, code=UNSUPPORTED_VERSION, data=["x"]), REVISIONS, 1, Next.FAIL, None),
-    (Outcome(Met.ERROR, code=UNSUPPORTED_VERSION, data={"supported": 3}), REVISIONS, 1, Next.FAIL, None),
-    (Outcome(Met.ERROR, code=HEADER_MISMATCH), REVISIONS, 1, Next.FAIL, None),
-    (Outcome(Met.ERROR, code=MISSING_CAPABILITY), REVISIONS, 1, Next.FAIL, None),
-    (Outcome(Met.ERROR, code=METHOD_NOT_FOUND), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
-    (Outcome(Met.ERROR, code=-32600), OLD, 1, Next.INITIALIZE, V2025_06_18),
-    (Outcome(Met.ERROR, code=0), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
-    (Outcome(Met.ERROR, code=METHOD_NOT_FOUND), MODERN_ONLY, 1, Next.FAIL, None),
-    (Outcome(Met.SILENCE), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
-    (Outcome(Met.SILENCE), MODERN_ONLY, 1, Next.FAIL, None),
-    (Outcome(Met.DIED), REVISIONS, 1, Next.RESPAWN, LATEST_LEGACY),
-    (Outcome(Met.DIED), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.ERROR, code=UNSUPPORTED_VERSION), REVISIONS, 1, Next.FAIL, None),
+    (ProbeResult(Met.ERROR, code=UNSUPPORTED_VERSION, data=["x"]), REVISIONS, 1, Next.FAIL, None),
+    (ProbeResult(Met.ERROR, code=UNSUPPORTED_VERSION, data={"supported": 3}), REVISIONS, 1, Next.FAIL, None),
+    (ProbeResult(Met.ERROR, code=HEADER_MISMATCH), REVISIONS, 1, Next.FAIL, None),
+    (ProbeResult(Met.ERROR, code=MISSING_CAPABILITY), REVISIONS, 1, Next.FAIL, None),
+    (ProbeResult(Met.ERROR, code=METHOD_NOT_FOUND), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.ERROR, code=-32600), OLD, 1, Next.INITIALIZE, V2025_06_18),
+    (ProbeResult(Met.ERROR, code=0), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.ERROR, code=METHOD_NOT_FOUND), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.SILENCE), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.SILENCE), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.UNANSWERED, why="404"), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.UNANSWERED, why="404"), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.DIED), REVISIONS, 1, Next.RESPAWN, LATEST_LEGACY),
+    (ProbeResult(Met.DIED), MODERN_ONLY, 1, Next.FAIL, None),
 ]
 
 
 @pytest.mark.parametrize(("outcome", "offered", "probed", "move", "revision"), _ROWS)
-def test_a_row_of_the_table(outcome: Outcome, offered: Any, probed: int, move: Next, revision: Any) -> None:
+def test_a_row_of_the_table(outcome: ProbeResult, offered: Any, probed: int, move: Next, revision: Any) -> None:
     decision = decide(outcome, offered, probed=probed)
     assert (decision.next, decision.revision) == (move, revision)
     assert decision.why
 
 
 _OUTCOMES = [
-    *(Outcome(Met.DISCOVERED, names) for names in ([], [UNKNOWN], [LATEST.name], [r.name for r in REVISIONS])),
-    *(Outcome(Met.ERROR, code=code) for code in (-32700, -32603, -32601, -32022, -32021, -32020, -32000, 0, 1001)),
+    *(ProbeResult(Met.DISCOVERED, names) for names in ([], [UNKNOWN], [LATEST.name], [r.name for r in REVISIONS])),
+    *(ProbeResult(Met.ERROR, code=code) for code in (-32700, -32603, -32601, -32022, -32021, -32020, -32000, 0, 1001)),
     _unsupported(LATEST.name),
     _unsupported(),
-    Outcome(Met.SILENCE),
-    Outcome(Met.DIED),
+    ProbeResult(Met.SILENCE),
+    ProbeResult(Met.UNANSWERED),
+    ProbeResult(Met.DIED),
 ]
+
+
+def test_a_failure_is_told_by_what_was_met_and_not_by_what_was_offered() -> None:
+    assert (
+        decide(ProbeResult(Met.UNANSWERED, why="refused"), MODERN_ONLY).why
+        == "server/discover was not answered: refused"
+    )
+    for met in (Met.SILENCE, Met.DIED, Met.UNANSWERED):
+        assert "legacy" not in decide(ProbeResult(met), MODERN_ONLY).why
+    assert "of the legacy era" in decide(ProbeResult(Met.ERROR, code=METHOD_NOT_FOUND), MODERN_ONLY).why
 
 
 @pytest.mark.parametrize("offered", [REVISIONS, MODERN_ONLY, LEGACY_ONLY, OLD])
 @pytest.mark.parametrize(("outcome", "probed"), list(product(_OUTCOMES, (1, 2, 3))))
-def test_whatever_is_met_the_move_is_one_we_can_make(outcome: Outcome, probed: int, offered: Any) -> None:
+def test_whatever_is_met_the_move_is_one_we_can_make(outcome: ProbeResult, probed: int, offered: Any) -> None:
     decision = decide(outcome, offered, probed=probed)
     if decision.next is Next.FAIL:
         assert decision.revision is None

@@ -37,6 +37,18 @@ class Address:
 SCHEMA = {"type": "object", "properties": {"own": {"type": "string"}}}
 
 
+async def test_a_context_may_be_annotated(autojump_clock: Any) -> None:
+    server = Server("s")
+
+    @server.tool
+    async def tool(ctx: Annotated[Context, "who asks"]) -> str:
+        return ctx.method
+
+    async with connected(server) as session:
+        assert (await session.list_tools())[0].input_schema["properties"] == {}
+        assert (await session.call_tool("tool")).content[0].text == "tools/call"
+
+
 def answering(*answers: Any) -> tuple[Client, list[Any]]:
     """A client whose user answers by message, and what it was asked."""
     client = Client("c")

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trimcp
 from trimcp import Limits, Quota
 from trimcp.channel import Incoming, MessageChannel
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.server.gate import _MANY, Gate
 from trimcp.session.drive import drive
 from trimcp.testing import connected, every_revision
@@ -182,7 +182,7 @@ class _As(MessageChannel):
 
 def _session_of(server: trimcp.Server[None], running: Any, principal: str | None, revision: trimcp.Revision) -> Any:
     ours, theirs = memory_channels()
-    running.nursery.start_soon(drive, server.session(running), _As(ours, principal))
+    running.nursery.start_soon(drive, running.session(), _As(ours, principal))
     return trimcp.Client("c").connect(theirs, revision=revision)
 
 
@@ -339,9 +339,9 @@ async def test_a_session_that_ends_leaves_no_quota_behind() -> None:
     async with server.running() as running:
         async with _session_of(server, running, None, trimcp.LATEST) as session:
             await session.call_tool("work")
-            assert len(running.gate._sessions) == 1
+            assert len(running.pools.gate._sessions) == 1
         await wait_all_tasks_blocked()
-        assert not running.gate._sessions
+        assert not running.pools.gate._sessions
 
 
 async def test_where_nothing_is_bounded_there_is_no_gate() -> None:
@@ -353,7 +353,7 @@ async def test_where_nothing_is_bounded_there_is_no_gate() -> None:
     async with connected(server) as session:
         await session.call_tool("free")
         (running,) = server.runs
-        assert running.used_gate is None
+        assert running.pools.gate is None
         assert server.statistics().sessions == 1
     assert server.statistics().sessions == 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from trimcp.server.convert import ConversionError
+from trimcp.schema.convert import ConversionError
 from trimcp.server.media import Audio, Image, as_content, is_content
 from trimcp.wire.content import EmbeddedResource, ImageContent, ResourceLink, TextContent, TextResourceContents
 from trimcp.wire.prompts import GetPromptResult

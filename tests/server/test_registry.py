@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trimcp.errors import ErrorReply, LocalError
-from trimcp.protocol.requests import Encoded
+from trimcp.protocol.connection import Encoded
 from trimcp.server.changes import Bus, Change
 from trimcp.server.registry import Registry
 from trimcp.wire.codes import INVALID_PARAMS

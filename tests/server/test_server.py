@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+import trimcp
 from trimcp.channel import Kind, Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import ErrorReply, LocalError, McpError, RemoteError
@@ -126,6 +127,20 @@ async def test_middleware_runs_around_requests_first_added_outermost() -> None:
         assert order[0] == "a before tools/list"
         with pytest.raises(LocalError, match="while the server runs"):
             add("c")
+
+
+async def test_a_method_cannot_be_added_while_the_server_runs() -> None:
+    server = Server("s")
+    add = server.method("example/early")
+    async with connected(server):
+        for decorate in (add, server.method("example/late")):
+            with pytest.raises(LocalError, match="while the server runs"):
+
+                @decorate
+                async def method(ctx: Any, params: Any) -> Any:
+                    return {}
+
+    assert not server.foreign
 
 
 async def test_middleware_may_answer_refuse_change_and_crash(caplog: Any) -> None:
@@ -283,7 +298,7 @@ async def test_draining_reaches_every_session(autojump_clock: trio.testing.MockC
     async with server.running() as running, trio.open_nursery() as nursery:
         for seconds in (1, 2, 60):
             ours, theirs = memory_channels()
-            nursery.start_soon(drive, server.session(running), ours)
+            nursery.start_soon(drive, running.session(), ours)
 
             async def use(theirs: Any = theirs, seconds: float = seconds) -> None:
                 async with Client("c").connect(theirs) as session:
@@ -385,3 +400,16 @@ async def test_the_decorators_leave_the_function_as_it_was() -> None:
         return "r"
 
     assert (tool(1), prompt(), resource()) == (2, "p", "r")
+
+
+@pytest.mark.parametrize("memory", [0, -1, 16 * 1024 * 1024 - 1, 1e9, True, "256 MiB"])
+def test_memory_holds_four_of_the_largest_messages(memory: Any) -> None:
+    with pytest.raises(ValueError, match=r"at least four times the largest message \(16777216\)"):
+        Server("x", memory=memory)
+
+
+def test_by_default_there_is_memory_for_four_of_the_largest_messages() -> None:
+    assert Server("x").budget.bound == 256 * 1024 * 1024
+    large = trimcp.Limits(max_message=100 * 1024 * 1024)
+    assert Server("x", limits=large).budget.bound == 400 * 1024 * 1024
+    assert Server("x", memory=16 * 1024 * 1024).budget.bound == 16 * 1024 * 1024

@@ -19,7 +19,7 @@ from tests.mirroring import mirrored
 from trimcp.channel import Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError
-from trimcp.server.arguments import Arg
+from trimcp.schema.arguments import Arg
 from trimcp.server.media import Image
 from trimcp.server.server import Server
 from trimcp.session.context import Context
@@ -257,11 +257,11 @@ async def test_any_callable_will_do() -> None:
 @pytest.mark.parametrize(
     ("arguments", "place"),
     [
-        ({"count": 0}, "$.count"),
-        ({"count": "1"}, "$.count"),
+        ({"count": 0}, "@ count"),
+        ({"count": "1"}, "@ count"),
         ({}, "count"),
         ({"count": 1, "x": 1}, "x"),
-        ({"count": None}, "$.count"),
+        ({"count": None}, "@ count"),
     ],
 )
 async def test_wrong_arguments_never_reach_the_function(arguments: dict[str, Any], place: str) -> None:
@@ -285,12 +285,12 @@ async def test_wrong_arguments_are_told_to_whom_the_revision_says(revision: Revi
     if revision >= V2025_11_25:
         result = await call(tool, revision, count="one")
         assert result.is_error is True
-        assert "$.count" in text_of(result)
+        assert "@ count" in text_of(result)
     else:
         with pytest.raises(RemoteError) as refused:
             await call(tool, revision, count="one")
         assert refused.value.code == INVALID_PARAMS
-        assert "$.count" in refused.value.data["problems"][0]
+        assert "@ count" in refused.value.data["problems"][0]
 
 
 async def test_whole_floats_are_integers_and_defaults_apply() -> None:
@@ -533,3 +533,138 @@ def test_a_header_inside_a_list_is_an_authors_mistake() -> None:
 
     with pytest.raises(TypeError, match="the tool tool: x-mcp-header stands where not `properties` alone lead"):
         Server("s").add_tool(tool)
+
+
+# What a crash says
+
+
+class Weird:
+    """Nothing JSON could carry."""
+
+
+async def _unencodable() -> CallToolResult:
+    return CallToolResult([TextContent("x", meta={"n": Weird()})])
+
+
+async def _unconvertible() -> dict[str, object]:
+    return {"when": Weird()}
+
+
+async def _unexpected() -> int:
+    return "x"  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("function", [_unencodable, _unconvertible, _unexpected])
+async def test_a_result_that_cannot_be_sent_is_logged_with_tool_function_and_what_it_is(
+    function: Callable[..., Any], caplog: Any
+) -> None:
+    with pytest.raises(RemoteError, match="internal error"):
+        await call(function)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    line = function.__code__.co_firstlineno
+    assert f"'it' ({function.__name__} in {__file__}:{line})" in record.getMessage()
+    assert ("outputSchema forbids: must be an integer" if function is _unexpected else "Weird") in caplog.text
+
+
+async def test_a_time_limit_of_a_tools_own_is_told_from_the_servers(autojump_clock: Any, caplog: Any) -> None:
+    async def own() -> None:
+        with trio.fail_after(1):
+            await trio.sleep_forever()
+
+    async def in_nursery() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(own)
+
+    for function in (own, in_nursery):
+        result = await call(function, options={"timeout": 5})
+        assert result.is_error
+        assert result.content == [TextContent("it gave up: a time limit in its own code has passed")]
+    result = await call(trio.sleep_forever, options={"timeout": 5})
+    assert result.content == [TextContent("it did not finish within 5 seconds")]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_tool_error_of_work_and_of_middleware_is_one_and_passes_the_filters(caplog: Any) -> None:
+    server = Server("s")
+
+    @server.filter
+    async def shout(ctx: Context[Any], params: Any, result: CallToolResult) -> CallToolResult:
+        await trio.lowlevel.checkpoint()
+        (block,) = result.content
+        assert isinstance(block, TextContent)
+        return attrs.evolve(result, content=[TextContent(block.text.upper())])
+
+    @server.middleware
+    async def strict(ctx: Any, params: Any, call_next: Any) -> Any:
+        if getattr(params, "name", None) == "refused":
+            raise ToolError("by middleware")
+        return await call_next(ctx, params)
+
+    async def fail() -> None:
+        raise ToolError("by work")
+
+    @server.tool
+    async def starts(ctx: Context[Any]) -> str:
+        ctx.request.start_soon(fail)
+        return "started"
+
+    @server.tool
+    async def refused() -> str:
+        return "never"
+
+    async with connected(server) as session:
+        for name, text in (("starts", "BY WORK"), ("refused", "BY MIDDLEWARE")):
+            result = await session.call_tool(name)
+            assert (result.is_error, result.content) == (True, [TextContent(text)])
+    assert not caplog.records
+
+
+async def test_what_a_filter_raises_of_a_failure_keeps_it_back(caplog: Any) -> None:
+    server = Server("s", handler_errors="tell")
+
+    @server.filter
+    def broken(ctx: Any, params: Any, result: Any) -> Any:
+        raise SystemExit("secret of the filter")
+
+    @server.tool
+    async def crash() -> str:
+        raise ValueError("secret of the tool")
+
+    async with connected(server) as session:
+        for _ in range(2):
+            with pytest.raises(RemoteError) as caught:
+                await session.call_tool("crash")
+            assert (caught.value.code, caught.value.message) == (INTERNAL_ERROR, "internal error")
+    assert caplog.text.count("ValueError: secret of the tool") >= 2
+    assert caplog.text.count("SystemExit: secret of the filter") >= 2
+
+
+async def test_a_crash_is_told_to_the_model_where_that_was_chosen(caplog: Any) -> None:
+    server = Server("s", handler_errors="tell")
+
+    @server.tool
+    async def fetch(how: str) -> str:
+        if how == "exit":
+            raise SystemExit("bye")
+        if how == "refuse":
+            raise ErrorReply(7, "no")
+        raise LookupError(f"GET https://x.example/?token=abc123 with Bearer xyz789: {how * 1000}")
+
+    @server.prompt
+    async def ask() -> str:
+        raise LookupError("secret")
+
+    async with connected(server) as session:
+        result = await session.call_tool("fetch", {"how": "z"})
+        (block,) = result.content
+        assert result.is_error
+        assert block.text.startswith("fetch failed: LookupError: GET https://x.example/?token=*** with Bearer *** zzz")
+        assert len(block.text) < 400
+        result = await session.call_tool("fetch", {"how": "exit"})
+        assert result.content == [TextContent("fetch failed: SystemExit: bye")]
+        with pytest.raises(RemoteError, match="no"):
+            await session.call_tool("fetch", {"how": "refuse"})
+        with pytest.raises(RemoteError, match="internal error"):
+            await session.get_prompt("ask")
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 3, "one for each crash"

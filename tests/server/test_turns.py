@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trimcp.errors import ErrorReply
-from trimcp.server.turns import Turns, TurnStatistics
 from trimcp.session.limits import Quota
+from trimcp.session.turns import Turns, TurnStatistics
 from trimcp.wire.codes import OVERLOADED
 
 
@@ -249,10 +249,10 @@ async def test_a_deadline_that_can_be_met_is_no_reason_to_refuse(autojump_clock:
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ({"running": 0}, "running is a positive number or None, not 0"),
-        ({"per_second": -1.0}, "per_second is a positive number or None, not -1.0"),
-        ({"burst": 0}, "burst is a positive number or None, not 0"),
-        ({"waiting": -1}, "waiting is at least 0, not -1"),
+        ({"running": 0}, "Quota.running is an integer of at least 1 or None, not 0"),
+        ({"per_second": -1.0}, "Quota.per_second is a number greater than 0 or None, not -1.0"),
+        ({"burst": 0}, "Quota.burst is an integer of at least 1 or None, not 0"),
+        ({"waiting": -1}, "Quota.waiting is an integer of at least 0, not -1"),
     ],
 )
 def test_a_quota_that_makes_no_sense_is_refused(wrong: dict[str, Any], text: str) -> None:

@@ -57,6 +57,12 @@ class Tools:
         result = await self.tools[getattr(job.params, "name", job.request.verb.name)](ctx)
         return result if isinstance(result, CallToolResult) else text(result)
 
+    async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
+        return None
+
+    def whereabouts(self, job: Job) -> str | None:
+        return None
+
     def notified(self, session: Session, event: Notified) -> None:
         self.notes.append(event)
 
@@ -78,6 +84,12 @@ class Answers:
         if self.answer is not None:
             return await self.answer(job)
         return ElicitResult(action="accept", content={"name": job.params.message})
+
+    async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
+        return None
+
+    def whereabouts(self, job: Job) -> str | None:
+        return None
 
     def notified(self, session: Session, event: Notified) -> None:
         self.notes.append(event)

@@ -137,7 +137,7 @@ async def test_what_a_question_needs_beyond_its_capability_is_checked_too() -> N
             assert raised.value.data == {"requiredCapabilities": needed}
 
 
-async def test_cancelling_a_request_cancels_the_question_it_waits_for() -> None:
+async def test_cancelling_a_request_cancels_the_question_it_waits_for(steady_clock: trio.abc.Clock) -> None:
     seen: list[Any] = []
 
     async def answer(job: Any) -> Any:
@@ -170,7 +170,7 @@ async def test_a_handler_whose_peer_leaves_while_it_asks_is_no_crash(caplog: Any
     assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
-async def test_a_question_fails_at_once_when_the_connection_is_lost(caplog: Any) -> None:
+async def test_a_question_fails_at_once_when_the_connection_is_lost(caplog: Any, steady_clock: trio.abc.Clock) -> None:
     caught: list[Exception] = []
 
     async def run(ctx: Any) -> str:
@@ -284,7 +284,7 @@ async def test_except_exception_cannot_swallow_a_question() -> None:
 
 
 @pytest.mark.parametrize("own_scope", [True, False])
-async def test_asking_inside_a_shield_raises_at_once(own_scope: bool) -> None:
+async def test_asking_inside_a_shield_raises_at_once(own_scope: bool, steady_clock: trio.abc.Clock) -> None:
     async def run(ctx: Any) -> str:
         with trio.CancelScope(shield=True) as scope:
             if not own_scope:
@@ -515,7 +515,7 @@ async def test_forced_rerunning_can_be_cancelled_while_it_asks() -> None:
         pair.at_rest()
 
 
-async def test_forced_rerunning_gives_request_work_a_fresh_owner(caplog: Any) -> None:
+async def test_forced_rerunning_gives_request_work_a_fresh_owner(caplog: Any, steady_clock: trio.abc.Clock) -> None:
     async def crash() -> None:
         raise ValueError("work crashed")
 

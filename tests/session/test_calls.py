@@ -281,4 +281,4 @@ async def test_leaving_a_call_while_a_person_is_asked_stops_the_asking() -> None
         async with session.calling("t"):
             await trio.testing.wait_all_tasks_blocked()
         assert stopped == [True]
-        assert session.session.humans == 0
+        assert session.clocks.asked == 0

@@ -89,7 +89,7 @@ async def test_the_hard_cap_runs_while_a_person_answers(autojump_clock: Any) -> 
         with pytest.raises(trio.TooSlowError):
             await session.call_tool("ask")
         assert trio.current_time() - start == pytest.approx(50)
-        assert session.session.humans == 0
+        assert session.clocks.asked == 0
 
 
 async def test_the_clock_of_a_streaming_call_stops_with_its_answer(autojump_clock: Any) -> None:

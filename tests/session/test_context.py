@@ -294,3 +294,14 @@ async def test_an_unknown_tool_is_an_error_of_that_call() -> None:
     async with linked({}) as pair:
         with pytest.raises(RemoteError):
             await pair.call("nothing")
+
+
+@pytest.mark.parametrize("token", [None, "t", 0])
+async def test_a_handler_knows_whether_progress_is_wanted(token: Any) -> None:
+    async def run(ctx: Any) -> str:
+        return str(ctx.progress_wanted)
+
+    async with served({"run": run}) as (wire, _session):
+        wire.feed(call(1, token=token))
+        await wait_all_tasks_blocked()
+        assert wire.take()[-1]["result"]["content"][0]["text"] == str(token is not None)

@@ -23,8 +23,7 @@ MOOD: ContextVar[str] = ContextVar("mood", default="calm")
 
 def hands(pair: Pair) -> list[str]:
     """What the tasks of the server's nursery that run jobs are busy with."""
-    assert pair.server.runner is not None
-    return sorted(task.name for task in pair.server.runner.nursery.child_tasks if "_read" not in task.name)
+    return sorted(task.name for task in pair.server.nursery.child_tasks if "_read" not in task.name)
 
 
 async def call_all(pair: Pair, name: str, count: int) -> list[str]:
@@ -228,7 +227,7 @@ async def test_what_is_cancelled_before_its_turn_never_runs(autojump_clock: Any)
 
             def before_task_step(self, task: Any) -> None:
                 nonlocal job_cancelled
-                for job in pair.server.jobs.values():
+                for job in pair.server.jobs:
                     if job.task is None and not job_cancelled:
                         job_cancelled = True
                         job.cancel(CancelReason.PEER)

@@ -48,7 +48,9 @@ async def test_neither_side_sees_the_others_objects() -> None:
 
 
 @every_revision
-async def test_a_full_backlog_makes_callers_wait_and_loses_nothing(revision: trimcp.Revision) -> None:
+async def test_a_full_backlog_makes_callers_wait_and_loses_nothing(
+    revision: trimcp.Revision, steady_clock: trio.abc.Clock
+) -> None:
     limits = Limits(max_running=2, backlog_requests=3)
     server = make_server(limits=limits)
     gate = trio.Event()
@@ -155,12 +157,12 @@ async def test_what_is_said_before_the_other_side_is_there_is_kept() -> None:
             assert (await session.call_tool("where")).content == [trimcp.Text("outside")]
 
 
-async def test_an_end_whose_other_side_has_closed_loses_its_session_at_once() -> None:
+async def test_an_end_whose_other_side_has_closed_loses_its_session_at_once(steady_clock: trio.abc.Clock) -> None:
     server = make_server()
     ours, theirs = direct_ends()
     theirs.close()
     async with server.running() as running:
-        session = server.session(running)
+        session = running.session()
         async with driving(session, ours):
             with trio.fail_after(5):
                 await session.closed.wait()
@@ -181,3 +183,24 @@ async def test_what_is_too_large_for_a_server_fails_its_call_and_nothing_else() 
             await session.call_tool("repeat", {"text": "x" * 4 * 1024 * 1024, "times": 1})
         result = await session.call_tool("repeat", {"text": "x" * 1024 * 1024, "times": 8})
         assert result.content == [trimcp.Text("x" * 8 * 1024 * 1024)]
+
+
+@every_revision
+async def test_what_is_refused_at_once_fails_its_call(revision: trimcp.Revision, autojump_clock: object) -> None:
+    server = make_server()
+
+    async with connected(server, revision=revision) as session:
+        arguments: Any = 5
+        with pytest.raises(trimcp.RemoteError), trio.fail_after(60):
+            async with session.calling(arguments) as call:
+                await call.result()
+        assert session.peer is not None
+        session.peer.draining.set()
+        with pytest.raises(trimcp.RemoteError, match="shutting down"), trio.fail_after(60):
+            async with session.calling("where") as call:
+                assert [params async for params in call.progress] == []
+                await call.result()
+        if revision.modern:
+            with pytest.raises(trimcp.RemoteError, match="shutting down"), trio.fail_after(60):
+                async with session.listen(tools=True):
+                    pass

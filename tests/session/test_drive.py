@@ -20,8 +20,8 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import CancelReason
+from trimcp.session.jobs import EACH
 from trimcp.session.limits import Limits
-from trimcp.session.mailbox import EACH
 from trimcp.session.pending import Pending
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
@@ -126,7 +126,7 @@ async def test_a_channel_is_closed_whatever_happens() -> None:
         assert wire.closed
 
 
-async def test_an_endpoint_that_fails_to_forget_does_not_hang_the_end() -> None:
+async def test_an_endpoint_that_fails_to_forget_does_not_hang_the_end(steady_clock: trio.abc.Clock) -> None:
     class Bad(Answers):
         def closed(self, session: Session) -> None:
             raise LookupError("forgot")
@@ -137,8 +137,9 @@ async def test_an_endpoint_that_fails_to_forget_does_not_hang_the_end() -> None:
                 pass
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-async def test_an_interrupt_in_a_handler_ends_the_session_and_leaves_as_itself(error: BaseException) -> None:
+async def test_an_interrupt_in_a_handler_ends_the_session_and_leaves_as_itself() -> None:
+    error = KeyboardInterrupt()
+
     async def run(ctx: Any) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
@@ -147,7 +148,7 @@ async def test_an_interrupt_in_a_handler_ends_the_session_and_leaves_as_itself(e
     wire = Wire()
     session = Session(server_engine(), Tools({"run": run, "wait": _forever}))
     agree(session.engine, client_engine(), LATEST_LEGACY)
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(KeyboardInterrupt) as caught:
         async with driving(session, wire):
             wire.feed(call(1, "wait"), call(2))
             await trio.sleep_forever()
@@ -253,7 +254,9 @@ async def test_requests_received_get_their_grace_after_the_peer_closed_its_side(
     assert seen == [None, CancelReason.DISCONNECTED]
 
 
-async def test_requests_are_cancelled_at_once_where_nobody_reads_after_the_peer_closed() -> None:
+async def test_requests_are_cancelled_at_once_where_nobody_reads_after_the_peer_closed(
+    steady_clock: trio.abc.Clock,
+) -> None:
     seen: list[Any] = []
 
     async def run(ctx: Any) -> None:
@@ -273,7 +276,7 @@ async def test_requests_are_cancelled_at_once_where_nobody_reads_after_the_peer_
     assert seen == [CancelReason.DISCONNECTED]
 
 
-async def test_a_writer_that_breaks_ends_the_session_and_its_handlers() -> None:
+async def test_a_writer_that_breaks_ends_the_session_and_its_handlers(steady_clock: trio.abc.Clock) -> None:
     seen: list[Any] = []
 
     async def flood(ctx: Any) -> None:
@@ -420,7 +423,7 @@ async def test_drain_lets_requests_end_and_cuts_the_rest(autojump_clock: Any) ->
     assert sorted(cleaned) == [1, 2, 3]
 
 
-async def test_a_drain_that_is_cancelled_still_stops_the_handlers() -> None:
+async def test_a_drain_that_is_cancelled_still_stops_the_handlers(steady_clock: trio.abc.Clock) -> None:
     async with served({"run": _forever}) as (wire, session):
         wire.feed(call(1))
         await wait_all_tasks_blocked()
@@ -491,6 +494,8 @@ async def test_an_ended_session_is_freed_without_the_garbage_collector(run: Any,
                 await pair.call()
             kept = [weakref.ref(pair.server), weakref.ref(pair.client), weakref.ref(pair.server.engine)]
             kept += [weakref.ref(job) for job in pair.tools.jobs]
+        for jobs in (pair.tools.jobs, pair.answers.asked):
+            jobs.clear()  # the tests' own lists of jobs, which the sessions hold as their endpoints'
         return kept
 
     gc.collect()

@@ -44,10 +44,10 @@ from trimcp.session.statistics import Lane, Lanes, lanes_of
 from trimcp.testing import connected
 from trimcp.transports.descriptors import FdReceiver, FdSender
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
-from trimcp.transports.threaded import ThreadReceiver, ThreadSender
-from trimcp.transports.websocket_client import WebSocketServer
-from trimcp.transports.websocket_stream import KeepAlive
+from trimcp.transports.websocket.client import WebSocketServer
+from trimcp.transports.websocket.frames import KeepAlive
 from trimcp.wire.jsonrpc import encode_notification, encode_request
 from trimcp.wire.revisions import LATEST_LEGACY, V2026_07_28, Revision
 from trimcp.wire.tools import CallToolParams
@@ -224,7 +224,7 @@ async def test_who_wants_only_errors_is_told_of_none_and_of_those_that_count_lat
         assert {"dropped": 6} in _said(wire.take())
 
 
-async def test_logs_outside_a_request_are_dropped_counted_and_told_of() -> None:
+async def test_logs_outside_a_request_are_dropped_counted_and_told_of(steady_clock: trio.abc.Clock) -> None:
     server: Server[None] = Server("s", limits=SMALL)
     left, right = memory_channels(framed=True)
     async with server.running() as running, trio.open_nursery() as nursery:
@@ -260,7 +260,7 @@ async def test_logs_outside_a_request_are_dropped_counted_and_told_of() -> None:
         assert running.counts.dropped == {"logs": 6}, "what a session counted is the server's when it has ended"
 
 
-async def test_logs_their_handler_leaves_lying_give_way_and_are_counted() -> None:
+async def test_logs_their_handler_leaves_lying_give_way_and_are_counted(steady_clock: trio.abc.Clock) -> None:
     server: Server[None] = Server("s")
     client = Client("c", limits=Limits(logs_kept=5))
     gate = trio.Event()
@@ -548,7 +548,7 @@ async def test_a_channel_that_gave_the_peer_up_itself_says_so(
         def taken(self) -> Hashable:
             return object()
 
-        def obituary(self) -> str:
+        def close_reason(self) -> str:
             return "the peer read nothing for 99 seconds"
 
     sleeper = _Sleeper()
@@ -650,13 +650,13 @@ PAIRS = pytest.mark.parametrize(
 
 
 @PAIRS
-async def test_who_reads_nothing_is_dropped_over(pair: _Pair) -> None:
+async def test_who_reads_nothing_is_dropped_over(pair: _Pair, steady_clock: trio.abc.Clock) -> None:
     sleeper = _Sleeper(size=1_000_000)
     session = Session(server_engine(), Tools(sleeper.tools), Limits(stall_timeout=0.4))
     agree(session.engine, client_engine(), LATEST_LEGACY)
     async with pair() as (ours, theirs):
         await theirs.send([Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(20)])
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await drive(session, ours)
         assert [stopped[:2] for stopped in sleeper.stopped] == [
             (CancelReason.LIMIT, "the peer read nothing for 0.4 seconds")
@@ -683,7 +683,7 @@ class _Slow(trio.abc.ReceiveStream):
 
 
 @PAIRS
-async def test_who_reads_slowly_is_kept_over(pair: _Pair) -> None:
+async def test_who_reads_slowly_is_kept_over(pair: _Pair, steady_clock: trio.abc.Clock) -> None:
     """Whatever the system keeps to itself, it shows that something is taken."""
     many = 1 if pair is _threads else 10  # a thread is in one system call for all of a message, unless told otherwise
     sleeper = _Sleeper(size=(2_500_000 if pair in (_memory, _pipes, _threads) else 8_000_000) // many)
@@ -694,12 +694,12 @@ async def test_who_reads_slowly_is_kept_over(pair: _Pair) -> None:
         if isinstance(theirs, StreamChannel):
             end._receiver = _Slow(end._receiver)
         else:
-            end._link.gated._stream = _Slow(end._link.gated._stream)
+            end._connection.gated._stream = _Slow(end._connection.gated._stream)
         nursery.start_soon(drive, session, ours)
         await theirs.send([Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(many + 1)])
         began = trio.current_time()
         answers = 0
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while answers < many:
                 answers += len(await theirs.receive())
         assert trio.current_time() - began > 0.6, "longer than anybody may read nothing"
@@ -709,7 +709,7 @@ async def test_who_reads_slowly_is_kept_over(pair: _Pair) -> None:
         await trio.aclose_forcefully(theirs)
 
 
-async def test_a_websocket_that_reads_nothing_is_no_silent_one() -> None:
+async def test_a_websocket_that_reads_nothing_is_no_silent_one(steady_clock: trio.abc.Clock) -> None:
     """It answers no ping either; what it is told for is what the session waits for."""
     sleeper = _Sleeper(size=1_000_000)
     session = Session(server_engine(), Tools(sleeper.tools), Limits(stall_timeout=1.0))
@@ -720,7 +720,7 @@ async def test_a_websocket_that_reads_nothing_is_no_silent_one() -> None:
             ours = await meeting.channel()
             calls = [Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(20)]
             await theirs.send(calls)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 await drive(session, ours)
             assert str(session.lost) == "the peer read nothing for 1 seconds"
             await trio.aclose_forcefully(theirs)

@@ -12,7 +12,7 @@ from trimcp.errors import LocalError
 from trimcp.protocol.vocabulary import foreign, vocabulary
 from trimcp.session.direct import direct_ends
 from trimcp.session.drive import Road, driving
-from trimcp.session.mirroring import mirrored
+from trimcp.session.pending import mirrored
 from trimcp.session.session import Session
 from trimcp.wire.prompts import GetPromptParams
 from trimcp.wire.resources import ReadResourceParams

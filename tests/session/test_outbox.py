@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trimcp.channel import Kind, Outgoing
-from trimcp.session.outbox import Outbox
+from trimcp.session.outgoing import Outbox
 
 
 def _note(data: bytes = b"note") -> Outgoing:
@@ -165,7 +165,7 @@ async def test_abandoned_it_holds_nothing() -> None:
     assert (len(outbox), outbox.bytes_queued, outbox.full, outbox.full_of_replies) == (0, 0, False, False)
 
 
-async def test_a_cancelled_receive_loses_nothing() -> None:
+async def test_a_cancelled_receive_loses_nothing(steady_clock: trio.abc.Clock) -> None:
     outbox = Outbox(10, 1000)
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:

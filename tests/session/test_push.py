@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import attrs
@@ -8,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.channel import Incoming, Kind, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.server.server import Server
 from trimcp.session.context import Context
@@ -20,7 +19,7 @@ from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 
 @attrs.define(eq=False)
-class Road:
+class Road(Sink):
     """A sink, and where a message came from."""
 
     name: str = "road"
@@ -48,15 +47,6 @@ class Road:
             raise LocalError("no road")
         self.posted.append(outgoing)
 
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        self.posted.append(outgoing)
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        pass
-
-    def withdraw(self, request_id: Any) -> bool:
-        return False
-
     def unanswered(self, request_id: Any) -> None:
         self.silent.append(request_id)
 
@@ -65,9 +55,6 @@ class Road:
 
     def close(self) -> None:
         self.closed = True
-
-    def waiting(self) -> tuple[list[Outgoing], int]:
-        return [], 0
 
 
 def make_server(limits: Limits | None = None) -> Server[Any]:

@@ -10,10 +10,11 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.session.support import FORM, Answers, Pair, call, cancel, linked, served
+from trimcp.budget import Budget
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.job import CancelReason
+from trimcp.session.jobs import EACH
 from trimcp.session.limits import Limits
-from trimcp.session.mailbox import EACH
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.elicitation import ElicitResult
@@ -190,7 +191,7 @@ async def test_every_id_can_be_cancelled(id: Any) -> None:
         assert session.statistics().running == 2
         wire.feed(cancel(id))
         await wait_all_tasks_blocked()
-        assert list(session.jobs) == [1]
+        assert list(session.jobs.by_id) == [1]
 
 
 async def test_a_cancelled_handler_that_swallows_it_is_still_not_answered(autojump_clock: Any) -> None:
@@ -329,7 +330,7 @@ async def test_the_slot_of_a_job_that_asks_goes_to_the_one_that_waits() -> None:
         assert [message["id"] for message in wire.take()] == [1]
 
 
-async def test_four_slots_and_fourteen_calls_that_ask_do_not_deadlock() -> None:
+async def test_four_slots_and_fourteen_calls_that_ask_do_not_deadlock(steady_clock: trio.abc.Clock) -> None:
     with trio.fail_after(5):
         async with linked({"run": _asks}, limits=Limits(max_running=4, backlog_requests=8)) as pair:
             pendings = [await pair.begin() for _ in range(14)]
@@ -460,7 +461,7 @@ async def test_work_is_cancelled_with_its_request_before_it_counts_as_over() -> 
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_a_crash_of_its_work_is_the_requests(waits: bool, caplog: Any) -> None:
+async def test_a_crash_of_its_work_is_the_requests(waits: bool, caplog: Any, steady_clock: trio.abc.Clock) -> None:
     async def crash() -> None:
         await trio.lowlevel.checkpoint()
         raise ValueError(SECRET)
@@ -546,3 +547,91 @@ async def test_work_of_the_session_outlives_the_request_and_its_crash_ends_nothi
     assert ended == ["cancelled"] * 2
     assert SECRET in caplog.text
     assert "in clean-up" in caplog.text
+
+
+# Results that the peer does not read
+
+
+async def test_results_that_are_not_read_keep_further_handlers_from_beginning() -> None:
+    begun = 0
+
+    async def large(ctx: Any) -> str:
+        nonlocal begun
+        begun += 1
+        return "x" * 10_000
+
+    limits = Limits(running_bytes=100_000, outbox_bytes=20_000, eof_grace=0)
+    budget = Budget(100 * 1024 * 1024)
+    async with served({"run": large}, limits=limits, budget=budget) as (wire, session):
+        wire.hold()
+        wire.feed(*(call(n) for n in range(200)))
+        await wait_all_tasks_blocked()
+        # In the writer's hands, in the outbox, and waiting for room there.
+        assert 12 <= begun <= 16
+        assert session.jobs.bytes_running <= 120_000
+        session.weigh()
+        assert budget.held <= 2 * 200_000 + 200 * 4096
+        wire.release()
+        await wait_all_tasks_blocked()
+        assert begun == 200
+        assert sorted(reply["id"] for reply in wire.take()) == list(range(200)), "nothing is lost"
+        assert budget.held == 0
+
+
+async def test_results_that_come_all_at_once_and_are_not_read_are_bounded() -> None:
+    gate = trio.Event()
+
+    async def large(ctx: Any) -> str:
+        await gate.wait()
+        return "x" * 10_000
+
+    limits = Limits(running_bytes=100_000, outbox_bytes=20_000, eof_grace=0)
+    async with served({"run": large}, limits=limits) as (wire, session):
+        wire.hold()
+        wire.feed(*(call(n) for n in range(200)))
+        await wait_all_tasks_blocked()
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert session.jobs.bytes_unread <= 200_000 + 10_100
+        wire.release()
+        await wait_all_tasks_blocked()
+        replies = wire.take()
+        refused = [reply["error"] for reply in replies if "error" in reply]
+        assert len(replies) == 200
+        assert 180 <= len(refused) <= 182
+        # Not what is said of calls that were refused before they began: those may be tried again.
+        assert {error["code"] for error in refused} == {INTERNAL_ERROR}
+        assert refused[0]["data"] == {"reason": "results_unread"}
+        assert refused[0]["message"] == (
+            "the call was carried out, but its result was dropped: those that wait to be read are too large together"
+        )
+
+
+async def test_one_result_may_be_larger_than_the_bound() -> None:
+    async def large(ctx: Any) -> str:
+        return "x" * 1_000_000
+
+    limits = Limits(running_bytes=100_000, outbox_bytes=20_000, eof_grace=0)
+    async with served({"run": large}, limits=limits) as (wire, _):
+        wire.hold()
+        wire.feed(*(call(n) for n in range(3)))
+        await wait_all_tasks_blocked()
+        wire.release()
+        await wait_all_tasks_blocked()
+        assert [len(reply["result"]["content"][0]["text"]) for reply in wire.take()] == [1_000_000] * 3
+
+
+async def test_small_answers_overtake_no_bound_of_unread_results() -> None:
+    """Those that wait are woken one by one, also by jobs that wait for no reader themselves."""
+
+    async def run(ctx: Any) -> str:
+        return "x" * (30_000 if ctx.request_id < 8 else 1)
+
+    limits = Limits(running_bytes=100_000, outbox_bytes=20_000, eof_grace=0)
+    async with served({"run": run}, limits=limits) as (wire, _):
+        wire.hold()
+        wire.feed(*(call(n) for n in range(100)))
+        await wait_all_tasks_blocked()
+        wire.release()
+        await wait_all_tasks_blocked()
+        assert len(wire.take()) == 100

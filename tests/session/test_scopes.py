@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -11,7 +12,16 @@ import trio.testing
 
 from tests.session.support import linked
 from trimcp.errors import LocalError
-from trimcp.session.scopes import Work, deadline_around, open_service_nursery, parted, reconciled, sole
+from trimcp.session.scopes import (
+    Work,
+    contained,
+    deadline_around,
+    guarded,
+    open_service_nursery,
+    parted,
+    reconciled,
+    sole,
+)
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:
@@ -194,3 +204,87 @@ async def test_the_deadline_around_a_task_is_trios(monkeypatch: pytest.MonkeyPat
             assert same() == near.deadline < outer.deadline
         outer.cancel()
         assert same() == -math.inf
+
+
+# What anybody's code may raise, and leave open
+
+
+async def _raise(error: BaseException) -> None:
+    await trio.lowlevel.checkpoint()
+    raise error
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError, trio.Cancelled])
+async def test_whatever_code_raises_is_an_exception_with_its_cause(kind: Any) -> None:
+    error = await _cancelled() if kind is trio.Cancelled else kind()
+    with pytest.raises(RuntimeError, match=f"_raise raised {kind.__name__}") as caught:
+        await contained(_raise, error)
+    assert caught.value.__cause__ is error
+    await trio.lowlevel.checkpoint()
+
+
+async def test_an_exception_and_an_interrupt_stay_themselves() -> None:
+    for error in (ValueError("mine"), RuntimeError("mine"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught:
+            await contained(_raise, error)
+        assert caught.value is error
+    with pytest.raises(BaseExceptionGroup):
+        await contained(_raise, BaseExceptionGroup("both", [KeyboardInterrupt(), ValueError()]))
+
+
+async def test_a_cancellation_in_force_passes_and_a_crash_beside_it_is_told() -> None:
+    async def crash_late() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            try:
+                await trio.sleep_forever()
+            finally:
+                raise SystemExit(3)
+
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await contained(trio.sleep_forever)
+    assert scope.cancelled_caught
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        with pytest.raises(RuntimeError, match="crash_late raised SystemExit"):
+            await contained(crash_late)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_nursery_that_code_leaves_open_is_given_up(crash: bool) -> None:
+    ended: list[str] = []
+    kept: list[Any] = []
+
+    async def work() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("cancelled")
+
+    async def leave_open() -> None:
+        nursery = await trio.open_nursery().__aenter__()
+        kept.append(nursery)
+        nursery.start_soon(work)
+        await trio.lowlevel.checkpoint()
+        if crash:
+            raise ValueError("mine")
+
+    async with trio.open_nursery() as ours:
+        with pytest.raises(RuntimeError, match="left a cancel scope or a nursery open") as caught:
+            await contained(leave_open)
+        assert isinstance(caught.value.__cause__, ValueError) is crash
+        await trio.testing.wait_all_tasks_blocked()
+        assert ended == ["cancelled"]
+        ours.start_soon(trio.lowlevel.checkpoint)  # nothing of ours was given up
+
+
+async def test_what_background_work_raises_is_one_line_of_the_log(caplog: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(guarded, _raise, (SystemExit("a\n\x1b[31mERROR forged"),))
+    (record,) = caplog.records
+    assert "_raise" in record.getMessage()
+    assert record.exc_info is not None
+    assert record.filename == "scopes.py"
+    assert "\x1b" not in caplog.text
+    assert "\nERROR forged" not in caplog.text

@@ -27,9 +27,9 @@ from trimcp.channel import Incoming
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, Overloaded, RemoteError
 from trimcp.session.drive import driving
 from trimcp.session.job import CancelReason
+from trimcp.session.jobs import EACH
 from trimcp.session.limits import Limits
-from trimcp.session.mailbox import EACH
-from trimcp.session.outbox import Outbox
+from trimcp.session.outgoing import Outbox
 from trimcp.session.session import Session
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST
 from trimcp.wire.jsonrpc import encode_error, encode_notification, encode_request, encode_result, parse
@@ -195,7 +195,7 @@ async def test_a_request_not_yet_written_is_withdrawn_and_nothing_is_said() -> N
         assert [message["params"]["arguments"]["n"] for message in wire.take()] == [1]
 
 
-async def test_cancelling_never_waits_though_the_outbox_is_full() -> None:
+async def test_cancelling_never_waits_though_the_outbox_is_full(steady_clock: trio.abc.Clock) -> None:
     wire, session = Wire(), _client(limits=Limits(outbox_messages=2, drain_timeout=0.01))
     async with driving(session, wire):
         wire.hold()
@@ -217,7 +217,7 @@ async def test_cancelling_never_waits_though_the_outbox_is_full() -> None:
         assert session.statistics().pending == 0
 
 
-async def test_a_call_that_waits_for_room_when_the_peer_leaves_sends_nothing() -> None:
+async def test_a_call_that_waits_for_room_when_the_peer_leaves_sends_nothing(steady_clock: trio.abc.Clock) -> None:
     wire, session = Wire(), _client(limits=Limits(outbox_messages=1, drain_timeout=0.01))
     lost: list[int] = []
 
@@ -351,7 +351,7 @@ async def test_nothing_more_is_said_about_a_request_the_peer_gave_up() -> None:
 # Slow readers
 
 
-async def test_a_slow_reader_costs_a_bounded_number_of_bytes() -> None:
+async def test_a_slow_reader_costs_a_bounded_number_of_bytes(steady_clock: trio.abc.Clock) -> None:
     size = 10_000
 
     async def run(ctx: Any) -> str:
@@ -395,7 +395,7 @@ async def test_a_peer_that_only_asks_and_never_reads_is_not_read_and_loses_nothi
         assert [reply["id"] for reply in wire.take()] == list(range(1000))
 
 
-async def test_our_own_backlog_never_keeps_us_from_reading() -> None:
+async def test_our_own_backlog_never_keeps_us_from_reading(steady_clock: trio.abc.Clock) -> None:
     wire, session = Wire(), _client(limits=Limits(outbox_messages=2, drain_timeout=0.01))
     async with driving(session, wire):
         pendings = [await session.begin("tools/call", _run()) for _ in range(2)]
@@ -445,7 +445,7 @@ async def test_the_backlog_is_bounded_in_bytes_too() -> None:
             wire.feed(cancel(n))
 
 
-async def test_a_paused_reader_reads_on_when_a_handler_asks() -> None:
+async def test_a_paused_reader_reads_on_when_a_handler_asks(steady_clock: trio.abc.Clock) -> None:
     asked = trio.Event()
 
     async def run(ctx: Any) -> str:
@@ -544,9 +544,20 @@ async def test_cancelled_members_leave_a_batch() -> None:
         wire.feed(cancel(4))
         await wait_all_tasks_blocked()
         assert wire.take() == []
-        gather = session._replies._gather
-        assert gather is not None
-        assert not any(id in gather for id in (1, 2, 3, 4))
+        assert session._held is not None
+        assert session._held.bytes == 0
+
+
+async def test_an_id_under_way_in_one_batch_is_refused_in_another() -> None:
+    async with served({"run": _forever, "echo": _echo}, V2025_03_26) as (wire, _session):
+        wire.feed(_batch(call(1), call(2, "echo")))
+        wire.feed(_batch(call(1, "echo"), call(3, "echo")))
+        await wait_all_tasks_blocked()
+        [array] = wire.take()
+        assert [(reply["id"], "error" in reply) for reply in array] == [(1, True), (3, False)]
+        wire.feed(cancel(1))
+        await wait_all_tasks_blocked()
+        assert [[reply["id"] for reply in array] for array in wire.take()] == [[2]]
 
 
 async def test_members_of_a_batch_are_refused_inside_it_while_draining() -> None:

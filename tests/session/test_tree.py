@@ -13,7 +13,7 @@ from tests.session.support import FORM, Answers, Tools, call, linked, served
 from trimcp.session.context import Context
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
-from trimcp.session.tree import Overdue, work_tree
+from trimcp.watch.tree import Overdue, work_tree
 from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.revisions import LATEST_LEGACY
 

@@ -37,7 +37,7 @@ def make_client() -> trimcp.Client:
         return trimcp.ElicitResult(action="accept", content={"name": "n"})
 
     @client.logging
-    async def log(params: trimcp.LoggingMessageParams) -> None:
+    async def log(params: trimcp.wire.LoggingMessageParams) -> None:
         seen["logs"] += 1
 
     client.set_roots(["file:///a"])

@@ -13,7 +13,7 @@ import trio
 
 import trimcp
 from tests.hostile import server_for_attack, server_over_network
-from trimcp.transports.http.model import Head, Response
+from trimcp.transports.http.seams import Head, HttpResponse
 
 
 def make_server() -> trimcp.Server[None]:
@@ -56,10 +56,10 @@ def main() -> None:
         return
     options, count = json.loads(sys.argv[1]), server_over_network.statistics
 
-    async def statistics(head: Head) -> Response:
+    async def statistics(head: Head) -> HttpResponse:
         response = await count(head)
         assert isinstance(response.body, bytes)
-        return Response(200, response.headers, json.dumps({**json.loads(response.body), **extra()}).encode())
+        return HttpResponse(200, response.headers, json.dumps({**json.loads(response.body), **extra()}).encode())
 
     server_over_network.make_server, server_over_network.statistics = make_server, statistics
     trio.run(lambda: server_over_network.main(**options))

@@ -8,8 +8,9 @@ import pytest
 import trio
 import trio.testing
 
+import trimcp
 from trimcp.client.client import Client
-from trimcp.errors import ConnectionLost
+from trimcp.errors import ConnectionLost, LocalError
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing import SlowChannel, connected, every_revision
@@ -58,7 +59,6 @@ def asked_client() -> Client:
 async def test_both_sides_are_there_and_at_rest_in_the_end(revision: Revision, framed: bool) -> None:
     async with connected(make_server(), revision=revision, framed=framed) as session:
         assert session.revision is revision
-        assert session.peer is not None
         assert session.peer.engine.revision in (revision, None)
         result = await session.call_tool("blocking")
         assert result.content[0].text == "from a thread"
@@ -66,6 +66,12 @@ async def test_both_sides_are_there_and_at_rest_in_the_end(revision: Revision, f
         for side in (session.statistics(), session.peer.statistics()):
             assert (side.running, side.pending, side.waiting, side.outbox) == (0, 0, 0, 0)
     assert session.peer.closed.is_set()
+
+
+async def test_only_a_session_of_connected_knows_its_peer() -> None:
+    async with Client("c").connect(trimcp.in_process(make_server())) as session:
+        with pytest.raises(LocalError, match=r"trimcp\.testing\.connected"):
+            _ = session.peer
 
 
 def test_every_revision_means_every_one() -> None:
@@ -109,7 +115,6 @@ async def test_what_the_server_is_doing_ends_with_the_block() -> None:
 
             nursery.start_soon(call)
             await trio.testing.wait_all_tasks_blocked()
-            assert session.peer is not None
             assert session.peer.statistics().running == 1
             nursery.cancel_scope.cancel()
     assert session.peer.statistics().running == 0

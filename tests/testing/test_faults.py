@@ -282,7 +282,7 @@ async def call(session: trimcp.ClientSession, seconds: float, ends: list[str]) -
 
 async def converse(target: Any, watched: Watched | None, *, patience: float, revision: Revision | None) -> list[str]:
     """Call a few times through faults. However each call ends, it does, and nothing is left."""
-    client = trimcp.Client("c", request_timeout=patience, probe_timeout=patience)
+    client = trimcp.Client("c", request_timeout=patience, connect_timeout=2 * patience)
     ends: list[str] = []
     opening = trio.CancelScope(deadline=trio.current_time() + 10 * patience)
     with opening:

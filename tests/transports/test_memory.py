@@ -36,7 +36,8 @@ async def test_garbage_is_a_message(framed: bool) -> None:
 
 @pytest.mark.parametrize("framed", [False, True])
 async def test_a_message_beyond_the_limit_is_told_by_its_id(framed: bool) -> None:
-    left, right = memory_channels(framed=framed, max_message=100)
+    left, right = memory_channels(framed=framed)
+    right.set_max_message(100)
     async with left, right:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import re
 import select
 import socket
 import struct
@@ -18,12 +19,16 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from trimcp.channel import Kind, MessageChannel, Outgoing
+import trimcp
+from tests.transports.websocket_support import turns_of
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.descriptors import FdReceiver, FdSender, hung_up
+from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
-from trimcp.transports.threaded import ThreadReceiver, ThreadSender
-from trimcp.wire.jsonrpc import Malformed, Notification, encode_notification, encode_request
+from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notification, encode_request
+
+PING = encode_request(1, "ping") + b"\n"
 
 
 def pipes() -> tuple[MessageChannel, MessageChannel]:
@@ -181,7 +186,7 @@ async def test_a_terminal_that_hung_up_is_the_end() -> None:
         assert await receiver.receive_some() == b""
 
 
-async def test_a_writer_thread_that_was_left_writing_takes_no_more() -> None:
+async def test_a_writer_thread_that_was_left_writing_takes_no_more(steady_clock: trio.abc.Clock) -> None:
     read_end, write_end = os.pipe()
     async with ThreadSender(write_end) as sender:
         async with trio.open_nursery() as nursery:
@@ -217,9 +222,98 @@ async def test_one_read_brings_no_more_than_it_says(padding: int) -> None:
         arrived = await channel.receive()
         os.close(outgoing)
     assert written == 65_536, "the pipe was full"
-    assert len(arrived) == written // len(line)
+    assert len(arrived) == min(128, written // len(line))
     assert len(arrived) <= requests
     assert sum(each.size for each in arrived) <= size
+
+
+async def test_of_many_lines_others_have_their_turn_in_between() -> None:
+    for line in (b"\n", b"x\n"):
+        near, far = memory_stream_pair()
+        async with StreamChannel(near, near) as channel:
+            await far.send_all(line * 10_000 + PING)
+            arrived: list[Incoming] = []
+
+            async def receive(arrived: list[Incoming] = arrived, channel: MessageChannel = channel) -> None:
+                while not (arrived and isinstance(arrived[-1].message, Request)):
+                    arrived += await channel.receive()
+
+            assert await turns_of(receive) >= 10_000 / 128
+            assert len(arrived) == (10_001 if line.strip() else 1)
+
+
+async def test_lines_that_wait_are_not_lost_to_a_cancellation() -> None:
+    near, far = memory_stream_pair()
+    async with StreamChannel(near, near) as channel:
+        await far.send_all(PING * 1_000)
+        arrived = list(await channel.receive())
+        while len(arrived) < 1_000:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                arrived += await channel.receive()
+            assert scope.cancelled_caught
+            arrived += await channel.receive()
+        assert len(arrived) == 1_000
+
+
+async def test_a_message_that_goes_on_is_told_of_and_then_ends_the_connection() -> None:
+    near, far = memory_stream_pair()
+    async with StreamChannel(near, near) as channel:
+        channel.set_max_message(10_000)
+        await far.send_all(b'{"jsonrpc":"2.0","id":5,"method":"x","params":"' + b"x" * 10_000)
+        [told] = await channel.receive()
+        assert isinstance(told.message, Malformed)
+        assert (told.message.id, told.message.reason) == (5, "size")
+        await far.send_all(b"x" * 140_000 + b'"}\n' + PING + b'"' + b"x" * 160_001)
+        [after] = await channel.receive()
+        assert isinstance(after.message, Request)
+        [told] = await channel.receive()
+        assert isinstance(told.message, Malformed)
+        assert (told.message.id, told.message.reason) == (None, "size")
+        for _ in range(2):
+            with pytest.raises(trio.BrokenResourceError, match="goes on after 16 times the bytes"):
+                await channel.receive()
+        await channel.send([Outgoing(b"{}", Kind.REPLY)])
+
+
+async def test_a_server_answers_an_endless_message_and_leaves(autojump_clock: MockClock) -> None:
+    near, far = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        server = trimcp.Server("s", limits=trimcp.Limits(max_message=10_000))
+        nursery.start_soon(server.serve, StreamChannel(near, near))
+        await far.send_all(b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":"' + b"x" * 10_000)
+        answer = await far.receive_some()
+        assert b'"id":5' in answer
+        assert b"message larger than 10,000 bytes" in answer
+        await far.send_all(b"x" * 150_000)
+        assert await far.receive_some() == b""
+
+
+async def test_a_client_fails_the_call_of_an_endless_answer_and_then_all(autojump_clock: MockClock) -> None:
+    near, far = memory_stream_pair()
+    over = trio.Event()
+
+    async def serve() -> None:
+        asked = b""
+        while b'"tools/call"' not in asked:
+            asked = bytes(await far.receive_some())
+            [id] = re.findall(rb'"id":(\w+)', asked) or [b""]
+            if b'"initialize"' in asked:
+                about = b'"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"s","version":"1"}'
+                await far.send_all(b'{"jsonrpc":"2.0","id":%b,"result":{%b}}\n' % (id, about))
+        await far.send_all(b'{"jsonrpc":"2.0","id":%b,"result":{"x":"' % id + b"x" * 10_000)
+        await over.wait()
+        await far.send_all(b"x" * 160_000)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        client = trimcp.Client("c", limits=trimcp.Limits(max_message=10_000))
+        async with client.connect(StreamChannel(near, near), revision="2025-11-25") as session:
+            with pytest.raises(trimcp.InvalidReply, match="larger than 10,000 bytes"):
+                await session.call_tool("endless")
+            over.set()
+            with pytest.raises(trimcp.ConnectionLost, match="goes on after 16 times the bytes"):
+                await session.call_tool("other")
 
 
 # Peers that have hung up
@@ -229,7 +323,7 @@ Linux = pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
 
 @Linux
 @pytest.mark.parametrize("reset", [False, True])
-async def test_why_a_peer_hung_up_is_told(reset: bool) -> None:
+async def test_why_a_peer_hung_up_is_told(reset: bool, steady_clock: trio.abc.Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         peer = socket.create_connection(listening.getsockname())
         sock, _ = listening.accept()
@@ -260,7 +354,7 @@ async def test_where_the_system_cannot_tell_nobody_is_disturbed(
 
 @Linux
 @pytest.mark.parametrize("kind", ["pipe", "dontwait", "tcp"])
-async def test_that_nobody_listens_is_known_before_anything_is_written(kind: str) -> None:
+async def test_that_nobody_listens_is_known_before_anything_is_written(kind: str, steady_clock: trio.abc.Clock) -> None:
     if kind == "tcp":
         with socket.create_server(("127.0.0.1", 0)) as listening:
             peer = socket.create_connection(listening.getsockname())

@@ -11,7 +11,7 @@ from socket import gaierror
 import pytest
 
 from trimcp.errors import LocalError
-from trimcp.transports.targets import checked_headers, masked_url, unreachable
+from trimcp.transports.targets import checked_headers, masked_url, shown_url, unreachable
 
 
 def test_headers_have_lower_case_names() -> None:
@@ -52,6 +52,11 @@ def test_where_a_request_ends_is_not_for_a_user_to_say(name: str) -> None:
 )
 def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
     assert masked_url(url) == shown
+
+
+def test_a_url_may_be_shown_with_its_path() -> None:
+    assert masked_url("https://user:key@host.test:8000/a/mcp?key#key", path=True) == "https://host.test:8000/a/mcp?..."
+    assert masked_url("http://[::1]", path=True) == "http://[::1]/"
 
 
 def caused(*chain: BaseException) -> BaseException:
@@ -108,3 +113,17 @@ def test_why_nobody_was_reached_is_found_among_the_causes(error: BaseException, 
 
 def test_what_is_no_trouble_of_the_network_is_for_others_to_tell() -> None:
     assert unreachable(caused(RuntimeError("a"), RuntimeError("b")), "") is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8000/mcp", "http://127.0.0.1:8000/mcp"),
+        ("https://me:secret@server.test/v1/mcp?key=secret#secret", "https://server.test/v1/mcp"),
+        ("https://server.test/s/ab12cd34ef/mcp", "https://server.test/s/.../mcp"),
+        ("https://server.test/averyveryverylongword", "https://server.test/..."),
+        ("http://[::1]:80/", "http://[::1]:80/"),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+    assert shown_url(url) == shown

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import trio
 
+from trimcp.budget import Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing import FaultyChannel, SlowChannel
 from trimcp.transports.trace import traced
@@ -39,7 +40,7 @@ class Inner(MessageChannel):
     async def hung_up(self) -> None:
         self.gone = True
 
-    def obituary(self) -> str | None:
+    def close_reason(self) -> str | None:
         return "it ended with exit code 3"
 
     def taken(self) -> Hashable:
@@ -52,8 +53,10 @@ async def test_what_a_wrapper_does_not_change_passes_through(wrap: Wrap) -> None
     outer = wrap(inner)
     assert (outer.mirrors_headers, outer.half_open, outer.too_slow) == (True, False, False)
     assert outer.read_ahead == (7, 700)
-    assert outer.obituary() == "it ended with exit code 3"
+    assert outer.close_reason() == "it ended with exit code 3"
     assert outer.taken() == 0
+    outer.holding = Budget().holding("somebody")
+    assert inner.holding is outer.holding, "else what is counted below would be nobody's"
     await outer.send([Outgoing(b'{"jsonrpc":"2.0","method":"m"}', Kind.NOTIFICATION)])
     assert outer.taken() == len(inner.sent) == 1
     inner.too_slow = True

@@ -12,11 +12,11 @@ from trio.testing import memory_stream_pair
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.framing.frames import FrameGate
-from trimcp.transports.http.model import Head, Upgrade
-from trimcp.transports.http.wires import PrefixedStream
-from trimcp.transports.websocket import serve_upgraded
-from trimcp.transports.websocket_client import WebSocketServer
-from trimcp.transports.websocket_stream import KEEP_ALIVE, KeepAlive
+from trimcp.transports.http.h1.wires import PrefixedStream
+from trimcp.transports.http.seams import Head, Upgrade
+from trimcp.transports.websocket.channel import serve_upgraded
+from trimcp.transports.websocket.client import WebSocketServer
+from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.wire.jsonrpc import encode_request
 
 KEY = base64.b64encode(bytes(16)).decode()
@@ -59,9 +59,7 @@ async def host(stream: trio.abc.Stream, upgrade: Upgrade, keep_alive: KeepAlive 
     first, headers, rest = await read_head(stream)
     method, target, _ = first.split(" ")
     head = Head(method, target, headers=headers, peer="test", websocket=True)
-    await serve_upgraded(
-        PrefixedStream(f"{first}\r\n\r\n".encode() + rest, stream), head, upgrade, keep_alive=keep_alive
-    )
+    await serve_upgraded(PrefixedStream(rest, stream), head, upgrade, keep_alive=keep_alive)
 
 
 @asynccontextmanager
@@ -111,6 +109,23 @@ async def connected(meeting: Meeting | None = None) -> AsyncIterator[tuple[Messa
         async with WebSocketServer(f"ws://127.0.0.1:{port}/ws").connect() as client:
             yield client, await meeting.channel()
         meeting.done.set()
+
+
+async def turns_of(wait: Callable[[], Awaitable[object]]) -> int:
+    """How often others have their turn until this returns."""
+    turns = 0
+    done = trio.Event()
+
+    async def run() -> None:
+        await wait()
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        while not done.is_set():
+            await trio.lowlevel.checkpoint()
+            turns += 1
+    return turns
 
 
 # Frames by hand
@@ -223,6 +238,8 @@ def feed(gate: FrameGate, data: bytes, step: int) -> bytes:
     passed = b""
     for start in range(0, len(data), step):
         gate.feed(data[start : start + step])
+        while gate.behind:
+            gate.feed(b"")
         while piece := gate.take(65536):
             passed += piece
     return passed

@@ -19,7 +19,7 @@ from trimcp.testing import SlowChannel, connected, every_revision
 client = trimcp.Client(
     "typed-host",
     version="1.0",
-    roots=["file:///srv", trimcp.Root(uri="file:///data", name="data")],
+    roots=["file:///srv", trimcp.wire.Root(uri="file:///data", name="data")],
     request_timeout=30,
     log_level="warning",
     limits=trimcp.Limits(),
@@ -29,10 +29,10 @@ client = trimcp.Client(
 @client.elicitation
 async def ask_user(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
     """Ask the user."""
-    if isinstance(params, trimcp.ElicitURLParams):
+    if isinstance(params, trimcp.wire.ElicitURLParams):
         assert_type(params.url, str)
         return trimcp.ElicitResult(action="decline")
-    assert_type(params, trimcp.ElicitFormParams)
+    assert_type(params, trimcp.wire.ElicitFormParams)
     return trimcp.ElicitResult(action="accept", content=dict.fromkeys(params.requested_schema.properties, "Ada"))
 
 
@@ -45,7 +45,7 @@ async def ask_model(params: trimcp.CreateMessageParams, *, session: trimcp.Clien
 
 
 @client.logging
-def log(params: trimcp.LoggingMessageParams) -> None:
+def log(params: trimcp.wire.LoggingMessageParams) -> None:
     """Print what the server logs."""
     print(params.level, params.data)
 
@@ -71,15 +71,10 @@ async def wrong_result(params: trimcp.CreateMessageParams) -> int:
     return params.max_tokens
 
 
-async def handlers_kept_their_types(params: trimcp.ElicitFormParams, session: trimcp.ClientSession) -> None:
+async def handlers_kept_their_types(params: trimcp.wire.ElicitFormParams, session: trimcp.ClientSession) -> None:
     """Handlers are still the functions that were written."""
     assert_type(await ask_user(params), trimcp.ElicitResult)
     assert_type(await approve(None, {}), bool)
-
-
-def text_of(result: trimcp.CallToolResult) -> str:
-    """The text in a result."""
-    return "\n".join(block.text for block in result.content if isinstance(block, trimcp.TextContent))
 
 
 def show(result: trimcp.CallToolResult) -> str:
@@ -88,19 +83,19 @@ def show(result: trimcp.CallToolResult) -> str:
     if block.type == "text":
         return block.text
     match block:
-        case trimcp.ImageContent() | trimcp.AudioContent():
+        case trimcp.wire.ImageContent() | trimcp.wire.AudioContent():
             return f"{block.mime_type}: {len(block.data)}"
         case trimcp.ResourceLink():
             return block.uri
-        case trimcp.EmbeddedResource(resource=contents):
-            assert_type(contents, trimcp.TextResourceContents | trimcp.BlobResourceContents)
-            return contents.text if isinstance(contents, trimcp.TextResourceContents) else contents.blob
+        case trimcp.wire.EmbeddedResource(resource=contents):
+            assert_type(contents, trimcp.wire.TextResourceContents | trimcp.wire.BlobResourceContents)
+            return contents.text if isinstance(contents, trimcp.wire.TextResourceContents) else contents.blob
 
 
 async def use(session: trimcp.ClientSession) -> None:
     """Every verb."""
     assert_type(session.revision, trimcp.Revision)
-    assert_type(session.server_info, trimcp.Implementation | None)
+    assert_type(session.server_info, trimcp.wire.Implementation | None)
     assert_type(session.instructions, str | None)
     tools = await session.list_tools()
     assert_type(tools, list[trimcp.Tool])
@@ -109,29 +104,33 @@ async def use(session: trimcp.ClientSession) -> None:
 
     result = await session.call_tool("add", {"a": 1})
     assert_type(result, trimcp.CallToolResult)
-    print(text_of(result), show(result), result.structured_content["total"], result.is_error)
+    print(result.text, show(result), result.structured_content["total"], result.is_error)
 
     with trio.move_on_after(30):
         async with session.calling("count", {"to": 3}, meta={"traceparent": "00"}) as call:
             assert_type(call, trimcp.Call[trimcp.CallToolResult])
             async for step in call.progress:
-                assert_type(step, trimcp.ProgressParams)
+                assert_type(step, trimcp.wire.ProgressParams)
                 print(f"{step.progress}/{step.total}")
             assert_type(await call.result(), trimcp.CallToolResult)
 
-    assert_type(await session.list_resources(fresh=True), list[trimcp.Resource])
-    assert_type(await session.list_resource_templates(), list[trimcp.ResourceTemplate])
+    assert_type(await session.list_resources(fresh=True), list[trimcp.wire.Resource])
+    assert_type(await session.list_resource_templates(), list[trimcp.wire.ResourceTemplate])
+    assert_type((await session.read_resource("notes://today")).text, str)
     for contents in (await session.read_resource("notes://today")).contents:
-        if isinstance(contents, trimcp.TextResourceContents):
+        if isinstance(contents, trimcp.wire.TextResourceContents):
             assert_type(contents.text, str)
         else:
-            assert_type(contents, trimcp.BlobResourceContents)
-    assert_type(await session.list_prompts(), list[trimcp.Prompt])
+            assert_type(contents, trimcp.wire.BlobResourceContents)
+    assert_type(await session.list_prompts(), list[trimcp.wire.Prompt])
     prompt = await session.get_prompt("review", {"path": "a.py"})
-    assert_type(prompt, trimcp.GetPromptResult)
+    assert_type(prompt, trimcp.wire.GetPromptResult)
     assert_type(prompt.messages[0], trimcp.PromptMessage)
     assert_type(prompt.messages[0].role, Literal["user", "assistant"])
-    assert_type(await session.complete_prompt("review", "path", "a"), trimcp.Completion)
+    assert_type(prompt.messages[0].text, str)
+    if session.server_capabilities.tools and session.server_capabilities.tools.list_changed:
+        assert_type(await session.request("com.example/clock/now", {"precise": True}), dict[str, Any])
+    assert_type(await session.complete_prompt("review", "path", "a"), trimcp.wire.Completion)
     await session.complete_resource("notes://{name}", "name", "t", context={"other": "x"})
 
     async with session.listen(tools=True, resources=["notes://today"]) as changes:
@@ -143,7 +142,7 @@ async def use(session: trimcp.ClientSession) -> None:
                 assert_type(change, trimcp.ToolsChanged | trimcp.PromptsChanged | trimcp.ResourcesChanged)
     await session.set_log_level("debug")
     await session.ping()
-    assert_type(session.statistics(), trimcp.Statistics)
+    assert_type(session.statistics(), trimcp.watch.Statistics)
     await session.wait_lost()
 
 
@@ -182,8 +181,7 @@ async def test_timeout(revision: trimcp.Revision, autojump_clock: trio.testing.M
         assert_type(session, trimcp.ClientSession)
         with pytest.raises(trio.TooSlowError), trio.fail_after(1.5):
             await session.call_tool("count", {"to": 9})
-        assert session.peer is not None
-        assert session.peer.statistics().running == 0
+        assert_type(session.peer.statistics(), trimcp.watch.Statistics)
     async with connected(plain, client) as session:
         result = await session.call_tool("bare")
         assert result.content == [trimcp.Text("x")]
@@ -192,7 +190,8 @@ async def test_timeout(revision: trimcp.Revision, autojump_clock: trio.testing.M
 async def keep_upstreams(client: trimcp.Client, server: trimcp.Server[None]) -> None:
     """Supervise, and make several calls at once: answers keep their types."""
     target = trimcp.in_process(server)
-    async with client.supervise(target, when_down="fail", breaker=None, restarts=trimcp.Restarts(most=3)) as upstream:
+    restarts = trimcp.fleet.Restarts(most=3)
+    async with trimcp.supervise(client, target, when_down="fail", breaker=None, restarts=restarts) as upstream:
         assert_type(upstream, trimcp.Upstream)
         assert_type(await upstream.call_tool("x", idempotent=True), trimcp.CallToolResult)
         assert_type(await upstream.use(lambda session: session.list_tools()), list[trimcp.Tool])
@@ -202,15 +201,24 @@ async def keep_upstreams(client: trimcp.Client, server: trimcp.Server[None]) -> 
             async for change in changes:
                 assert_type(change, Change)
         attempt = partial(upstream.call_tool, "x")
-        assert_type(await trimcp.first_of(attempt, good=lambda result: not result.is_error), trimcp.CallToolResult)
-        assert_type(await trimcp.hedge(attempt, after=1), trimcp.CallToolResult)
-        outcomes = await trimcp.call_all({1: attempt})
-        assert_type(outcomes, dict[int, trimcp.Outcome[int, trimcp.CallToolResult]])
+        assert_type(
+            await trimcp.fleet.first_of(attempt, good=lambda result: not result.is_error), trimcp.CallToolResult
+        )
+        assert_type(await trimcp.fleet.hedge(attempt, after=1), trimcp.CallToolResult)
+        outcomes = await trimcp.fleet.call_all({1: attempt})
+        assert_type(outcomes, dict[int, trimcp.fleet.Outcome[int, trimcp.CallToolResult]])
         assert_type(outcomes[1].result(), trimcp.CallToolResult)
-        async with trimcp.map_bounded(upstream.read_resource, ["a://"], most=2) as results:
+        async with trimcp.fleet.map_bounded(upstream.read_resource, ["a://"], most=2) as results:
             async for result in results:
-                assert_type(result, trimcp.ReadResourceResult)
-        async with trimcp.map_bounded(upstream.read_resource, ["a://"], most=2, collect=True) as collected:
-            assert_type(await collected.receive(), trimcp.Outcome[str, trimcp.ReadResourceResult])
+                assert_type(result, trimcp.wire.ReadResourceResult)
+        async with trimcp.fleet.map_bounded(upstream.read_resource, ["a://"], most=2, collect=True) as collected:
+            assert_type(await collected.receive(), trimcp.fleet.Outcome[str, trimcp.wire.ReadResourceResult])
     async with trimcp.Group(client) as group:
         assert_type(await group.supervise("x", target, when_down="wait", health=None), trimcp.Upstream)
+
+
+def stored(result: trimcp.CallToolResult, value: dict[str, Any]) -> trimcp.CallToolResult:
+    """Turn payloads into JSON and back."""
+    value["result"] = trimcp.to_json(result, revision=trimcp.LATEST_LEGACY)
+    assert_type(trimcp.from_json(value["result"], trimcp.CallToolResult), trimcp.CallToolResult)
+    return trimcp.from_json(value["result"], trimcp.CallToolResult, revision=trimcp.LATEST_LEGACY)

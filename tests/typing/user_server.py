@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, assert_type
+from typing import Annotated, Any, Literal, TypedDict, assert_type
 
 import attrs
 import trio
 
 import trimcp
+from trimcp.wire.capabilities import ClientCapabilities
+from trimcp.wire.tools import CallToolParams
 
 
 @attrs.frozen
@@ -26,6 +28,12 @@ class Sum:
     """A structured result."""
 
     total: int
+
+
+class Place(TypedDict):
+    """What a form may ask for."""
+
+    town: str
 
 
 @asynccontextmanager
@@ -72,13 +80,16 @@ async def counting(to: int, *, ctx: trimcp.Context[Database]) -> str:
     assert_type(ctx.revision, trimcp.Revision)
     assert_type(ctx.cancel_reason, trimcp.CancelReason | None)
     assert_type(ctx.deadline, float)
-    assert_type(ctx.peer, trimcp.Implementation | None)
+    assert_type(ctx.peer, trimcp.wire.Implementation | None)
+    assert_type(ctx.capabilities, ClientCapabilities)
+    assert_type(ctx.principal, str | None)
+    assert_type(ctx.trace.get("traceparent"), str | None)
     await ctx.report_progress(1, total=to, message="one")
     ctx.report_progress_nowait(2)
     await ctx.log("warning", {"rows": len(ctx.state.rows)}, logger="typed")
     assert_type(ctx.log_nowait("info", "text"), bool)
     await ctx.info("text")
-    assert_type(await ctx.list_roots(), list[trimcp.Root])
+    assert_type(await ctx.list_roots(), list[trimcp.wire.Root])
     assert_type(await ctx.once("key", number), int)
     ctx.request.start_soon(trio.sleep, 1)
     ctx.session.start_soon(number)
@@ -97,13 +108,21 @@ async def ask(*, ctx: trimcp.Context[Database]) -> str:
     answer = await ctx.elicit("Your name?", {"type": "object", "properties": {"name": {"type": "string"}}})
     assert_type(answer, trimcp.ElicitResult)
     assert_type(answer.action, Literal["accept", "decline", "cancel"])
+    typed = await ctx.elicit("The sum?", Sum)
+    assert_type(typed, trimcp.Answer[Sum])
+    if typed.value is not None:
+        assert_type(typed.value.total, int)
+    asked = await ctx.elicit("Where?", Place)
+    assert_type(asked.value, Place | None)
+    assert_type((await ctx.elicit("How many?", int)).value, int | None)
+    assert_type(trimcp.form(Sum).load({"total": 1}), Sum)
     filled = await ctx.elicit("And the sum?", trimcp.form(Sum))
     if filled.action != "accept" or not filled.content:
         return "nobody"
     for key, value in filled.content.items():
         assert_type(key, str)
         assert_type(value, str | int | float | bool | list[str])
-    messages = [trimcp.SamplingMessage(role="user", content=trimcp.Text("six by nine?"))]
+    messages = [trimcp.wire.SamplingMessage(role="user", content=trimcp.Text("six by nine?"))]
     thought = await ctx.sample(
         trimcp.CreateMessageParams(messages=messages, max_tokens=50, system_prompt="Be brief.", temperature=0.5)
     )
@@ -118,7 +137,7 @@ async def greet(
     name: Annotated[str, trimcp.Elicit("What is your name?")],
     colour: Annotated[Literal["red", "green"], trimcp.Elicit("Your colour?")],
     city: Annotated[str, trimcp.Arg("where to greet from")] = "Oslo",
-) -> list[trimcp.TextContent | trimcp.ImageContent]:
+) -> list[trimcp.TextContent | trimcp.wire.ImageContent]:
     """Use answers that were declared as parameters."""
     assert_type(name, str)
     assert_type(colour, Literal["red", "green"])
@@ -131,9 +150,10 @@ def blocking(path: str, *, ctx: trimcp.ThreadContext[Database]) -> str:
     assert_type(ctx.state, Database)
     assert_type(ctx.revision, trimcp.Revision)
     assert_type(ctx.elicit("Your name?", trimcp.form(Sum)), trimcp.ElicitResult)
+    assert_type(ctx.elicit("The sum?", Sum), trimcp.Answer[Sum])
     ctx.report_progress(1, total=2)
     ctx.log("info", "reading")
-    assert_type(ctx.list_roots(), list[trimcp.Root])
+    assert_type(ctx.list_roots(), list[trimcp.wire.Root])
     return Path(path).read_text()
 
 
@@ -191,6 +211,25 @@ async def timed(
     return await call_next(ctx, params)
 
 
+@server.filter(methods=["tools/call"], names="add*")
+async def short(
+    ctx: trimcp.Context[Database], params: CallToolParams, result: trimcp.CallToolResult
+) -> trimcp.CallToolResult:
+    """Keep back what is too long."""
+    if len(result.text) > 1000:
+        raise trimcp.ToolError(f"{params.name} found too much")
+    return result
+
+
+server.filter(trimcp.guard.SecretsFilter("mask"))
+
+
+@server.method("com.example/clock/now")
+async def now(ctx: trimcp.Context[Database], params: dict[str, Any]) -> dict[str, Any]:
+    """A method of an extension."""
+    return {"time": ctx.state.rows, "asked": params}
+
+
 @server.notification("notifications/roots/list_changed")
 async def roots_changed(params: Any) -> None:
     """Hear of a notification."""
@@ -207,6 +246,15 @@ async def still_functions(ctx: trimcp.Context[Database], thread: trimcp.ThreadCo
     assert_type(await paths("x"), Sequence[str])
     assert_type(await refuse(), trimcp.CallToolResult)
     assert_type(await by_hand({}), str)
+    result = trimcp.CallToolResult()
+    assert_type(await short(ctx, CallToolParams(name="add"), result), trimcp.CallToolResult)
+    assert_type(await now(ctx, {}), dict[str, Any])
+    await timed(ctx, {"name": "add"}, call_next=passing)  # by keyword: the function that was written has the name
+
+
+async def passing(ctx: trimcp.Context[Any], params: Any) -> Any:
+    """What middleware calls next."""
+    return trimcp.CallToolResult()
 
 
 def change() -> None:
@@ -228,7 +276,12 @@ def refused() -> None:
 
 
 # A server without a lifespan.
-plain = trimcp.Server("plain")
+plain = trimcp.Server(
+    "plain",
+    audit=trimcp.guard.Audit(file="audit.jsonl", arguments="masked"),
+    confirm="destructive",
+    limits=trimcp.Limits(tool=trimcp.Quota(running=2, waiting=5)),
+)
 
 
 @plain.tool
@@ -236,6 +289,15 @@ async def bare(*, ctx: trimcp.Context) -> str:
     """A context with no state in its type."""
     assert_type(ctx.method, str)
     return "x"
+
+
+def look() -> None:
+    """See what is under way."""
+    statistics = plain.statistics()
+    assert_type(statistics, trimcp.watch.ServerStatistics)
+    assert_type(statistics.running, int)
+    with trimcp.watchdog(plain, server, seconds=10):
+        pass
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+import trimcp
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import EmptyResult, Icon, Implementation, PageParams, RequestMeta, RequestParams
 from trimcp.wire.content import (
@@ -31,8 +33,13 @@ from trimcp.wire.elicitation import (
     UntitledSingleSelectEnumSchema,
 )
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.lifecycle import CancelledParams, DiscoverResult, InitializeResult, ProgressParams
-from trimcp.wire.logs import LoggingMessageParams
+from trimcp.wire.lifecycle import (
+    CancelledParams,
+    DiscoverResult,
+    InitializeResult,
+    LoggingMessageParams,
+    ProgressParams,
+)
 from trimcp.wire.prompts import GetPromptParams, GetPromptResult, PromptMessage
 from trimcp.wire.revisions import (
     LATEST,
@@ -158,11 +165,11 @@ class TestPrimitives:
     def test_a_number_is_no_text_and_no_boolean(self, wrong: Any) -> None:
         problems_of({"progressToken": "t", "progress": wrong}, ProgressParams)
 
-    @pytest.mark.parametrize("wrong", [0, 1, "true", None])
+    @pytest.mark.parametrize("wrong", [0, 1, "true"])
     def test_a_boolean_is_nothing_else(self, wrong: Any) -> None:
         problems_of({"resultType": "complete", "content": [], "isError": wrong}, CallToolResult)
 
-    @pytest.mark.parametrize("wrong", [5, True, None, ["a"]])
+    @pytest.mark.parametrize("wrong", [5, True, ["a"]])
     def test_text_is_nothing_else(self, wrong: Any) -> None:
         problems_of({"cursor": wrong}, PageParams)
 
@@ -216,9 +223,6 @@ class TestAbsent:
             "name": "t",
             "inputSchema": {},
         }
-
-    def test_null_is_refused_where_the_schema_has_none(self) -> None:
-        assert problems_of({"cursor": None}, PageParams) == ["must be a string, not null @ $.cursor"]
 
     def test_required_data_may_be_null_but_not_missing(self) -> None:
         assert LOADED({"level": "info", "data": None}, LoggingMessageParams).data is None
@@ -284,14 +288,14 @@ class TestContentTooNew:
 
     def test_left_out_of_a_list_on_the_way_out(self) -> None:
         result = CallToolResult([AudioContent("", "audio/wav"), TextContent("a"), ResourceLink("n", "x:y")])
-        assert self.old.dump(result) == {"content": [{"type": "text", "text": "a"}]}
+        assert self.old.dump(result) == {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "n: x:y"}]}
 
     def test_left_out_of_a_list_on_the_way_in(self) -> None:
         json = {"content": [{"type": "text", "text": "a"}, {"type": "audio", "data": "", "mimeType": "audio/wav"}]}
         assert self.old.load(json, CallToolResult) == CallToolResult([TextContent("a")])
 
     def test_refused_if_nothing_would_remain(self) -> None:
-        with pytest.raises(WireError, match="holds only kinds of content that revision 2024-11-05"):
+        with pytest.raises(WireError, match=r"^AudioContent does not exist in revision 2024-11-05$"):
             self.old.dump(CallToolResult([AudioContent("", "audio/wav")]))
         json = {"content": [{"type": "audio", "data": "", "mimeType": "audio/wav"}]}
         assert problems_of(json, CallToolResult, V2024_11_05)[0].endswith("@ $.content")
@@ -358,7 +362,7 @@ class TestOpenJson:
         assert converter_for(V2024_11_05).dump(Tool("t", schema))["inputSchema"] is schema
 
     def test_it_must_be_an_object_where_the_schema_says_so(self) -> None:
-        for wrong in ([], "{}", None, 5):
+        for wrong in ([], "{}", 5):
             problems_of({"name": "t", "arguments": wrong}, CallToolParams)
             problems_of({"name": "t", "_meta": wrong}, CallToolParams)
 
@@ -435,3 +439,67 @@ class TestConverter:
         assert TextContent("hi").type == "text"
         assert CancelledParams(5, "too late") == CancelledParams(request_id=5, reason="too late")
         assert CallToolParams("echo", {"text": "x"}).arguments == {"text": "x"}
+
+
+# The public names
+
+
+@pytest.mark.parametrize("revision", REVISIONS, ids=str)
+def test_a_payload_goes_to_json_and_back_in_every_revision(revision: Revision) -> None:
+    result = CallToolResult(content=[TextContent("hello")], is_error=False)
+    value = trimcp.to_json(result, revision=revision)
+    assert json.loads(json.dumps(value)) == value
+    assert trimcp.from_json(value, CallToolResult, revision=revision).content == result.content
+
+
+def test_the_latest_revision_and_lists_of_payloads_are_taken_without_more() -> None:
+    assert trimcp.to_json([TextContent("a"), TextContent("b")]) == [
+        {"text": "a", "type": "text"},
+        {"text": "b", "type": "text"},
+    ]
+    assert trimcp.from_json([{"text": "a", "type": "text"}], list[TextContent]) == [TextContent("a")]
+
+
+def test_what_is_no_payload_or_does_not_fit_is_refused() -> None:
+    with pytest.raises(WireError, match="int is no payload"):
+        trimcp.to_json(5)
+    with pytest.raises(ValueError, match=r"@ \$\.text"):
+        trimcp.from_json({"text": 5, "type": "text"}, TextContent)
+
+
+@pytest.mark.parametrize("revision", REVISIONS, ids=str)
+class TestNull:
+    """Many implementations write what they do not have as null."""
+
+    def test_of_an_optional_member_is_the_same_as_none(self, revision: Any) -> None:
+        load = converter_for(revision).load
+        assert load({"name": "t", "arguments": None, "_meta": None}, CallToolParams) == CallToolParams("t")
+        tool = {"name": "t", "inputSchema": {"type": "object", "x": None}, "description": None, "annotations": None}
+        page = {"tools": [tool, {**tool, "icons": None, "title": None}], "nextCursor": None, "ttlMs": 0}
+        page |= {"cacheScope": "public", "resultType": "complete"}
+        found = load(page, ListToolsResult)
+        assert found.next_cursor is ABSENT
+        assert [tool.annotations for tool in found.tools] == [ABSENT, ABSENT]
+        assert found.tools[0].input_schema == {"type": "object", "x": None}  # their author's, and never touched
+        assert "null" not in json.dumps(converter_for(revision).dump(found)).replace('"x": null', "")
+
+    def test_of_a_member_that_has_to_be_there_is_wrong(self, revision: Any) -> None:
+        load = converter_for(revision).load
+        with pytest.raises(WireError, match=r"must be a string, not null @ \$\.name"):
+            load({"name": None, "arguments": None}, CallToolParams)
+        with pytest.raises(WireError, match=r"must be an array, not null @ \$\.content"):
+            load({"content": None, "resultType": "complete"}, CallToolResult)
+        with pytest.raises(WireError, match=r"must be an object, not a string @ \$\.arguments"):
+            load({"name": "t", "arguments": "x", "task": None}, CallToolParams)
+
+    def test_is_a_value_where_anything_is_one(self, revision: Any) -> None:
+        result = {"content": [], "structuredContent": None, "isError": None, "resultType": "complete"}
+        loaded = converter_for(revision).load(result, CallToolResult)
+        assert loaded.structured_content is (None if revision.modern else ABSENT)
+        assert loaded.is_error is ABSENT
+
+
+def test_structured_content_is_read_as_data() -> None:
+    assert CallToolResult().data is None
+    assert CallToolResult(structured_content={"n": 1}).data == {"n": 1}
+    assert converter_for(V2026_07_28).dump(CallToolResult(structured_content=5))["structuredContent"] == 5

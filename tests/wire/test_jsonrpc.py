@@ -18,9 +18,9 @@ from trimcp.wire.jsonrpc import (
     Batch,
     ErrorResponse,
     IdScanner,
-    Limits,
     Malformed,
     Notification,
+    ParseLimits,
     Request,
     Response,
     Unencodable,
@@ -252,11 +252,11 @@ def test_a_huge_number_as_id_is_no_id() -> None:
 def test_limits_are_settings() -> None:
     deep = b'{"jsonrpc":"2.0","method":"x","params":' + b'{"a":' * 200 + b"1" + b"}" * 201
     assert isinstance(parse(deep), Malformed)
-    assert isinstance(parse(deep, Limits(max_depth=201)), Notification)
-    assert isinstance(parse(deep, Limits(max_depth=200)), Malformed)
+    assert isinstance(parse(deep, ParseLimits(max_depth=201)), Notification)
+    assert isinstance(parse(deep, ParseLimits(max_depth=200)), Malformed)
     wide = b'{"jsonrpc":"2.0","method":"x","params":{"a":[' + b"1," * 250_000 + b"1]}}"
     assert isinstance(parse(wide), Malformed)
-    assert isinstance(parse(wide, Limits(max_members=300_000)), Notification)
+    assert isinstance(parse(wide, ParseLimits(max_members=300_000)), Notification)
 
 
 @pytest.mark.parametrize(
@@ -502,3 +502,15 @@ def test_a_number_that_does_not_fit_is_found_wherever_pieces_meet(place: int) ->
     assert isinstance(refused, Malformed)
     assert (refused.id, refused.reason) == (1, "number")
     assert isinstance(parse(text.replace(b"18446744073709551616", b"18446744073709551615")), Request)
+
+
+@pytest.mark.parametrize("filler", [b"a", b"1a", b"12345 "])
+@pytest.mark.parametrize("at", [0, 1, 17, 18, 19, 100_003, 299_980])
+def test_a_number_beyond_64_bits_is_found_wherever_it_stands_in_a_large_message(at: int, filler: bytes) -> None:
+    text = (filler * 300_000)[:300_000]
+    before, behind = text[:at], text[at:]
+    good = b'{"jsonrpc":"2.0","method":"x","params":{"a":"%b","n":%d,"b":"%b"}}'
+    assert isinstance(parse(good % (before, 2**63 - 1, behind)), Notification)
+    message = parse(good % (before, 2**64, behind))
+    assert isinstance(message, Malformed)
+    assert message.reason == "number"

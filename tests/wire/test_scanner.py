@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.yardsticks import assert_costs
 from trimcp.wire.scanner import IdScanner, deeper_than, more_members_than, unreadable_number
 
 MIB = 1 << 20
@@ -226,15 +226,10 @@ def test_numbers_are_refused_rather_than_rounded(number: bytes, fine: bool) -> N
         assert (unreadable_number(text) is None) is fine
 
 
-def elapsed(text: bytes) -> float:
-    best = float("inf")
-    for _ in range(3):
-        start = time.process_time()
-        scan(text, 65536)
-        more_members_than(len(text), text)
-        more_members_than(len(text) // 64, text)
-        best = min(best, time.process_time() - start)
-    return best
+def look_through(text: bytes) -> None:
+    scan(text, 65536)
+    more_members_than(len(text), text)
+    more_members_than(len(text) // 64, text)
 
 
 HOSTILE = {
@@ -258,24 +253,18 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_time_is_linear(kind: str) -> None:
     head, unit = HOSTILE[kind]
-    small = elapsed(head + unit * (MIB // 8 // len(unit)))
-    large = elapsed(head + unit * (MIB // 2 // len(unit)))
+    small, large = (head + unit * (size // len(unit)) for size in (MIB // 8, MIB // 2))
     # Four times the text; a quadratic scan would take sixteen times as long.
-    assert large < 10 * small + 0.02
+    assert_costs(lambda: look_through(large), at_most=10, times=lambda: look_through(small))
 
 
 def test_time_to_check_valid_text_is_linear() -> None:
-    def elapsed_for(count: int) -> float:
+    def check(count: int) -> None:
         text = b'["' + b'\\"' * count + b'",' + b'[1,"",-2.5e7],' * count + b'"' + b"9" * count + b'"]'
-        best = float("inf")
-        for _ in range(3):
-            start = time.process_time()
-            assert unreadable_number(text) is None
-            assert not deeper_than(2, text)
-            best = min(best, time.process_time() - start)
-        return best
+        assert unreadable_number(text) is None
+        assert not deeper_than(2, text)
 
-    assert elapsed_for(20_000) < 10 * elapsed_for(5_000) + 0.02
+    assert_costs(lambda: check(20_000), at_most=10, times=lambda: check(5_000))
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

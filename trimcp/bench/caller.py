@@ -15,11 +15,11 @@ import attrs
 import orjson
 
 from trimcp.bench.shot import cancellation
-from trimcp.bench.supply import Call, Supply
+from trimcp.bench.supply import LoadCall, Supply
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import encode_error, encode_result
 
-__all__ = ["Caller", "answer_to"]
+__all__ = ["LoadCaller", "answer_to"]
 
 _REMEMBERED: Final = 65_536  # calls given up, whose answers may still come
 
@@ -38,7 +38,7 @@ def answer_to(message: dict[str, Any]) -> bytes | None:
 
 
 @attrs.define(eq=False)
-class Caller:
+class LoadCaller:
     """One session's calls over a connection that carries many at a time.
 
     Args:
@@ -58,7 +58,7 @@ class Caller:
     greeting: dict[str, Any] | str | None = None
     _free: int = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)
-    _pending: dict[int, Call] = attrs.field(init=False, factory=dict)
+    _pending: dict[int, LoadCall] = attrs.field(init=False, factory=dict)
     _given_up: OrderedDict[int, None] = attrs.field(init=False, factory=OrderedDict)
     _limits: list[tuple[float, int]] = attrs.field(init=False, factory=list)
     _thinking: deque[float] = attrs.field(init=False, factory=deque)

@@ -14,13 +14,13 @@ import attrs
 
 from trimcp.bench.report import Cost
 
-__all__ = ["Processes"]
+__all__ = ["ProcessTree"]
 
 _PROC: Final = Path("/proc")
 
 
 @attrs.define(eq=False)
-class Processes:
+class ProcessTree:
     """Some processes and their descendants.
 
     Args:

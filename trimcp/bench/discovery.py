@@ -9,27 +9,28 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 import trio
 
-from trimcp.bench.plan import NUMBER, Plan, Request
+from trimcp.bench.plan import NUMBER, MixEntry, Plan
 from trimcp.bench.report import WireName
 from trimcp.bench.shot import CLIENT, Shot, prepare
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import find_mirrors
-from trimcp.transports.child import StdioServer
+from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import Tool
 
 if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
 __all__ = ["Found", "Target", "discover", "name_of"]
 
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
 
 _NAMED = 10
+_MORE_ARGUMENTS = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
 
 
 @attrs.frozen
@@ -51,8 +52,8 @@ class Found:
 
 
 def name_of(target: Target) -> str:
-    """Return what to call a server, without what may be secret in its URL."""
-    return shlex.join(target.command) if isinstance(target, StdioServer) else masked_url(target.url)
+    """Return what to call a server: its command line, or its URL without user and query."""
+    return shlex.join(target.command) if isinstance(target, StdioServer) else masked_url(target.url, path=True)
 
 
 async def discover(target: Target, plan: Plan) -> Found:
@@ -63,7 +64,7 @@ async def discover(target: Target, plan: Plan) -> Found:
     """
     if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
         target = attrs.evolve(cast(Any, target), mode="sse" if plan.transport == "sse" else "streamable")
-    client = Client(CLIENT["name"], CLIENT["version"], probe_timeout=plan.opening)
+    client = Client(CLIENT["name"], CLIENT["version"], connect_timeout=plan.opening)
     try:
         with trio.move_on_after(3 * plan.opening):
             if isinstance(target, StdioServer):
@@ -95,7 +96,7 @@ async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Foun
     return Found(transport, session.revision, name, version, tuple(shots))
 
 
-def _check_tool(request: Request, tools: Mapping[str, Tool]) -> Tool:
+def _check_tool(request: MixEntry, tools: Mapping[str, Tool]) -> Tool:
     """Return the tool that is called, or say what is wrong before ten thousand errors do."""
     tool = tools.get(request.label)
     if tool is None:
@@ -105,6 +106,13 @@ def _check_tool(request: Request, tools: Mapping[str, Tool]) -> Tool:
     missing = [name for name in schema.get("required") or () if name not in arguments]
     if missing:
         raise LocalError(f"the tool {request.label!r:.60} needs {_listed(missing)}")
+    known = schema.get("properties")
+    unknown = [name for name in arguments if name not in known] if isinstance(known, Mapping) else []
+    # A server may well ignore what it does not know, and then something else is measured than was meant.
+    if unknown and not any(schema.get(keyword) for keyword in _MORE_ARGUMENTS):
+        raise LocalError(
+            f"the tool {request.label!r:.60} has no argument {_listed(unknown)}; it takes {_listed(list(known))}"
+        )
     return tool
 
 

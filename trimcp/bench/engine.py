@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.bench.cost import Processes
+from trimcp.bench.cost import ProcessTree
 from trimcp.bench.discovery import Found, Target, discover, name_of
 from trimcp.bench.load import Load
 from trimcp.bench.plan import Plan
@@ -53,7 +53,7 @@ async def measure(
             calls are sent, failures are counted instead.
     """
     for pid in plan.pids:
-        if not Processes([[pid]]).cpu():
+        if not ProcessTree([[pid]]).cpu():
             raise LocalError(f"there is no process {pid} whose cost could be read here")
     stop = trio.Event() if stop is None else stop
     found = await _discover(target, plan, stop)
@@ -107,11 +107,11 @@ class Measurement:
     _closing: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _sessions: int = attrs.field(init=False, default=0)
     _warm_until: float = attrs.field(init=False, default=0.0)
-    _processes: Processes = attrs.field(init=False)
+    _processes: ProcessTree = attrs.field(init=False)
     _cost: Cost | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._processes = Processes([self._load.plan.pids, self._load.pids])
+        self._processes = ProcessTree([self._load.plan.pids, self._load.pids])
 
     async def run(self) -> None:
         """Open the sessions, load them, and close them."""
@@ -226,7 +226,6 @@ class Measurement:
         glimpse = tally.glimpse(now)
         # The first one after the warm-up has less to show than half a second.
         seconds = max(min(seconds, now - tally.began), 1e-9)
-        times = glimpse.times
         elapsed = now - tally.began if tally.began < math.inf else -max(self._warm_until - now, 1e-9)
         if plan.count is not None:
             share = (tally.calls + tally.failed + tally.cancelled + tally.timed_out) / plan.count
@@ -235,17 +234,15 @@ class Measurement:
         return Snapshot(
             elapsed=elapsed,
             share=min(share, 1.0),
+            seconds=seconds,
             calls=tally.calls,
-            rate=times.count / seconds,
-            p50=times.percentile(50),
-            p90=times.percentile(90),
-            p99=times.percentile(99),
+            times=glimpse.times,
             errors={kind: each.count for kind, each in tally.errors.items()},
             cancelled=tally.cancelled,
             timed_out=tally.timed_out,
             late=tally.late,
             progress=tally.progress,
-            progress_rate=glimpse.progress / seconds,
+            reported=glimpse.progress,
             under_way=load.supply.under_way,
             sessions=load.open,
             busy=busy,
@@ -256,9 +253,6 @@ class Measurement:
         load, tally = self._load, self._load.tally
         nothing = _Mark(0.0, 0.0, 0, 0, {})
         began, ended = self._began or nothing, self._ended or self._began or nothing
-        seconds, calls = ended.at - began.at, tally.calls
-        if not calls and tally.after:  # every single call took longer than all was to take
-            seconds, calls = tally.last - began.at, tally.after
         return Report(
             target=target,
             transport=found.transport,
@@ -267,8 +261,10 @@ class Measurement:
             server_name=found.name,
             server_version=found.version,
             plan=load.plan,
-            seconds=seconds,
-            calls=calls,
+            seconds=ended.at - began.at,
+            calls=tally.calls,
+            after=tally.after,
+            parts=tally.parts,
             bytes_in=ended.bytes_in - began.bytes_in,
             bytes_out=ended.bytes_out - began.bytes_out,
             errors=dict(tally.errors),

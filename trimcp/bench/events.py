@@ -12,15 +12,16 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.caller import Caller
-from trimcp.bench.h1 import Connection, Site, Unreadable
+from trimcp.bench.caller import LoadCaller
+from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Opener, Road
+from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError
-from trimcp.framing.sse import Decoder, Event
+from trimcp.framing.sse import Event, EventDecoder
 
 if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client.target import HttpServer
 
 __all__ = ["events_opener"]
 
@@ -33,8 +34,8 @@ def events_opener(server: HttpServer) -> Opener:
     site = Site.of(server)
 
     @asynccontextmanager
-    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
-        road = _EventRoad(load, caller, site, server.address, server.max_message)
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
+        road = _EventRoad(load, caller, site, server.address, CLIENT_MAX_MESSAGE)
         try:
             await road.open()
             yield road
@@ -49,12 +50,12 @@ class _EventRoad:
     """One session: the stream, and connections to POST on, as many as are needed and calls may be under way."""
 
     _load: Load
-    _caller: Caller
+    _caller: LoadCaller
     _site: Site
     _url: str
     _max_message: int
-    _stream: Connection = attrs.field(init=False)
-    _decoder: Decoder = attrs.field(init=False)
+    _stream: LoadConnection = attrs.field(init=False)
+    _decoder: EventDecoder = attrs.field(init=False)
     _head: bytes = attrs.field(init=False, default=b"")
     _arrived: list[Event] = attrs.field(init=False, factory=list)
     _outgoing: deque[bytes] = attrs.field(init=False, factory=deque)
@@ -65,11 +66,11 @@ class _EventRoad:
 
     def __attrs_post_init__(self) -> None:
         self._stream = self._connection()
-        self._decoder = Decoder(self._max_message)
+        self._decoder = EventDecoder(self._max_message)
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> LoadConnection:
         load = self._load
-        return Connection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
+        return LoadConnection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
 
     # The stream
 
@@ -92,7 +93,7 @@ class _EventRoad:
                     self._decode(pieces)
         except trio.TooSlowError:
             raise ConnectionLost(f"the server named no endpoint within {patience:g} seconds") from None
-        except (trio.BrokenResourceError, Unreadable) as error:
+        except (trio.BrokenResourceError, UnreadableReply) as error:
             raise ConnectionLost(str(error)) from None
         event = self._arrived.pop(0)
         target = urljoin(self._url, event.data.decode(errors="replace").strip())
@@ -108,7 +109,7 @@ class _EventRoad:
                 if self._stream.reply.complete:
                     raise trio.EndOfChannel(self._why)
                 self._decode(await self._stream.more())
-        except Unreadable as error:
+        except UnreadableReply as error:
             self._why = str(error)
             raise trio.BrokenResourceError(self._why) from None
         arrived, self._arrived = self._arrived, []
@@ -118,11 +119,11 @@ class _EventRoad:
         for piece in pieces:
             for event in self._decoder.feed(piece):
                 if event.oversize is not None:
-                    raise Unreadable(event.oversize.message)
+                    raise UnreadableReply(event.oversize.message)
                 self._arrived.append(event)
 
-    async def epitaph(self) -> str:
-        """Say how the connection ended; see `Road.epitaph`."""
+    async def close_reason(self) -> str:
+        """Say how the connection ended; see `Road.close_reason`."""
         return self._why
 
     # Messages of ours
@@ -159,14 +160,14 @@ class _EventRoad:
         finally:
             connection.close()
 
-    async def _post(self, connection: Connection, message: bytes) -> None:
+    async def _post(self, connection: LoadConnection, message: bytes) -> None:
         try:
             await connection.request(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(message), message))
             body = await connection.body()
             if connection.reply.status < 300:
                 return
             kind, why = f"HTTP {connection.reply.status}", body.decode(errors="replace")
-        except (McpError, Unreadable, trio.BrokenResourceError) as error:
+        except (McpError, UnreadableReply, trio.BrokenResourceError) as error:
             connection.close()
             kind, why = "connection lost", str(error)
         self._caller.fail(orjson.loads(message).get("id"), kind, why, trio.current_time())

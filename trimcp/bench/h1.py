@@ -14,20 +14,20 @@ import attrs
 import httptools
 import trio
 
-from trimcp.bench.link import Address, Link
+from trimcp.bench.link import Address, LoadLink
 from trimcp.bench.tally import Tally
 
 if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client.target import HttpServer
 
-__all__ = ["Connection", "Reply", "Site", "Unreadable"]
+__all__ = ["LoadConnection", "Reply", "Site", "UnreadableReply"]
 
 _IDLE: Final = 0.5  # seconds after which a kept connection is looked at before it is used
 _CONTENT_TYPE: Final = b"content-type"
 _SESSION: Final = b"mcp-session-id"
 
 
-class Unreadable(Exception):
+class UnreadableReply(Exception):
     """What came is no HTTP, or too much of it."""
 
 
@@ -97,13 +97,13 @@ class Reply:
         self.keeps: bool = False
 
     def feed(self, data: bytes) -> None:
-        """Take in what came. Raises `Unreadable`."""
+        """Take in what came. Raises `UnreadableReply`."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise Unreadable(f"{error}: {data[:80]!r}") from None
+            raise UnreadableReply(f"{error}: {data[:80]!r}") from None
         except httptools.HttpParserUpgrade:
-            raise Unreadable("the server switches to another protocol") from None
+            raise UnreadableReply("the server switches to another protocol") from None
 
     # What the parser calls
 
@@ -139,7 +139,7 @@ class Reply:
 
 
 @attrs.define(eq=False)
-class Connection:
+class LoadConnection:
     """One connection to a site, opened when it is needed, and opened again where the server has closed it.
 
     Attributes:
@@ -152,10 +152,10 @@ class Connection:
     max_size: int
     context: ssl.SSLContext | None = None
     reply: Reply = attrs.field(init=False, factory=Reply)
-    _link: Link | None = attrs.field(init=False, default=None)
+    _link: LoadLink | None = attrs.field(init=False, default=None)
     _used: float = attrs.field(init=False, default=0.0)
 
-    async def open(self) -> Link:
+    async def open(self) -> LoadLink:
         """Connect, unless it is connected and the server has not closed it.
 
         Raises:
@@ -190,7 +190,7 @@ class Connection:
         """Return the next pieces of the reply's body, as many as have come; none need have.
 
         Raises:
-            Unreadable: it is no HTTP, or larger than may be.
+            UnreadableReply: it is no HTTP, or larger than may be.
             trio.BrokenResourceError: the connection ended before the reply did.
         """
         assert self._link is not None
@@ -205,7 +205,7 @@ class Connection:
         else:
             raise trio.BrokenResourceError("the server closed the connection before it had answered")
         if reply.size > self.max_size and reply.content_type != b"text/event-stream":
-            raise Unreadable(f"a reply larger than {self.max_size:,} bytes")
+            raise UnreadableReply(f"a reply larger than {self.max_size:,} bytes")
         if reply.complete:
             self._used = trio.current_time()
             if not reply.keeps:

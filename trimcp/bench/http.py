@@ -15,16 +15,17 @@ import orjson
 import trio
 
 from trimcp.bench.caller import answer_to
-from trimcp.bench.h1 import Connection, Site, Unreadable
-from trimcp.bench.http_session import Session
+from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply
+from trimcp.bench.http_session import LoadSession
 from trimcp.bench.load import Load
 from trimcp.bench.shot import cancellation
-from trimcp.bench.supply import Call
+from trimcp.bench.supply import LoadCall
+from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import McpError
-from trimcp.framing.sse import Decoder
+from trimcp.framing.sse import EventDecoder
 
 if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
+    from trimcp.transports.http.client.target import HttpServer
 
 __all__ = ["run_http_session"]
 
@@ -37,7 +38,7 @@ async def run_http_session(
     load: Load, server: HttpServer, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run one session to the end of the measurement. It counts as started once it is open, or failed to for once."""
-    session = Session(load, Site.of(server), server.max_message)
+    session = LoadSession(load, Site.of(server), CLIENT_MAX_MESSAGE)
     attempt = 0
     while True:
         try:
@@ -62,7 +63,7 @@ async def run_http_session(
         async with trio.open_nursery() as nursery:
             session.nursery = nursery
             for connection in connections:
-                nursery.start_soon(_Place(session, connection).run)
+                nursery.start_soon(_CallSlot(session, connection).run)
     finally:
         for connection in connections:
             connection.close()
@@ -71,12 +72,12 @@ async def run_http_session(
 
 
 @attrs.define(eq=False)
-class _Place:
+class _CallSlot:
     """Room for one call at a time."""
 
-    _session: Session
-    _connection: Connection
-    _call: Call | None = attrs.field(init=False, default=None)
+    _session: LoadSession
+    _connection: LoadConnection
+    _call: LoadCall | None = attrs.field(init=False, default=None)
     _id: int = attrs.field(init=False, default=0)
 
     async def run(self) -> None:
@@ -110,7 +111,7 @@ class _Place:
 
     # One call
 
-    async def _make(self, call: Call) -> bool:
+    async def _make(self, call: LoadCall) -> bool:
         """Make a call, or count why it failed; False if there is no connection any more."""
         session = self._session
         session.id = self._id = id = session.id + 1
@@ -135,7 +136,7 @@ class _Place:
             self._fail("connection lost", str(error))
             self._connection.close()
             return False
-        except Unreadable as error:
+        except UnreadableReply as error:
             self._fail("not HTTP", str(error))
             self._connection.close()
         return True
@@ -176,7 +177,7 @@ class _Place:
             self._fail("events in place of JSON", b"".join(pieces).decode(errors="replace"))
             connection.close()
             return
-        decoder = Decoder(connection.max_size)
+        decoder = EventDecoder(connection.max_size)
         while True:
             self._take_events(decoder, pieces)
             if connection.reply.complete or self._call is None:
@@ -187,15 +188,15 @@ class _Place:
         elif not connection.reply.complete:
             await self._finish(decoder)
 
-    def _take_events(self, decoder: Decoder, pieces: list[bytes]) -> None:
+    def _take_events(self, decoder: EventDecoder, pieces: list[bytes]) -> None:
         for piece in pieces:
             for event in decoder.feed(piece):
                 if event.oversize is not None:
-                    raise Unreadable(event.oversize.message)
+                    raise UnreadableReply(event.oversize.message)
                 if event.data:
                     self._take(event.data)
 
-    async def _finish(self, decoder: Decoder) -> None:
+    async def _finish(self, decoder: EventDecoder) -> None:
         """Wait for the end of a stream that has brought the answer, so that its connection can be used again."""
         connection = self._connection
         with trio.move_on_after(_LINGER):
@@ -255,7 +256,7 @@ class _Place:
             self._call = None
             load.supply.settle()
 
-    def _give_up(self, call: Call) -> None:
+    def _give_up(self, call: LoadCall) -> None:
         """Tell the server, as its revision says, and use another connection for what comes next."""
         self._call = None
         load = self._session.load

@@ -12,20 +12,20 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.h1 import Connection, Site, Unreadable
+from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply
 from trimcp.bench.load import INITIALIZED, Load
 from trimcp.errors import ConnectionLost, McpError
-from trimcp.framing.sse import Decoder
+from trimcp.framing.sse import EventDecoder
 
-__all__ = ["Session"]
+__all__ = ["LoadSession"]
 
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-_FAREWELL: Final = 1.0  # seconds
+_CLOSE_TIME: Final = 1.0  # seconds that the last request, which ends the session, may take
 _MOST_NOTICES: Final = 1_000
 
 
 @attrs.define(eq=False)
-class Session:
+class LoadSession:
     """What the places of one session share.
 
     Attributes:
@@ -41,7 +41,7 @@ class Session:
     id: int = attrs.field(init=False, default=0)
     nursery: trio.Nursery = attrs.field(init=False)
     _session_id: str | None = attrs.field(init=False, default=None)
-    _side: Connection = attrs.field(init=False)
+    _side: LoadConnection = attrs.field(init=False)
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _renewals: int = attrs.field(init=False, default=0)
     _notices: int = attrs.field(init=False, default=0)
@@ -51,10 +51,10 @@ class Session:
     def __attrs_post_init__(self) -> None:
         self._side = self.connection()
 
-    def connection(self) -> Connection:
+    def connection(self) -> LoadConnection:
         """Return a connection of its own."""
         load = self.load
-        return Connection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
+        return LoadConnection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
 
     @property
     def has_id(self) -> bool:
@@ -87,7 +87,7 @@ class Session:
         except trio.TooSlowError:
             self._side.close()
             raise ConnectionLost(f"initialize was not answered within {patience:g} seconds") from None
-        except (trio.BrokenResourceError, Unreadable) as error:
+        except (trio.BrokenResourceError, UnreadableReply) as error:
             self._side.close()
             raise ConnectionLost(str(error)) from None
 
@@ -108,9 +108,9 @@ class Session:
     async def close(self) -> None:
         """End the session at the server, where there is one; a second has to do, cancelled or not."""
         # Shielded, because a measurement ends by being cancelled, and a server should not keep the sessions of one.
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _FAREWELL):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
             if self._session_id is not None:
-                with suppress(McpError, trio.BrokenResourceError, Unreadable):
+                with suppress(McpError, trio.BrokenResourceError, UnreadableReply):
                     await self._side.request(self._site.head(b"DELETE", self._named()) + b"\r\n")
                     await self._side.body()
         self._side.close()
@@ -140,7 +140,7 @@ class Session:
                     status, body = await self._post(message)
             if status >= 300:
                 self.load.tally.wrong("notification refused", f"HTTP {status} {body[:200]!r}", trio.current_time())
-        except (McpError, trio.BrokenResourceError, Unreadable, trio.TooSlowError) as error:
+        except (McpError, trio.BrokenResourceError, UnreadableReply, trio.TooSlowError) as error:
             self._side.close()
             why = str(error) or f"no answer within {patience:g} seconds"
             self.load.tally.wrong("notification lost", why, trio.current_time())
@@ -181,7 +181,7 @@ def _message_in(body: bytes, content_type: bytes) -> dict[str, Any]:
     """Return the first answer in the body of a reply, {} where there is none."""
     texts = [body]
     if content_type == b"text/event-stream":
-        texts = [event.data for event in Decoder().feed(body)]
+        texts = [event.data for event in EventDecoder().feed(body)]
     for text in texts:
         with suppress(orjson.JSONDecodeError):
             message = orjson.loads(text)

@@ -12,13 +12,13 @@ import trio
 from trimcp.errors import ConnectionLost
 from trimcp.transports.targets import unreachable
 
-__all__ = ["Address", "Link"]
+__all__ = ["Address", "LoadLink"]
 
 _READ: Final = 65_536
 _TRUSTING: Final = "name what to trust in SSL_CERT_FILE"
 
 
-class Link(Protocol):
+class LoadLink(Protocol):
     """One connection. One task receives, one sends."""
 
     def send_nowait(self, data: bytes) -> int:
@@ -136,7 +136,7 @@ class Address:
     tls: bool = False
     path: str | None = None
 
-    async def dial(self, patience: float, context: ssl.SSLContext | None = None) -> Link:
+    async def dial(self, patience: float, context: ssl.SSLContext | None = None) -> LoadLink:
         """Connect.
 
         Args:

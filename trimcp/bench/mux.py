@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.bench.caller import Caller
+from trimcp.bench.caller import LoadCaller
 from trimcp.bench.load import INITIALIZED, Load
 from trimcp.errors import McpError
 
@@ -40,12 +40,12 @@ class Road(Protocol):
         """
         ...
 
-    async def epitaph(self) -> str:
+    async def close_reason(self) -> str:
         """Say how the connection ended."""
         ...
 
 
-Opener: TypeAlias = Callable[[Load, Caller], AbstractAsyncContextManager[Road]]
+Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[Road]]
 """Opens a connection, within `Plan.opening`. An McpError says that there is none; leaving the block closes it."""
 
 
@@ -56,7 +56,7 @@ async def run_session(
 
     It counts as started once it can be used, or the first attempt to open it has failed.
     """
-    caller = Caller(load.supply, load.plan.places, load.plan.think)
+    caller = LoadCaller(load.supply, load.plan.places, load.plan.think)
     started = trio.Event()
 
     def usable() -> None:
@@ -92,7 +92,7 @@ class _Conversation:
     """The life of one connection."""
 
     _load: Load
-    _caller: Caller
+    _caller: LoadCaller
     _road: Road
     _scope: trio.CancelScope = attrs.field(init=False)
     _timer: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
@@ -127,7 +127,7 @@ class _Conversation:
         self._scope.cancel()
 
     async def _lost(self) -> None:
-        self._end("connection lost" if self._is_open else "no connection", await self._road.epitaph())
+        self._end("connection lost" if self._is_open else "no connection", await self._road.close_reason())
 
     async def _greet(self) -> bool:
         """Shake hands, or where there is no handshake see that the server is awake; False if it does not answer."""

@@ -12,7 +12,7 @@ from trimcp.errors import LocalError
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.revisions import REVISIONS, find
 
-__all__ = ["NUMBER", "Plan", "Reply", "Request", "Spacing", "Transport"]
+__all__ = ["NUMBER", "MixEntry", "Plan", "Reply", "Spacing", "Transport"]
 
 NUMBER: Final = "{n}"
 """What stands for the number of a call in the texts of its parameters, and in the text that is expected."""
@@ -71,8 +71,8 @@ def _jsonable(instance: object, attribute: attrs.Attribute[Any], value: Any) -> 
 
 
 @attrs.frozen
-class Request:
-    """One kind of request in the mix.
+class MixEntry:
+    """One kind of request in the mix of a load.
 
     Attributes:
         method: what is called.
@@ -98,12 +98,12 @@ class Request:
     @staticmethod
     def tool(
         name: str, arguments: Mapping[str, Any] | None = None, *, weight: float = 1.0, expect: str | None = None
-    ) -> Request:
+    ) -> MixEntry:
         """Return a call of a tool."""
-        return Request("tools/call", {"name": name, "arguments": dict(arguments or {})}, weight=weight, expect=expect)
+        return MixEntry("tools/call", {"name": name, "arguments": dict(arguments or {})}, weight=weight, expect=expect)
 
     @staticmethod
-    def from_json(value: object) -> Request:
+    def from_json(value: object) -> MixEntry:
         """Return the request that one entry of a script file describes.
 
         Args:
@@ -121,9 +121,9 @@ class Request:
             name, arguments = entry.pop("tool"), entry.pop("arguments", {})
             if not isinstance(name, str) or not isinstance(arguments, Mapping):
                 raise LocalError("an entry's tool must be a text and its arguments an object")
-            request = Request.tool(name, arguments, **options)
+            request = MixEntry.tool(name, arguments, **options)
         elif "method" in entry:
-            request = Request(entry.pop("method"), entry.pop("params", {}), **options)
+            request = MixEntry(entry.pop("method"), entry.pop("params", {}), **options)
         else:
             raise LocalError("an entry of the mix names a tool or a method")
         if entry:
@@ -136,8 +136,8 @@ class Request:
         return str(self.params["name"]) if self.method == "tools/call" else self.method
 
 
-def _as_mix(value: Request | Iterable[Request]) -> tuple[Request, ...]:
-    return (value,) if isinstance(value, Request) else tuple(value)
+def _as_mix(value: MixEntry | Iterable[MixEntry]) -> tuple[MixEntry, ...]:
+    return (value,) if isinstance(value, MixEntry) else tuple(value)
 
 
 @attrs.frozen
@@ -175,7 +175,7 @@ class Plan:
             calls is given up.
     """
 
-    mix: tuple[Request, ...] = attrs.field(converter=_as_mix)
+    mix: tuple[MixEntry, ...] = attrs.field(converter=_as_mix)
     sessions: int = attrs.field(default=1, validator=_number(least=1, most=_MOST_SESSIONS, whole=True), kw_only=True)
     under_way: int | None = attrs.field(
         default=None, validator=_number(least=1, most=_MOST_UNDER_WAY, whole=True), kw_only=True

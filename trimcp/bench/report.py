@@ -18,6 +18,7 @@ FORMAT: Final = 1
 WireName = Literal["stdio", "http", "sse", "websocket"]
 
 _BUSY: Final = 0.8
+_ENOUGH: Final = 10  # calls, one after the other: then those cut off by beginning and end hardly move the rate
 _MILLI: Final = 1e3
 _MEBI: Final = 1024 * 1024
 
@@ -105,31 +106,29 @@ class Snapshot:
     Attributes:
         elapsed: seconds since the measurement began; negative while the server is warming up.
         share: how much of it is done, from 0 to 1.
+        seconds: how many `times`, `reported` and `busy` are of: those since the last snapshot.
         calls: answered rightly so far.
-        rate: answered rightly per second since the last snapshot.
-        p50, p90, p99: percentiles of the times of those, in seconds; None without any.
+        times: of those answered rightly in `seconds`.
         errors: failed calls so far, by kind.
         cancelled, timed_out, late: so far, as in `Report`.
         progress: notifications so far.
-        progress_rate: notifications per second since the last snapshot.
+        reported: notifications in `seconds`.
         under_way: calls that wait for their answer now.
         sessions: how many are open.
-        busy: the share of one core that producing the load took since the last snapshot.
+        busy: the share of one core that producing the load took in `seconds`.
     """
 
     elapsed: float
     share: float
+    seconds: float
     calls: int
-    rate: float
-    p50: float | None
-    p90: float | None
-    p99: float | None
+    times: Histogram = attrs.field(eq=False)
     errors: Mapping[str, int]
     cancelled: int
     timed_out: int
     late: int
     progress: int
-    progress_rate: float
+    reported: int
     under_way: int
     sessions: int
     busy: float
@@ -138,6 +137,20 @@ class Snapshot:
     def warming_up(self) -> bool:
         """Whether nothing is counted yet."""
         return self.elapsed < 0
+
+    @property
+    def rate(self) -> float:
+        """Calls answered rightly per second."""
+        return self.times.count / self.seconds
+
+    def since(self, earlier: Snapshot) -> Snapshot:
+        """Return this one with what came in since the last but one, which `earlier` knows."""
+        seconds, times = earlier.seconds + self.seconds, Histogram()
+        times.merge(earlier.times)
+        times.merge(self.times)
+        busy = (earlier.busy * earlier.seconds + self.busy * self.seconds) / seconds
+        reported = earlier.reported + self.reported
+        return attrs.evolve(self, seconds=seconds, times=times, reported=reported, busy=busy)
 
 
 @attrs.frozen
@@ -156,6 +169,8 @@ class Report:
         plan: what was to be done.
         seconds: how long calls were counted.
         calls: how many were answered rightly in that time.
+        after: how many were answered rightly after it.
+        parts: all of these, each as the part of its time that lies in `seconds`.
         bytes_in, bytes_out: bytes received and sent in that time, with HTTP's heads and WebSocket's frames, without
             TLS.
         errors: failed calls by kind; a kind is a few words, such as "wrong text".
@@ -179,6 +194,8 @@ class Report:
     plan: Plan
     seconds: float
     calls: int
+    after: int
+    parts: float
     bytes_in: int
     bytes_out: int
     errors: Mapping[str, Failures]
@@ -193,9 +210,27 @@ class Report:
     interrupted: bool = False
 
     @property
+    def rough(self) -> bool:
+        """Whether fewer than ten calls, one after the other, fit in `seconds`, so that the rate is an estimate."""
+        if self.plan.count is not None:
+            return False  # nothing is cut off
+        if self.plan.rate is not None:
+            return not self.calls and self.after > 0
+        return (self.latency.mean or 0.0) * _ENOUGH > self.seconds
+
+    @property
+    def counted(self) -> float:
+        """The calls that `seconds` had room for: `calls`, or where it is `rough` their `parts`.
+
+        Of few long calls it is chance how many end in time: five at once that take 1.5 s each end twice or once in
+        two seconds, which is 5 or 2.5 calls a second. Their parts give the right 3.33 either way.
+        """
+        return self.parts if self.rough else self.calls
+
+    @property
     def per_second(self) -> float:
         """Calls answered rightly per second."""
-        return self.calls / self.seconds if self.seconds else 0.0
+        return self.counted / self.seconds if self.seconds else 0.0
 
     @property
     def failures(self) -> int:
@@ -220,7 +255,9 @@ class Report:
             "plan": self.plan.to_json(),
             "seconds": self.seconds,
             "calls": self.calls,
+            "after": self.after,
             "per_second": self.per_second,
+            "rough": self.rough,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "errors": {kind: {"count": each.count, "example": each.example} for kind, each in self.errors.items()},
@@ -256,7 +293,7 @@ class Report:
     def _cost(self, cost: Cost) -> dict[str, float | None]:
         return {
             "cpu_seconds": cost.cpu_seconds,
-            "cpu_us_per_call": cost.cpu_seconds / self.calls * 1e6 if self.calls else None,
+            "cpu_us_per_call": cost.cpu_seconds / self.counted * 1e6 if self.counted else None,
             "rss_mib": cost.rss / _MEBI,
             "peak_rss_mib": cost.peak_rss / _MEBI,
         }

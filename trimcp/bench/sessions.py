@@ -12,11 +12,11 @@ from trimcp.bench.discovery import Target
 from trimcp.bench.load import Load
 from trimcp.bench.mux import run_session
 from trimcp.bench.report import WireName
-from trimcp.transports.child import StdioServer
+from trimcp.transports.stdio.child import StdioServer
 
 if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
 __all__ = ["SessionRunner", "session_runner"]
 

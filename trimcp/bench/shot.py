@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.bench.plan import NUMBER, Request
+from trimcp.bench.plan import NUMBER, MixEntry
 from trimcp.errors import LocalError
 from trimcp.framing.headers import Mirror, decode_value, param_headers, request_headers
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, RESULT_COMPLETE
@@ -48,7 +48,7 @@ class Shot:
         headers: the lines of its own it needs over HTTP, or b"".
     """
 
-    request: Request
+    request: MixEntry
     _body: bytes = attrs.field(alias="body")
     _is_plain: bool = attrs.field(alias="is_plain")
     headers: bytes
@@ -105,7 +105,7 @@ def _first_text(member: str | None, result: Mapping[str, Any]) -> str | None:
 
 
 def prepare(
-    request: Request, revision: Revision, *, progress: bool, http: bool, mirrors: tuple[Mirror, ...] = ()
+    request: MixEntry, revision: Revision, *, progress: bool, http: bool, mirrors: tuple[Mirror, ...] = ()
 ) -> Shot:
     """Return a request ready to be sent many times.
 
@@ -149,7 +149,7 @@ def _format(text: bytes) -> bytes:
     return text.replace(b"%", b"%%").replace(NUMBER.encode(), b"%(n)d")
 
 
-def _header_lines(request: Request, revision: Revision, mirrors: tuple[Mirror, ...]) -> bytes:
+def _header_lines(request: MixEntry, revision: Revision, mirrors: tuple[Mirror, ...]) -> bytes:
     if not revision.method_headers:
         return b""
     method = METHODS.get(request.method)

@@ -9,13 +9,14 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.bench.caller import Caller
+from trimcp.bench.caller import LoadCaller
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Opener, Road
 from trimcp.bench.tally import Tally
 from trimcp.bench.writer import Writer
-from trimcp.transports.child import ChildChannel, StdioServer
+from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.transports.descriptors import READ_SIZE, FdReceiver, FdSender
+from trimcp.transports.stdio.child import ChildChannel, StdioServer
 
 __all__ = ["LineRoad", "stdio_opener"]
 
@@ -76,8 +77,8 @@ class LineRoad:
             self._held = len(rest)
         return [line for line in lines if line and not line.isspace()]
 
-    async def epitaph(self) -> str:
-        """Say how the connection ended; see `Road.epitaph`."""
+    async def close_reason(self) -> str:
+        """Say how the connection ended; see `Road.close_reason`."""
         if self._why is not None:
             return self._why
         if self._channel is None:
@@ -85,17 +86,17 @@ class LineRoad:
         # A process closes its pipes a moment before it can be waited for, and then it is known how it ended.
         with trio.move_on_after(_REAPED):
             await self._channel.process.wait()
-        return self._channel.obituary()
+        return self._channel.close_reason()
 
 
 def stdio_opener(server: StdioServer) -> Opener:
     """Return what starts the server anew for each session."""
 
     @asynccontextmanager
-    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
         async with server.connect() as channel:
             load.pids.add(channel.process.pid)
             receiver, sender = channel.streams
-            yield LineRoad(receiver, sender, load.tally, server.max_message, channel)
+            yield LineRoad(receiver, sender, load.tally, CLIENT_MAX_MESSAGE, channel)
 
     return opened

@@ -20,7 +20,7 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.shot import Shot
 from trimcp.bench.tally import LATE, Tally
 
-__all__ = ["Call", "Supply"]
+__all__ = ["LoadCall", "Supply"]
 
 _GRAIN: Final = 0.002  # what timers are off by: the system's are told milliseconds
 _NO_MEAN: Final = 0.001  # before the first answer
@@ -28,7 +28,7 @@ _NEVER: Final = math.inf
 
 
 @attrs.define(eq=False)
-class Call:
+class LoadCall:
     """One call that begins now.
 
     Attributes:
@@ -120,7 +120,7 @@ class Supply:
 
     # What connections ask
 
-    def take(self, now: float) -> Call | None:
+    def take(self, now: float) -> LoadCall | None:
         """Return a call that is to begin now, None if there is none: all is over, or `wait` is to be called."""
         if self._paced:
             if not self._backlog:
@@ -135,7 +135,7 @@ class Supply:
             due = now
         self.under_way += 1
         self._number += 1
-        call = Call(self._number, self._only or self._choose(), due)
+        call = LoadCall(self._number, self._only or self._choose(), due)
         if self._gives_up:
             self._limit(call)
         return call
@@ -164,7 +164,7 @@ class Supply:
     def _choose(self) -> Shot:
         return self.shots[bisect(self._weights, self._random.random() * self._weights[-1], hi=len(self.shots) - 1)]
 
-    def _limit(self, call: Call) -> None:
+    def _limit(self, call: LoadCall) -> None:
         """Decide whether the call is given up, and when."""
         plan = self.plan
         if plan.cancel and self._random.random() < plan.cancel:

@@ -47,7 +47,7 @@ class Tally:
         bytes_in, bytes_out: since the very beginning; `begin` and `end` note where they stood.
         latency: the times of right answers, those after the end included.
         after: how many of those came after the end.
-        last: when the last of them came.
+        parts: those calls and `calls` together, each as the part of its time that lay between beginning and end.
     """
 
     calls: int = 0
@@ -60,7 +60,7 @@ class Tally:
     bytes_in: int = 0
     bytes_out: int = 0
     after: int = 0
-    last: float = 0.0
+    parts: float = 0.0
     errors: dict[str, Failures] = attrs.field(factory=dict)
     latency: Histogram = attrs.field(factory=Histogram)
     mean: float = 0.0
@@ -105,14 +105,17 @@ class Tally:
         self.mean += (seconds - self.mean) * (0.05 if self.mean else 1.0)
         if now < self.began:
             return
+        begun = now - seconds
         if self.ended < math.inf:
             self.latency.add([seconds])
             self.after += 1
-            self.last = now
+            if begun < self.ended:
+                self.parts += (self.ended - max(begun, self.began)) / seconds
             return
         if now >= self._next:
             self._catch_up(now)
         self.calls += 1
+        self.parts += 1.0 if begun >= self.began else (now - self.began) / seconds
         self.answers += 1
         times = self._times
         times.append(seconds)

@@ -16,17 +16,19 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trimcp.bench.caller import Caller
-from trimcp.bench.link import Address, Link
+from trimcp.bench.caller import LoadCaller
+from trimcp.bench.link import Address, LoadLink
 from trimcp.bench.load import Load
 from trimcp.bench.mux import Opener, Road
 from trimcp.bench.tally import Tally
 from trimcp.bench.writer import Writer
+from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost
 from trimcp.framing.frames import text_frame
+from trimcp.framing.gathering import Gathered
 
 if TYPE_CHECKING:
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
 __all__ = ["FrameReader", "websocket_opener"]
 
@@ -34,7 +36,7 @@ _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 _LONGEST_HEAD: Final = 64 * 1024
 _CONTINUATION, _TEXT, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x8, 0x9, 0xA
 _FIN: Final = 0x80
-_FAREWELL: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close, masked with nothing, 1000
+_CLOSE_FRAME: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close, masked with nothing, 1000
 
 
 @attrs.define(eq=False)
@@ -52,8 +54,7 @@ class FrameReader:
     _pieces: list[bytes] = attrs.field(init=False, factory=list)
     _held: int = attrs.field(init=False, default=0)
     _needed: int = attrs.field(init=False, default=2)
-    _fragments: list[bytes] = attrs.field(init=False, factory=list)
-    _is_fragmented: bool = attrs.field(init=False, default=False)
+    _message: Gathered | None = attrs.field(init=False, default=None)  # the one in fragments that is under way
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the texts of the messages that these bytes complete."""
@@ -93,22 +94,22 @@ class FrameReader:
         return messages
 
     def _take(self, first: int, payload: bytes, messages: list[bytes]) -> None:
-        if first == _FIN | _TEXT and not self._is_fragmented:
+        if first == _FIN | _TEXT and self._message is None:
             messages.append(payload)
         elif first == _FIN | _PING:
             self.pings.append(payload)
         elif first == _FIN | _CLOSE:
             code = int.from_bytes(payload[:2], "big") if payload else 1005
             self.fault = f"the server closed it (code {code}) {payload[2:].decode(errors='replace')}".rstrip()
-        elif first in (_TEXT, _CONTINUATION, _FIN) and (first == _TEXT) is not self._is_fragmented:
-            self._fragments.append(payload)
-            self._is_fragmented = True
-            if sum(map(len, self._fragments)) > self.max_message or len(self._fragments) > 65_536:
-                self.fault = f"a message larger than {self.max_message:,} bytes, or in too many fragments"
+        elif first in (_TEXT, _CONTINUATION, _FIN) and (first == _TEXT) is (self._message is None):
+            if self._message is None:
+                self._message = Gathered()
+            self._message.add(payload)
+            if self._message.size > self.max_message:
+                self.fault = f"a message larger than {self.max_message:,} bytes"
             elif first == _FIN:
-                messages.append(b"".join(self._fragments))
-                self._fragments.clear()
-                self._is_fragmented = False
+                messages.append(self._message.take())
+                self._message = None
         elif first != _FIN | _PONG:
             self.fault = f"a frame that begins with {first:#04x}, which no MCP server sends"
 
@@ -117,7 +118,7 @@ class FrameReader:
 class _FrameRoad:
     """Messages as text frames over one connection."""
 
-    _link: Link
+    _link: LoadLink
     _tally: Tally
     _reader: FrameReader
     _first: bytes
@@ -149,7 +150,7 @@ class _FrameRoad:
         reader.pings.clear()
         return messages
 
-    async def epitaph(self) -> str:
+    async def close_reason(self) -> str:
         return self._reader.fault or "the server closed the connection"
 
 
@@ -162,12 +163,12 @@ def websocket_opener(server: WebSocketServer) -> Opener:
     host = "localhost" if parts.scheme == "ws+unix" else parts.netloc
 
     @asynccontextmanager
-    async def opened(load: Load, caller: Caller) -> AsyncIterator[Road]:
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
         link = await address.dial(load.plan.opening, load.ssl_context or server.ssl_context)
         try:
             lines = "".join(f"{name}: {value}\r\n" for name, value in server.headers.items())
             rest = await _shake(link, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{lines}", load.plan.opening)
-            yield _FrameRoad(link, load.tally, FrameReader(server.max_message), rest)
+            yield _FrameRoad(link, load.tally, FrameReader(CLIENT_MAX_MESSAGE), rest)
             _part(link)
         finally:
             link.close()
@@ -175,15 +176,15 @@ def websocket_opener(server: WebSocketServer) -> Opener:
     return opened
 
 
-def _part(link: Link) -> None:
+def _part(link: LoadLink) -> None:
     """Say goodbye, if that can be done at once."""
     try:
-        link.send_nowait(_FAREWELL)
+        link.send_nowait(_CLOSE_FRAME)
     except trio.BrokenResourceError:
         return
 
 
-async def _shake(link: Link, head: str, patience: float) -> bytes:
+async def _shake(link: LoadLink, head: str, patience: float) -> bytes:
     """Ask for WebSocket (RFC 6455, section 4.1); return what came behind the answer."""
     key = base64.b64encode(os.urandom(16))
     wanted = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())

@@ -7,42 +7,56 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from trimcp.cli.bench_options import BENCH_EXIT_CODES, BenchOptions, bench_options
+from trimcp.cli.bench_options import BENCH_EXIT_CODES, BENCH_SECTIONS, BenchOptions, bench_options
 from trimcp.cli.conversation import Body, Options, converse, own_version
-from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, TOOL_ERROR, USAGE, Failure
+from trimcp.cli.exits import DEMO_EXIT_CODES, EXIT_CODES, INTERRUPTED, RUN_EXIT_CODES, TOOL_ERROR, USAGE, Failure
 from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
 from trimcp.cli.loading import load_server, trace_of
-from trimcp.cli.options import network_options, read_options
+from trimcp.cli.options import (
+    BEARER_OPTION,
+    HEADER_OPTION,
+    REVISION_OPTION,
+    RUN_SECTIONS,
+    network_options,
+    read_options,
+)
 from trimcp.cli.recording import record, replay
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, read_headers
-from trimcp.cli.text import as_json, describe_content, describe_resource
+from trimcp.cli.text import as_json, clean, describe_content, describe_resource
 from trimcp.cli.values import ValueProblem, parse_arguments
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.run import run_stdio
 from trimcp.server.server import Server
 from trimcp.wire.content import ResourceContents
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.logs import LoggingLevel
-from trimcp.wire.revisions import REVISIONS
+from trimcp.wire.lifecycle import LoggingLevel
 from trimcp.wire.tools import Tool
 
 __all__ = ["app"]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
+_EPILOG: Final = TARGET_HELP + "\n" + EXIT_CODES
+
 _WORDS: Final = "trimcp.words"
+_WAITING: Final = """\
+{name} waits for a client that writes JSON-RPC to its standard input; Ctrl-C ends it.
+Clients start it themselves: trimcp inspect {server}. To have it wait for them, add --http."""
 
 
 class _Commands(click.Group):
     """The commands. Ctrl-C ends one also before it looks after that itself, such as while a server is loaded."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # in the order in which one meets them
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,7 +66,22 @@ class _Commands(click.Group):
 
 
 class _Command(click.Command):
-    """A command whose server may stand last, after `--`, and whose `--trace` may have a value."""
+    """A command whose server may stand last, after `--`, and whose `--trace` may have a value.
+
+    Args:
+        sections: of its help: titles, and the names of the parameters under each.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections or {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        left = {each.name: each.get_help_record(ctx) for each in self.get_params(ctx) if isinstance(each, click.Option)}
+        named = {title: [left.pop(name) for name in names] for title, names in self.sections.items()}
+        for title, records in {**named, "Other options" if named else "Options": list(left.values())}.items():
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)
@@ -76,20 +105,24 @@ def _connects(function: CommandT) -> CommandT:
     """Give a command the options of all that connect."""
     options = [
         click.argument("target"),
-        click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds for all of it."),
-        click.option("--revision", type=click.Choice([r.name for r in REVISIONS]), help="Speak this revision."),
+        click.option(
+            "--timeout",
+            metavar="SECONDS",
+            type=click.FloatRange(0, min_open=True),
+            help="Time for all of it; a person's answers do not count.",
+        ),
+        REVISION_OPTION,
+        HEADER_OPTION,
+        BEARER_OPTION,
         click.option("--trace", metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked."),
-        click.option("--log-level", type=click.Choice(get_args(LoggingLevel)), help="Lowest log level to ask for."),
+        click.option(
+            "--log-level",
+            metavar="LEVEL",
+            type=click.Choice(get_args(LoggingLevel)),
+            help=f"Lowest log level to ask for: {', '.join(get_args(LoggingLevel))}.",
+        ),
         click.option("-q", "--quiet", is_flag=True, help="No progress, no logs."),
-        click.option(
-            *("--header", "headers", "-H"),
-            multiple=True,
-            metavar="'NAME: VALUE'",
-            help="Send a header to a URL; ${VARIABLE} in it is replaced.",
-        ),
-        click.option(
-            "--bearer", metavar="VARIABLE|@FILE", help="Send the token that a variable or file holds to a URL."
-        ),
+        click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON, as the server sent it."),
     ]
     for option in reversed(options):
         function = option(function)
@@ -114,10 +147,19 @@ def app() -> None:
     """
 
 
-@app.command(cls=_Command, epilog=EXIT_CODES)
+@app.command(
+    cls=_Command, sections=RUN_SECTIONS, epilog=RUN_EXIT_CODES, short_help="Serve a file or module, here or by network."
+)
 @click.argument("server")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option("--grace", default=5.0, show_default=True, type=click.FloatRange(0), help="Seconds calls may still take.")
+@click.option(
+    "--grace",
+    metavar="SECONDS",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Time that calls get when it is told to end.",
+)
 @click.option("--trace", metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked.")
 @click.option(
     "--gc-threshold",
@@ -164,7 +206,10 @@ def run(
     sys.argv = [server, *arguments]
     load = partial(_load, server, gc_threshold)
     if options is None:
-        run_stdio(load(), grace=grace, watchdog=watchdog)
+        loaded = load()
+        if sys.stdin.isatty():  # a person, who sees nothing happen
+            click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
+        run_stdio(loaded, grace=grace, watchdog=watchdog)
     else:
         from trimcp.cli.serving import serve  # a server on standard input and output should not pay for it
 
@@ -185,9 +230,8 @@ def _load(name: str, gc_threshold: int | None) -> Server[Any]:
     return server
 
 
-@app.command("inspect", cls=_Command, epilog=TARGET_HELP + "\n" + EXIT_CODES)
+@app.command("inspect", cls=_Command, epilog=_EPILOG, short_help="Show what a server offers.")
 @_connects
-@click.option("--json", "wants_json", is_flag=True, help="All of it as JSON, schemas included.")
 def inspect_(target: str, wants_json: bool, **options: Any) -> None:
     """Show what TARGET offers: capabilities, tools and their arguments, resources, prompts.
 
@@ -200,7 +244,7 @@ def inspect_(target: str, wants_json: bool, **options: Any) -> None:
     """
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        offer = await take_stock(session)
+        offer = await take_stock(session, choices=not wants_json)
         if wants_json:
             screen.show(as_json(offer_json(session, offer)))
         else:
@@ -211,13 +255,14 @@ def inspect_(target: str, wants_json: bool, **options: Any) -> None:
     _finish(target, options, body)
 
 
-@app.command(cls=_Command, epilog=TARGET_HELP + "\n" + EXIT_CODES)
+@app.command(cls=_Command, epilog=_EPILOG, short_help="Call a tool and print the result.")
 @_connects
 @click.argument("tool")
-@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--json", "text", metavar="JSON", help="The arguments as one JSON object; - reads standard input.")
-@click.option("--raw", is_flag=True, help="The result as the server sent it, as JSON.")
-def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, raw: bool, **options: Any) -> None:
+@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option("--arguments", "text", metavar="JSON", help="All arguments as one object; - reads standard input.")
+def call(
+    target: str, tool: str, arguments: tuple[str, ...], text: str | None, wants_json: bool, **options: Any
+) -> None:
     """Call TOOL of TARGET, with progress and logs as they come, and print the result.
 
     Values are read as the tool's schema says: numbers, true and false, lists and objects as JSON, text as it is.
@@ -227,7 +272,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, r
     Examples:
       trimcp call weather.py get_forecast latitude=40.7128 longitude=-74.006
       trimcp call "python codesearch.py src" search pattern=TODO glob='*.py'
-      trimcp call servers.json:git git_log --json '{"repo_path": "."}' --raw
+      trimcp call servers.json:git git_log --arguments '{"repo_path": "."}' --json
       trimcp call get_alerts state=NY -- python weather.py
     """
     whole = None if text is None else _read_json(text, arguments)
@@ -240,7 +285,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, r
                 screen.progress(step)
             result = await call.result()
         screen.end_progress()
-        if raw:
+        if wants_json:
             screen.show(as_json(converter_for(session.revision).dump(result)))
         else:
             show = _show_error if result.is_error is True else screen.show
@@ -267,32 +312,31 @@ def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, An
 
 def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
     if words:
-        raise Failure("give the arguments either as KEY=VALUE or with --json", USAGE)
+        raise Failure("give the arguments either as NAME=VALUE or with --arguments", USAGE)
     try:
         value = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise Failure(f"--json is not valid JSON: {error}", USAGE) from None
+        raise Failure(f"--arguments is not valid JSON: {error}", USAGE) from None
     if not isinstance(value, dict):
-        raise Failure('--json must be an object, such as \'{"city": "Oslo"}\'', USAGE)
+        raise Failure('--arguments must be an object, such as \'{"city": "Oslo"}\'', USAGE)
     return value
 
 
-@app.command(cls=_Command, epilog=TARGET_HELP + "\n" + EXIT_CODES)
+@app.command(cls=_Command, epilog=_EPILOG, short_help="Print what a resource holds.")
 @_connects
 @click.argument("uri")
-@click.option("--raw", is_flag=True, help="The result as the server sent it, as JSON.")
-def read(target: str, uri: str, raw: bool, **options: Any) -> None:
+def read(target: str, uri: str, wants_json: bool, **options: Any) -> None:
     """Print what the resource URI of TARGET holds.
 
     \b
     Examples:
       trimcp read codesearch.py code:///README.md
-      trimcp read notes:///today --raw -- python notes.py
+      trimcp read notes:///today --json -- python notes.py
     """
 
     async def body(session: ClientSession, screen: Screen) -> int:
         result = await session.read_resource(uri)
-        if raw:
+        if wants_json:
             screen.show(as_json(converter_for(session.revision).dump(result)))
         else:
             contents: list[ResourceContents] = list(result.contents)
@@ -303,26 +347,26 @@ def read(target: str, uri: str, raw: bool, **options: Any) -> None:
     _finish(target, options, body)
 
 
-@app.command(cls=_Command, epilog=TARGET_HELP + "\n" + EXIT_CODES)
+@app.command(cls=_Command, epilog=_EPILOG, short_help="Print the messages of a prompt.")
 @_connects
 @click.argument("name")
-@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--raw", is_flag=True, help="The result as the server sent it, as JSON.")
-def prompt(target: str, name: str, arguments: tuple[str, ...], raw: bool, **options: Any) -> None:
+@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
+def prompt(target: str, name: str, arguments: tuple[str, ...], wants_json: bool, **options: Any) -> None:
     """Print the messages of the prompt NAME of TARGET, filled in.
 
     \b
-    Example:
+    Examples:
       trimcp prompt codesearch.py review path=README.md focus=style
+      trimcp prompt https://mcp.example/mcp greet name=Ada --json
     """
     for word in arguments:
         if "=" not in word:
-            raise Failure(f"{word!r} is no argument; write key=value", USAGE)
+            raise Failure(f"{word!r} is no argument; write name=value", USAGE)
     values = dict(word.split("=", 1) for word in arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
         result = await session.get_prompt(name, values)
-        if raw:
+        if wants_json:
             screen.show(as_json(converter_for(session.revision).dump(result)))
         else:
             for message in result.messages:
@@ -334,7 +378,12 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], raw: bool, **opti
     _finish(target, options, body)
 
 
-@app.command(cls=_Command, epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES)
+@app.command(
+    cls=_Command,
+    sections=BENCH_SECTIONS,
+    epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES,
+    short_help="Put load on a server and measure it.",
+)
 @click.argument("target")
 @bench_options
 def bench(target: str, **options: Any) -> None:
@@ -349,7 +398,7 @@ def bench(target: str, **options: Any) -> None:
       trimcp bench server.py --tool echo -a text='hello {n}' --expect 'hello {n}' --under-way 16
       trimcp bench https://mcp.example/mcp --bearer TOKEN --tool search -a query=tea --rate 50 --seconds 60
       trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 100 --pid 4242 --plot load.svg
-      trimcp bench server.py --script mix.toml --under-way 8 --cancel 0.1 --json figures.json
+      trimcp bench server.py --script mix.toml --under-way 8 --cancel 0.1 --save figures.json
       trimcp bench server.py --tool echo -a text=x --compare 'node build/index.js' --plot both.png
     """
     from trimcp.cli.bench_run import run_bench
@@ -357,7 +406,11 @@ def bench(target: str, **options: Any) -> None:
     sys.exit(run_bench(target, BenchOptions(**options)))
 
 
-@app.command(cls=_Command)
+app.add_command(record)
+app.add_command(replay)
+
+
+@app.command(cls=_Command, epilog=DEMO_EXIT_CODES, short_help="Watch a client and a server at work.")
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 @click.option("--trace", metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked.")
 def demo(directory: str | None, trace: str | None) -> None:
@@ -365,11 +418,13 @@ def demo(directory: str | None, trace: str | None) -> None:
 
     The server is the example codesearch.py in a process of its own. A long search is cancelled half-way; in the end
     nothing is left of it.
+
+    \b
+    Examples:
+      trimcp demo
+      trimcp demo ~/project
+      trimcp demo --trace=messages.txt
     """
     from trimcp.cli.demo import run_demo
 
     sys.exit(run_demo(directory, trace))
-
-
-app.add_command(record)
-app.add_command(replay)

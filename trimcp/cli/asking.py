@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -16,23 +17,22 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.text import clean, one_line
 from trimcp.wire.elicitation import (
     BooleanSchema,
+    Bounds,
+    Choice,
     ElicitAnswer,
     ElicitFormParams,
     ElicitParams,
     ElicitResult,
     ElicitURLParams,
-    LegacyTitledEnumSchema,
     NumberSchema,
     PrimitiveSchema,
     StringSchema,
     TitledMultiSelectEnumSchema,
-    TitledSingleSelectEnumSchema,
     UntitledMultiSelectEnumSchema,
-    UntitledSingleSelectEnumSchema,
 )
-from trimcp.wire.fields import ABSENT, Absent
+from trimcp.wire.fields import ABSENT
 
-__all__ = ["Asker", "BadAnswer", "Cancelled", "Terminal", "read_answer"]
+__all__ = ["Asker", "BadAnswer", "InputEnded", "Terminal", "read_answer"]
 
 _YES: Final = frozenset({"y", "yes", "true", "1", "on"})
 _NO: Final = frozenset({"n", "no", "false", "0", "off"})
@@ -44,7 +44,7 @@ class BadAnswer(ValueError):
     """What was typed does not fit the field; the text says what would."""
 
 
-class Cancelled(Exception):
+class InputEnded(Exception):
     """The person ended the input (Ctrl-D)."""
 
 
@@ -64,12 +64,12 @@ class Terminal:
             return False
 
     async def read_line(self) -> str:
-        """Return the next line without its end. Raises Cancelled at the end of the input."""
+        """Return the next line without its end. Raises InputEnded at the end of the input."""
         while b"\n" not in self._kept:
             chunk = await self._read()
             if not chunk or len(self._kept) > _LONGEST_ANSWER:
                 self._kept.clear()
-                raise Cancelled
+                raise InputEnded
             self._kept += chunk
         line, _, rest = bytes(self._kept).partition(b"\n")
         self._kept = bytearray(rest)
@@ -109,7 +109,7 @@ class Asker:
                     if isinstance(params, ElicitURLParams):
                         return await self._ask_url(params)
                     return await self._ask_form(params)
-                except Cancelled:
+                except InputEnded:
                     self._say("\n(cancelled)")
                     return ElicitResult(action="cancel")
 
@@ -137,7 +137,7 @@ class Asker:
     async def _ask_field(self, name: str, field: PrimitiveSchema, required: bool) -> Any:
         if field.description:
             self._say(f"  {clean(field.description)}")
-        for number, (value, title) in enumerate(choices_of(field), 1):
+        for number, (value, title) in enumerate(field.choices, 1):
             self._say(f"    {number}. {one_line(title)}" + (f" ({one_line(value)})" if title != value else ""))
         default = f" [{_shown(field.default)}]" if field.default is not ABSENT else ""
         optional = "" if required or default else " (optional)"
@@ -176,23 +176,6 @@ class Asker:
         sys.stderr.write(text + "\n")
 
 
-def choices_of(field: PrimitiveSchema) -> list[tuple[str, str]]:
-    """Return the values a field chooses from, each with the text to show; none where it is free."""
-    match field:
-        case UntitledSingleSelectEnumSchema():
-            return [(value, value) for value in field.enum]
-        case LegacyTitledEnumSchema():
-            names = field.enum_names or []
-            return [(value, names[at] if at < len(names) else value) for at, value in enumerate(field.enum)]
-        case TitledSingleSelectEnumSchema():
-            return [(option.const, option.title) for option in field.one_of]
-        case UntitledMultiSelectEnumSchema():
-            return [(value, value) for value in field.items.enum]
-        case TitledMultiSelectEnumSchema():
-            return [(option.const, option.title) for option in field.items.any_of]
-    return []
-
-
 def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
     """Return what was typed as a value of the field.
 
@@ -210,7 +193,7 @@ def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
             return _text(field, typed)
         case UntitledMultiSelectEnumSchema() | TitledMultiSelectEnumSchema():
             return _several(field, typed)
-    return _choose(choices_of(field), typed)
+    return _choose(field.choices, typed)
 
 
 def _number(field: NumberSchema, typed: str) -> int | float:
@@ -218,35 +201,44 @@ def _number(field: NumberSchema, typed: str) -> int | float:
         value = int(typed) if field.type == "integer" else float(typed)
     except ValueError:
         raise BadAnswer("Type a whole number." if field.type == "integer" else "Type a number.") from None
-    # As they stand, these refuse NaN and infinity too.
-    low = float("-inf") if isinstance(field.minimum, Absent) else field.minimum
-    high = float("inf") if isinstance(field.maximum, Absent) else field.maximum
-    if not low <= value <= high or value in (float("inf"), float("-inf")):
-        raise BadAnswer(f"Type a number {_hint(field).strip(' ()') or 'that is finite'}.")
+    if not math.isfinite(value) or not _fits(value, field.bounds):
+        raise BadAnswer(f"Type a number {_bounds_text(field.bounds) or 'that is finite'}.")
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _text(field: StringSchema, typed: str) -> str:
-    if field.min_length and len(typed) < field.min_length:
-        raise BadAnswer(f"Type at least {field.min_length} characters.")
-    if not isinstance(field.max_length, Absent) and len(typed) > field.max_length:
-        raise BadAnswer(f"Type at most {field.max_length} characters.")
+    if not _fits(len(typed), field.bounds):
+        raise BadAnswer(f"Type {_bounds_text(field.bounds)} characters.")
     if field.format and not _FORMATS[field.format](typed):
         raise BadAnswer(f"Not a valid {field.format}; type one such as {_EXAMPLES[field.format]}.")
     return typed
 
 
 def _several(field: UntitledMultiSelectEnumSchema | TitledMultiSelectEnumSchema, typed: str) -> list[str]:
-    choices = choices_of(field)
-    values = list(dict.fromkeys(_choose(choices, part.strip()) for part in typed.split(",") if part.strip()))
-    if field.min_items and len(values) < field.min_items:
-        raise BadAnswer(f"Choose at least {field.min_items}.")
-    if not isinstance(field.max_items, Absent) and len(values) > field.max_items:
-        raise BadAnswer(f"Choose at most {field.max_items}.")
+    values = list(dict.fromkeys(_choose(field.choices, part.strip()) for part in typed.split(",") if part.strip()))
+    if not _fits(len(values), field.bounds):
+        raise BadAnswer(f"Choose {_bounds_text(field.bounds)}.")
     return values
 
 
-def _choose(choices: list[tuple[str, str]], typed: str) -> str:
+def _fits(value: float, bounds: Bounds) -> bool:
+    return (bounds.least is None or value >= bounds.least) and (bounds.most is None or value <= bounds.most)
+
+
+def _bounds_text(bounds: Bounds) -> str:
+    least, most = bounds
+    if least is not None and most is not None:
+        return f"from {_number_text(least)} to {_number_text(most)}"
+    if least is not None:
+        return f"at least {_number_text(least)}"
+    return "" if most is None else f"at most {_number_text(most)}"
+
+
+def _number_text(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else str(number)
+
+
+def _choose(choices: list[Choice], typed: str) -> str:
     for value, title in choices:
         if typed in (value, title):
             return value
@@ -265,11 +257,8 @@ def _hint(field: PrimitiveSchema) -> str:
     if isinstance(field, BooleanSchema):
         return " (yes or no)"
     if isinstance(field, NumberSchema):
-        low, high = field.minimum is not ABSENT, field.maximum is not ABSENT
-        if low and high:
-            return f" (from {field.minimum:g} to {field.maximum:g})"
-        if low or high:
-            return f" (at least {field.minimum:g})" if low else f" (at most {field.maximum:g})"
+        text = _bounds_text(field.bounds)
+        return f" ({text})" if text else ""
     if isinstance(field, UntitledMultiSelectEnumSchema | TitledMultiSelectEnumSchema):
         return " (several, with commas)"
     return f" ({field.format})" if isinstance(field, StringSchema) and field.format else ""

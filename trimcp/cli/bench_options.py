@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, TypeVar
 import attrs
 import click
 
-from trimcp.wire.revisions import REVISIONS
+from trimcp.cli.options import BEARER_OPTION, HEADER_OPTION, REVISION_OPTION
 
-__all__ = ["BENCH_EXIT_CODES", "BenchOptions", "bench_options"]
+__all__ = ["BENCH_EXIT_CODES", "BENCH_SECTIONS", "BenchOptions", "bench_options"]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -25,13 +25,24 @@ Exit codes:
   130  interrupted by Ctrl-C (143: by SIGTERM); what was measured is printed
 """
 
+BENCH_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
+    "How much at a time": ("sessions", "under_way", "rate", "spacing", "think"),
+    "For how long": ("seconds", "count", "warm_up"),
+    "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
+    "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
+    "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
+    "What is shown": ("json", "save", "plot", "quiet"),
+}
+"""The sections of the help, and which options stand in each."""
+
 
 @attrs.frozen(kw_only=True)
 class BenchOptions:
     """What is to be measured and shown, as it was typed; None is what was not.
 
     Attributes:
-        tool, arguments, expect: the tool to call, its `NAME=TEXT` and `NAME:=JSON`, and what it has to answer.
+        tool, arguments, expect: the tool to call, its `NAME=VALUE` and `NAME:=JSON`, and what it has to answer.
         method, params: the request to send instead, and its parameters as JSON.
         script: the file with a mix of them.
         sessions, under_way: how many, and calls under way in each.
@@ -42,8 +53,8 @@ class BenchOptions:
         headers, bearer, pids: how TARGET is reached, and its processes.
         compare, compare_headers, compare_bearer, compare_pids: another server, likewise.
         rounds: how often each of the two is measured.
-        json: a file, or "-" for standard output.
-        plot: a file.
+        json: print the figures as JSON.
+        save, plot: files for the figures as JSON, and for a picture of them.
         quiet: show nothing while it runs.
     """
 
@@ -78,7 +89,8 @@ class BenchOptions:
     compare_bearer: str | None = attrs.field(repr=False)
     compare_pids: tuple[int, ...]
     rounds: int
-    json: str | None
+    json: bool
+    save: str | None
     plot: str | None
     quiet: bool
 
@@ -97,8 +109,8 @@ def _load() -> list[Callable[[Any], Any]]:
         click.option(
             *("--arg", "arguments", "-a"),
             multiple=True,
-            metavar="NAME=TEXT",
-            help="An argument, read as the tool's schema says, or NAME:=JSON. {n} in it is the call's number.",
+            metavar="NAME=VALUE",
+            help="An argument, read as its schema says, or NAME:=JSON; {n} is the call's number. Again for more.",
         ),
         click.option("--expect", metavar="TEXT", help="What the first text of each answer has to be; {n} as above."),
         click.option("--method", metavar="METHOD", help="Send this request instead, such as tools/list."),
@@ -110,7 +122,7 @@ def _load() -> list[Callable[[Any], Any]]:
         click.option("--under-way", metavar="N", type=click.IntRange(1), help="Calls under way in each.  [default: 1]"),
         click.option(
             "--rate",
-            metavar="PER-SECOND",
+            metavar="N",
             type=positive,
             help="Begin so many calls a second, answered or not (open loop).",
         ),
@@ -122,24 +134,24 @@ def _load() -> list[Callable[[Any], Any]]:
             help="How --rate spaces them.",
         ),
         click.option(
-            "--seconds", metavar="S", type=positive, help="Measure for so long.  [default: 10; each round: 3]"
+            "--seconds", metavar="SECONDS", type=positive, help="Measure for so long.  [default: 10; each round: 3]"
         ),
         click.option("--count", metavar="N", type=click.IntRange(1), help="Measure so many calls instead."),
         click.option(
-            "--warm-up", metavar="S|Nx", help="Seconds, or calls (100x), before it.  [default: 1, with --count 0]"
+            "--warm-up", metavar="AMOUNT", help="Seconds (2), or calls (100x), before.  [default: 1, with --count 0]"
         ),
         click.option(
             "--think",
-            metavar="S",
+            metavar="SECONDS",
             default=0.0,
             type=click.FloatRange(0),
-            help="Seconds between an answer and the next.",
+            help="Time between an answer and the next.",
         ),
         click.option("--cancel", default=0.0, type=share, metavar="SHARE", help="Cancel this share, 0.1 for a tenth."),
         click.option(
-            "--cancel-after", metavar="S", type=click.FloatRange(0), help="Seconds until then.  [default: at random]"
+            "--cancel-after", metavar="SECONDS", type=click.FloatRange(0), help="Time until then.  [default: random]"
         ),
-        click.option("--timeout", metavar="S", type=positive, help="Give a call up after so many seconds."),
+        click.option("--timeout", metavar="SECONDS", type=positive, help="Give a call up after this time."),
         click.option("--timeouts", type=share, metavar="SHARE", help="The share that --timeout is for.  [default: 1]"),
         click.option("--progress", is_flag=True, help="Ask for progress, and count the notifications."),
         click.option("--seed", metavar="N", default=0, type=int, help="What everything random begins with."),
@@ -149,7 +161,7 @@ def _load() -> list[Callable[[Any], Any]]:
 def _reach() -> list[Callable[[Any], Any]]:
     pid = click.IntRange(1)
     return [
-        click.option("--revision", type=click.Choice([r.name for r in REVISIONS]), help="Speak this revision."),
+        REVISION_OPTION,
         click.option(
             "--transport",
             default="auto",
@@ -164,13 +176,8 @@ def _reach() -> list[Callable[[Any], Any]]:
             type=click.Choice(["any", "json", "sse"]),
             help="How a server has to answer a POST; anything else is an error.",
         ),
-        click.option(
-            *("--header", "headers", "-H"),
-            multiple=True,
-            metavar="'NAME: VALUE'",
-            help="Send a header to a URL; ${VARIABLE} in it is replaced.",
-        ),
-        click.option("--bearer", metavar="VARIABLE|@FILE", help="Send the token that one of these holds."),
+        HEADER_OPTION,
+        BEARER_OPTION,
         click.option(
             *("--pid", "pids"),
             multiple=True,
@@ -178,21 +185,24 @@ def _reach() -> list[Callable[[Any], Any]]:
             metavar="PID",
             help="A server's process, to read its CPU time and memory; a child's is known. Again for more.",
         ),
-        click.option("--compare", metavar="OTHER_TARGET", help="Measure this one too, in turns, and compare."),
+        click.option("--compare", metavar="TARGET", help="Measure this one too, in turns, and compare."),
         click.option(
             "--rounds", metavar="N", default=5, show_default=True, type=click.IntRange(1), help="Turns of each."
         ),
         click.option(
-            *("--compare-header", "compare_headers"), multiple=True, metavar="'NAME: VALUE'", help="For the other."
+            *("--compare-header", "compare_headers"), multiple=True, metavar="HEADER", help="--header for the other."
         ),
-        click.option("--compare-bearer", metavar="VARIABLE|@FILE", help="For the other."),
-        click.option(*("--compare-pid", "compare_pids"), multiple=True, type=pid, metavar="PID", help="For the other."),
+        click.option("--compare-bearer", metavar="SOURCE", help="--bearer for the other."),
+        click.option(
+            *("--compare-pid", "compare_pids"), multiple=True, type=pid, metavar="PID", help="--pid for the other."
+        ),
     ]
 
 
 def _show() -> list[Callable[[Any], Any]]:
     return [
-        click.option("--json", metavar="FILE", help="Write all figures as JSON; - is standard output."),
+        click.option("--json", is_flag=True, help="Print the result as JSON; the table goes to standard error."),
+        click.option("--save", metavar="FILE", help="Write all figures to FILE as JSON."),
         click.option("--plot", metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot])."),
         click.option("-q", "--quiet", is_flag=True, help="Nothing but the result."),
     ]

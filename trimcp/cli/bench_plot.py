@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Report, Second
-from trimcp.cli.bench_table import PERCENTILES, milliseconds
+from trimcp.cli.bench_table import PERCENTILES, milliseconds, what_times_are
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.text import one_line
 
@@ -32,7 +33,7 @@ _INK: Final = "#2f3437"
 _FAINT: Final = "#8a9196"
 _GRID: Final = "#e3e6e8"
 _BARS: Final = 90
-_LEAST_GAP: Final = 0.115  # of the axis' width, between the middles of two labels
+_LEAST_GAP: Final = 0.118  # of the axis' width, between the middles of two labels: eight of them fit
 _FOLDS: Final = 100  # how many buckets of a histogram a factor of e has
 _LEAST_SECOND: Final = 0.25  # of the last one, to be drawn as a rate
 _UNDATED: Final = {".svg": {"Date": None}, ".png": {"Software": None}}
@@ -138,7 +139,8 @@ def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:
 def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
     histograms = [_merged(curve.rounds) for curve in curves]
     edges = _edges(histograms)
-    axes.set_xlabel("time from call to answer (ms, logarithmic)")
+    first = curves[0].rounds
+    axes.set_xlabel(f"ms (logarithmic) {what_times_are(first[0].plan, len(first))}", fontsize=8)
     axes.set_ylabel("share of calls (%)")
     axes.grid(visible=False)
     if not edges:
@@ -147,14 +149,11 @@ def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(edges[0], edges[-1])
     _number_log(axes.xaxis)
-    # The upper labels first: their lines go behind the lower ones.
-    for row, histogram, colour in reversed(
-        list(zip(range(len(curves)), histograms, _COLOURS[: len(curves)], strict=True))
-    ):
+    for histogram, colour in zip(histograms, _COLOURS, strict=False):
         shares = _shares(histogram, edges)
         axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
         axes.stairs(shares, edges, color=colour, linewidth=1.1)
-        _mark(axes, histogram, colour, row)
+    _mark(axes, curves)
     axes.set_ylim(bottom=0)
 
 
@@ -199,27 +198,36 @@ def _shares(histogram: Histogram, edges: Sequence[float]) -> list[float]:
     return shares
 
 
-def _mark(axes: Axes, histogram: Histogram, colour: str, row: int) -> None:
-    """Draw a line for each percentile, with its value above the axes; labels that would touch move to the right."""
+def _mark(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Draw a line for each percentile, with its value above the axes.
+
+    All labels stand in one row, in the order of their lines, and what leads to them begins below them: so nothing
+    crosses.
+    """
     low, high = (math.log(limit) for limit in axes.get_xlim())
-    percentiles = {f"p{each:g}": 1e3 * (histogram.percentile(each) or 0) for each in PERCENTILES if histogram.count}
-    spots = [(math.log(value) - low) / (high - low) for value in percentiles.values()]
-    places = _apart(spots, _LEAST_GAP)
-    for (name, value), place in zip(percentiles.items(), places, strict=True):
+    marks = []
+    for curve, colour in zip(curves, _COLOURS, strict=False):
+        for each in PERCENTILES:
+            values = [report.latency.percentile(each) for report in curve.rounds]
+            known = [value for value in values if value is not None]
+            if known:  # the median, as in the table
+                marks.append((1e3 * median(known), f"p{each:g}", colour))
+    marks.sort(key=lambda mark: mark[0])
+    places = _apart([(math.log(value) - low) / (high - low) for value, _, _ in marks], _LEAST_GAP)
+    for (value, name, colour), place in zip(marks, places, strict=True):
         axes.axvline(value, color=colour, linewidth=0.9, linestyle=(0, (4, 2)), alpha=0.8)
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 0}
         axes.annotate(
             f"{name} {milliseconds(value / 1e3)}",
             xy=(value, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(place, 1.05 + 0.1 * row),
+            xytext=(place, 1.1),
             textcoords="axes fraction",
             ha="center",
             va="bottom",
-            fontsize=8,
+            fontsize=7.5,
             color=colour,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},  # lines to labels above go behind
-            zorder=5 - row,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={**line, "relpos": (0.5, 0.0)},
         )
 
 
@@ -264,7 +272,7 @@ def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
         axes.set_xlabel("seconds since the start")
         axes.set_xlim(0, max(report.seconds, 0.1))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=report.seconds > 3))
-    _finish_panels(rates, times, drawn)
+    _finish_panels(rates, times, drawn, "in each second")
 
 
 def _p50(second: Second) -> float:
@@ -290,16 +298,16 @@ def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
     for axes in (rates, times):
         axes.set_xlabel("round")
         axes.set_xticks(range(1, max(len(curve.rounds) for curve in curves) + 1))
-    _finish_panels(rates, times, drawn)
+    _finish_panels(rates, times, drawn, "in each round")
 
 
-def _finish_panels(rates: Axes, times: Axes, drawn: Sequence[float]) -> None:
+def _finish_panels(rates: Axes, times: Axes, drawn: Sequence[float], each: str) -> None:
     rates.set_title("calls answered per second", loc="left", fontsize=9, fontweight="bold")
     rates.set_ylabel("calls/s")
     highest = rates.dataLim.ymax
     rates.set_ylim(0, 1.1 * highest if math.isfinite(highest) and highest > 0 else None)  # room for the highest mark
     rates.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
-    times.set_title("time of a call", loc="left", fontsize=9, fontweight="bold")
+    times.set_title(f"time {each}", loc="left", fontsize=9, fontweight="bold")
     times.set_ylabel("ms (logarithmic)")
     drawn = [value for value in drawn if value > 0]  # which NaN is not
     if drawn:

@@ -33,8 +33,8 @@ def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[
         Failure: a file cannot be written; all the rest was done before.
     """
     pairs = _pairs(done)
-    if not (options.quiet and options.json == "-"):
-        console = screen.err if options.json == "-" else screen.out
+    if not (options.quiet and options.json):
+        console = screen.err if options.json else screen.out
         for text, style in _lines(done, pairs):
             console.print(text, style=style)
     failures = [failure for write in (_write_json, _write_plot) for failure in [write(options, done, pairs)] if failure]
@@ -65,17 +65,17 @@ def _lines(done: Sequence[Sequence[Report]], pairs: Sequence[Pair]) -> Iterator[
 
 
 def _write_json(options: BenchOptions, done: Sequence[Sequence[Report]], pairs: Sequence[Pair]) -> Failure | None:
-    if options.json is None:
+    if not options.json and options.save is None:
         return None
     value: Any = done[0][0].to_json() if len(done) == 1 else comparison_json(pairs, _unpaired(done, pairs))
     text = json.dumps(value, allow_nan=False)
-    if options.json == "-":
+    if options.json:
         click.echo(text)
-        return None
-    try:
-        Path(options.json).write_text(text + "\n", "utf-8")
-    except OSError as error:
-        return Failure(f"cannot write {options.json}: {error.strerror}", USAGE)
+    if options.save is not None:
+        try:
+            Path(options.save).write_text(text + "\n", "utf-8")
+        except OSError as error:
+            return Failure(f"cannot write {options.save}: {error.strerror}", USAGE)
     return None
 
 

@@ -23,11 +23,11 @@ from trimcp.cli.conversation import Stop, own_version, signals
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, USAGE, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Target, find_target, read_headers
+from trimcp.cli.targets import Target, find_target, read_headers, token_hint
 from trimcp.cli.text import one_line
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
-from trimcp.transports.child import StdioServer
+from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 
 __all__ = ["run_bench"]
@@ -47,8 +47,8 @@ def run_bench(target: str, options: BenchOptions) -> int:
     check_options(options)
     if options.plot is not None:
         check_plot(options.plot)
-    if options.json not in (None, "-") and not Path(options.json or "").absolute().parent.is_dir():
-        raise Failure(f"--json cannot write {options.json}: there is no such folder", USAGE)
+    if options.save is not None and not Path(options.save).absolute().parent.is_dir():
+        raise Failure(f"--save cannot write {options.save}: there is no such folder", USAGE)
     screen = Screen(options.quiet)
     servers = [find_target(target, screen.server_says, read_headers(options.headers, options.bearer))]
     if options.compare is not None:
@@ -61,8 +61,8 @@ def run_bench(target: str, options: BenchOptions) -> int:
 
 
 def _shown(text: str, server: Target) -> str:
-    """Return what was typed for a server, without what may be secret in a URL."""
-    return one_line(text if isinstance(server, StdioServer) else masked_url(server.url), 60)
+    """Return what was typed for a server, of a URL without user and query."""
+    return one_line(text if isinstance(server, StdioServer) else masked_url(server.url, path=True), 60)
 
 
 @attrs.define(eq=False)
@@ -91,7 +91,9 @@ class _Bench:
             finally:
                 self.view.end()
         reports = [report for rounds in self.done for report in rounds]
-        measured = any(report.calls or report.failures or report.cancelled or report.timed_out for report in reports)
+        measured = any(
+            report.latency.count or report.failures or report.cancelled or report.timed_out for report in reports
+        )
         if measured or (reports and stop.signal is None):
             show_results(self.screen, self.options, self.done)
         if stop.signal is not None:
@@ -152,7 +154,7 @@ class _Bench:
 
     def _as_meant(self, server: Target) -> Target:
         """Return the server to be spoken to over the transport that is asked for."""
-        from trimcp.transports.http.client import HttpServer
+        from trimcp.transports.http.client.target import HttpServer
 
         modes: Mapping[str, Any] = {"http": "streamable", "sse": "sse"}
         if isinstance(server, HttpServer) and self.options.transport in modes:
@@ -169,4 +171,4 @@ def _failure(error: McpError) -> Failure:
         return Failure(str(error), USAGE)
     if isinstance(error, RemoteError):
         return Failure(f"the server answered with an error: {error}", REMOTE_ERROR)
-    return Failure(str(error), NO_CONNECTION)
+    return Failure(f"{error}{token_hint(error)}", NO_CONNECTION)

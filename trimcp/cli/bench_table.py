@@ -18,9 +18,11 @@ __all__ = [
     "headline",
     "milliseconds",
     "per_second",
+    "rough",
     "setting",
     "three",
     "what",
+    "what_times_are",
 ]
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
@@ -32,6 +34,7 @@ Line: TypeAlias = tuple[str, str]
 _NAMES: Final = 12
 _COLUMN: Final = 9
 _EXAMPLE: Final = 160
+_ENOUGH: Final = 12  # calls, one after the other, that leave no doubt that the rate is no estimate
 _MEBI: Final = 1024 * 1024
 
 
@@ -40,7 +43,10 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield headline(report), "bold"
     yield f"  {setting(report)}", "dim"
     yield "", ""
-    yield _row("calls", f"{report.calls:,} answered rightly, {per_second(report.per_second)} per second"), ""
+    later = f" in time and {report.after:,} later" if report.rough else ""
+    yield _row("calls", f"{report.calls:,} answered rightly{later}, {per_second(report.per_second)} per second"), ""
+    if report.rough:
+        yield _row("", f"ROUGH: {rough(report)}"), "yellow"
     yield from _errors(report)
     if report.cancelled or report.timed_out:
         yield _row("given up", f"{report.cancelled:,} cancelled, {report.timed_out:,} timed out"), ""
@@ -101,6 +107,21 @@ def setting(report: Report) -> str:
     return ", ".join(parts)
 
 
+def rough(report: Report) -> str:
+    """Return why the rate is an estimate, and how to know it better."""
+    took, measured = milliseconds(report.latency.mean), milliseconds(report.seconds)
+    enough = math.ceil(_ENOUGH * (report.latency.mean or 0.0))
+    return f"a call takes {took} of the {measured}; better: --seconds {enough}"
+
+
+def what_times_are(plan: Plan, rounds: int = 1) -> str:
+    """Return from when to when a call's time counts, and of what its percentiles are: in a table and a plot alike."""
+    text = "from sending to answer, not corrected for coordinated omission"
+    if plan.rate is not None:
+        text = "from due time to answer, corrected for coordinated omission"
+    return text + (f"; median of {rounds} rounds" if rounds > 1 else "")
+
+
 def _errors(report: Report) -> Iterator[Line]:
     if not report.errors:
         yield _row("errors", "none" if report.right else "none, but no answer either"), "" if report.right else "red"
@@ -133,6 +154,7 @@ def _latencies(report: Report) -> Iterator[Line]:
     values["max"] = latency.most
     yield _row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
     yield _row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
+    yield _row("", what_times_are(report.plan)), "dim"
 
 
 def _cost(report: Report) -> Line:
@@ -140,11 +162,11 @@ def _cost(report: Report) -> Line:
     if cost is None:
         return _row("server", "CPU and memory unknown; name its process with --pid"), "dim"
     parts = []
-    if report.calls:
-        parts.append(f"{three(1e6 * cost.cpu_seconds / report.calls)} µs of CPU per call")
+    if report.counted:
+        parts.append(f"{milliseconds(cost.cpu_seconds / report.counted)} of CPU per call")
     if report.seconds:
         parts.append(f"{100 * cost.cpu_seconds / report.seconds:.0f} % of a core")
-    parts.append(f"{three(cost.rss / _MEBI)} MiB of memory, {three(cost.peak_rss / _MEBI)} at most")
+    parts.append(f"{three(cost.rss / _MEBI)} MiB, {three(cost.peak_rss / _MEBI)} at most")
     return _row("server", ", ".join(parts)), ""
 
 

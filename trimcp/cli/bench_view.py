@@ -42,12 +42,14 @@ class View:
     _live: Live | None = attrs.field(init=False, default=None)
     _rates: deque[float] = attrs.field(init=False, factory=lambda: deque(maxlen=_HISTORY))
     _next_line: float = attrs.field(init=False, default=0.0)
+    _unsaid: Snapshot | None = attrs.field(init=False, default=None)
 
     def begin(self, title: str) -> None:
         """Follow another measurement."""
         self._title = title
         self._rates.clear()
         self._next_line = 1.0
+        self._unsaid = None
         if self.screen.quiet:
             return
         if not self.screen.live:
@@ -67,9 +69,14 @@ class View:
             self._rates.append(snapshot.rate)
         if self._live is not None:
             self._live.update(self._panel(snapshot), refresh=True)
-        elif not snapshot.warming_up and snapshot.elapsed >= self._next_line - _EARLY:
+        elif not snapshot.warming_up:
+            so_far = snapshot if self._unsaid is None else snapshot.since(self._unsaid)
+            if snapshot.elapsed < self._next_line - _EARLY:
+                self._unsaid = so_far
+                return
             self._next_line = snapshot.elapsed + max(1.0, (self.seconds or 0.0) / _LINES)
-            self.screen.note(_line(snapshot))
+            self._unsaid = None
+            self.screen.note(_line(so_far))
 
     def end(self) -> None:
         """Take the panel away."""
@@ -97,7 +104,7 @@ class View:
         rows.add_row("  calls", f"{now.calls:,} answered rightly{_given_up(now)}")
         rows.add_row("  errors", Text(_errors(now), style="red" if now.errors else ""))
         if now.progress:
-            rows.add_row("  progress", f"{per_second(now.progress_rate)} messages per second")
+            rows.add_row("  progress", f"{per_second(now.reported / now.seconds)} messages per second")
         busy = now.busy > _BUSY
         share = f"{100 * now.busy:.0f} % of a core" + (", SATURATED" if busy else "")
         rows.add_row("  generator", Text(share, style="bold yellow" if busy else ""))
@@ -108,14 +115,13 @@ def _line(now: Snapshot) -> str:
     parts = [f"{now.elapsed:6.1f} s", f"{per_second(now.rate)} per second", _percentiles(now)]
     parts.append(f"errors {_errors(now)}")
     if now.progress:
-        parts.append(f"progress {per_second(now.progress_rate)} per second")
+        parts.append(f"progress {per_second(now.reported / now.seconds)} per second")
     parts.append(f"generator {100 * now.busy:.0f} %")
     return "  ".join(parts)
 
 
 def _percentiles(now: Snapshot) -> str:
-    values = {"p50": now.p50, "p90": now.p90, "p99": now.p99}
-    return "  ".join(f"{name} {milliseconds(value)}" for name, value in values.items())
+    return "  ".join(f"p{each} {milliseconds(now.times.percentile(each))}" for each in (50, 90, 99))
 
 
 def _given_up(now: Snapshot) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trimcp.bench.plan import Plan, Request
+from trimcp.bench.plan import MixEntry, Plan
 from trimcp.cli.bench_options import BenchOptions
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.values import ValueProblem, parse_arguments
@@ -112,14 +112,14 @@ def _warm_up(options: BenchOptions) -> tuple[float, int]:
 # What is sent
 
 
-def _mix(options: BenchOptions, schema: Mapping[str, Any] | None) -> tuple[Request, ...]:
+def _mix(options: BenchOptions, schema: Mapping[str, Any] | None) -> tuple[MixEntry, ...]:
     if options.script is not None:
         return read_script(options.script)
     if options.method is not None:
-        return (Request(options.method, _params(options.params), expect=options.expect),)
+        return (MixEntry(options.method, _params(options.params), expect=options.expect),)
     if options.tool is None:
         raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE", USAGE)
-    return (Request.tool(options.tool, _arguments(options.arguments, schema or {}), expect=options.expect),)
+    return (MixEntry.tool(options.tool, _arguments(options.arguments, schema or {}), expect=options.expect),)
 
 
 def _is_json(word: str) -> bool:
@@ -129,7 +129,7 @@ def _is_json(word: str) -> bool:
 def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:
     for word in words:
         if not word.partition("=")[0].rstrip(":") or "=" not in word:
-            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=TEXT or --arg NAME:=JSON", USAGE)
+            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=VALUE or --arg NAME:=JSON", USAGE)
     try:
         arguments = parse_arguments([word for word in words if not _is_json(word)], schema)
     except ValueProblem as problem:
@@ -157,7 +157,7 @@ def _json(text: str, where: str) -> Any:
         raise Failure(f"{where} is not valid JSON: {error}", USAGE) from None
 
 
-def read_script(file: str) -> tuple[Request, ...]:
+def read_script(file: str) -> tuple[MixEntry, ...]:
     """Return the mix of requests that a file lists.
 
     Raises:
@@ -183,8 +183,8 @@ def read_script(file: str) -> tuple[Request, ...]:
     return tuple(_entry(file, number, entry) for number, entry in enumerate(value, 1))
 
 
-def _entry(file: str, number: int, entry: Any) -> Request:
+def _entry(file: str, number: int, entry: Any) -> MixEntry:
     try:
-        return Request.from_json(entry)
+        return MixEntry.from_json(entry)
     except LocalError as error:
         raise Failure(f"{file}, call {number}: {error}", USAGE) from None

@@ -16,15 +16,15 @@ import trio
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Target, find_target
+from trimcp.cli.targets import Target, find_target, token_hint
 from trimcp.cli.text import as_json
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
-from trimcp.wire.logs import LoggingLevel
+from trimcp.wire.lifecycle import LoggingLevel
 
 __all__ = ["Body", "Options", "Stop", "converse", "own_version", "signals", "trace_to"]
 
@@ -152,8 +152,9 @@ def _failure(error: McpError, *, connected: bool) -> Failure:
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""
-        return Failure(f"could not connect: {error}{hint}", NO_CONNECTION)
+        return Failure(f"could not connect: {error}{hint}{token_hint(error)}", NO_CONNECTION)
     text = f"the server answered with an error: {error}" if isinstance(error, RemoteError) else str(error)
+    text += token_hint(error)
     data = getattr(error, "data", None)
     return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)
 

@@ -19,11 +19,11 @@ from trimcp.channel import MessageChannel
 from trimcp.cli.conversation import own_version, trace_to
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, USAGE, Failure
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import describe_content, describe_resource, one_line
+from trimcp.cli.text import describe_content, describe_resource, number_text, one_line
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
-from trimcp.transports.child import StdioServer
+from trimcp.transports.stdio.child import StdioServer
 from trimcp.wire.tools import CallToolResult
 
 __all__ = ["run_demo"]
@@ -152,7 +152,7 @@ class _Demo:
                     break
         # Leaving the block cancelled the call; nothing else had to be done.
         self.screen.end_progress()
-        self._say(f"left at file {step.progress:g} of {step.total:g}")
+        self._say(f"left at file {number_text(step.progress)} of {number_text(step.total or 0)}")
         work = await self._work(session)
         with trio.move_on_after(_PATIENCE):
             while work["running"]:

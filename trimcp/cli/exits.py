@@ -9,10 +9,12 @@ import click
 from trimcp.cli.text import clean
 
 __all__ = [
+    "DEMO_EXIT_CODES",
     "EXIT_CODES",
     "INTERRUPTED",
     "NO_CONNECTION",
     "REMOTE_ERROR",
+    "RUN_EXIT_CODES",
     "TERMINATED",
     "TIMED_OUT",
     "TOOL_ERROR",
@@ -38,6 +40,25 @@ Exit codes:
   4    the server answered with an error, or went away
   124  the time given by --timeout is over
   130  interrupted by Ctrl-C (143: by SIGTERM)
+"""
+
+RUN_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    the client left, or it was told to end (Ctrl-C, SIGTERM)
+  1    the server failed while it ran
+  2    the command line is wrong, or the server cannot be loaded, or nothing can listen there
+  130  a second Ctrl-C ended it at once (143: SIGTERM)
+"""
+
+DEMO_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    all went well, and nothing was left
+  2    the command line is wrong, or there is nothing to search
+  3    no connection to the server
+  4    the server answered with an error, or something was left
+  130  interrupted by Ctrl-C
 """
 
 

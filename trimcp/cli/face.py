@@ -15,7 +15,7 @@ from trimcp.server.server import Server
 from trimcp.transports.http.access import AccessLog
 from trimcp.transports.http.identity import Authenticate, bearer_tokens
 from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.settings import HttpSettings
 
 __all__ = ["STATE_KEYS", "settings_of", "use_state_keys"]
 
@@ -23,7 +23,7 @@ STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
 
 
-def settings_of(options: NetworkOptions) -> Settings:
+def settings_of(options: NetworkOptions) -> HttpSettings:
     """Return the settings of the HTTP face.
 
     Raises:
@@ -37,7 +37,7 @@ def settings_of(options: NetworkOptions) -> Settings:
     if not path.startswith("/") or path in taken:
         raise Failure(f"the endpoint cannot be at {path!r}: write a path such as /mcp", USAGE)
     try:
-        return Settings(
+        return HttpSettings(
             path=None if options.ws else path,
             sse_path="/sse" if sse else None,
             websocket_path=path if options.ws else "/ws" if options.websocket else None,

@@ -1,16 +1,26 @@
-"""What a server offers, as text for people or as JSON for programs. It asks for lists and calls nothing."""
+"""What a server offers, as text for people or as JSON for programs.
+
+It asks for lists, and for the choices that a prompt's arguments have; it calls no tool.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 import attrs
+import trio
 
 from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.shapes import describe_properties
 from trimcp.cli.text import clean, one_line
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
+from trimcp.errors import RemoteError
+from trimcp.wire.capabilities import declares
+from trimcp.wire.completion import Completion
 from trimcp.wire.converter import converter_for
 from trimcp.wire.prompts import Prompt
 from trimcp.wire.resources import Resource, ResourceTemplate
@@ -19,6 +29,10 @@ from trimcp.wire.tools import Tool
 __all__ = ["Offer", "describe", "find_tool", "name_tools", "offer_json", "take_stock"]
 
 _NAMES_SHOWN: Final = 20
+_CHOICES_SHOWN: Final = 10
+_ARGUMENTS_ASKED: Final = 50
+_PATIENCE: Final = 5.0
+_INDENT: Final = "      "
 
 _HINTS = (
     ("read_only_hint", "reads only"),
@@ -36,16 +50,35 @@ class Offer:
     resources: list[Resource]
     templates: list[ResourceTemplate]
     prompts: list[Prompt]
+    choices: Mapping[tuple[str, str], Completion] = attrs.field(factory=dict)
+    """What could be typed for an argument of a prompt, by their names; only where there is something."""
 
 
-async def take_stock(session: ClientSession) -> Offer:
-    """Ask for all lists. Raises what `ClientSession.list_tools` raises."""
-    return Offer(
+async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
+    """Ask for all lists. Raises what `ClientSession.list_tools` raises.
+
+    Args:
+        session: with the server.
+        choices: ask for those of prompts as well. A server that does not know them, or takes long, is let be.
+    """
+    offer = Offer(
         await session.list_tools(),
         await session.list_resources(),
         await session.list_resource_templates(),
         await session.list_prompts(),
     )
+    if not choices or not declares(session.server_capabilities, "completions"):
+        return offer
+    found: dict[tuple[str, str], Completion] = {}
+    with trio.move_on_after(_PATIENCE):
+        for prompt, argument in islice(((p, a) for p in offer.prompts for a in p.arguments or ()), _ARGUMENTS_ASKED):
+            try:
+                completion = await session.complete_prompt(prompt.name, argument.name, "")
+            except RemoteError:
+                continue
+            if completion.values:
+                found[prompt.name, argument.name] = completion
+    return attrs.evolve(offer, choices=found)
 
 
 def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
@@ -76,7 +109,7 @@ def describe(session: ClientSession, offer: Offer) -> Iterator[tuple[str, str]]:
     yield from _section("Tools", offer.tools, _tool)
     yield from _section("Resources", offer.resources, _resource)
     yield from _section("Resource templates", offer.templates, _template)
-    yield from _section("Prompts", offer.prompts, _prompt)
+    yield from _section("Prompts", offer.prompts, partial(_prompt, choices=offer.choices))
 
 
 def _capabilities(session: ClientSession) -> str:
@@ -106,38 +139,8 @@ def _tool(tool: Tool) -> Iterator[tuple[str, str]]:
     hints = [word for field, word in _HINTS if tool.annotations and getattr(tool.annotations, field) is True]
     if hints:
         yield f"      says that it {', '.join(hints)}", "dim"
-    schema = tool.input_schema
-    required = schema.get("required", [])
-    properties = schema.get("properties", {})
-    for name, property_schema in properties.items() if isinstance(properties, Mapping) else ():
-        shape = property_schema if isinstance(property_schema, Mapping) else {}
-        notes = [_type(shape), "required" if name in required else _default(shape)]
-        about = shape.get("description")
-        yield (
-            f"      {one_line(name)} ({', '.join(note for note in notes if note)})"
-            + (f": {one_line(about)}" if isinstance(about, str) else ""),
-            "",
-        )
-
-
-def _type(shape: Mapping[str, Any]) -> str:
-    if isinstance(choices := shape.get("enum"), list):
-        return one_line(" | ".join(map(str, choices)), 100)
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(branches := shape.get(keyword), list):
-            return " or ".join(_type(branch) for branch in branches[:10] if isinstance(branch, Mapping))
-    kind = shape.get("type")
-    if kind == "array" and isinstance(items := shape.get("items"), Mapping):
-        return f"list of {_type(items)}"
-    if isinstance(kind, list):
-        return one_line(" or ".join(map(str, kind)))
-    if isinstance(reference := shape.get("$ref"), str):
-        return one_line(reference.rpartition("/")[2])
-    return one_line(str(kind)) if kind is not None else "anything"
-
-
-def _default(shape: Mapping[str, Any]) -> str:
-    return one_line(f"default {shape['default']!r}", 60) if "default" in shape else ""
+    for line in describe_properties(tool.input_schema, _INDENT):
+        yield line, ""
 
 
 def _resource(resource: Resource) -> Iterator[tuple[str, str]]:
@@ -152,12 +155,19 @@ def _template(template: ResourceTemplate) -> Iterator[tuple[str, str]]:
     yield _headline(template.uri_template, template.description or template.title or template.name)
 
 
-def _prompt(prompt: Prompt) -> Iterator[tuple[str, str]]:
+def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[tuple[str, str]]:
     yield _headline(prompt.name, prompt.description or prompt.title or "")
     for argument in prompt.arguments or ():
         note = " (required)" if argument.required is True else ""
         about = f": {one_line(argument.description)}" if argument.description else ""
-        yield f"      {one_line(argument.name)}{note}{about}", ""
+        yield f"{_INDENT}{one_line(argument.name)}{note}{about}", ""
+        completion = choices.get((prompt.name, argument.name))
+        if completion is not None:
+            shown = [one_line(value, 40) for value in completion.values[:_CHOICES_SHOWN]]
+            total = completion.total if isinstance(completion.total, int) else len(completion.values)
+            more = " and more" if completion.has_more is True else ""
+            more = f" and {total - len(shown):,} more" if total > len(shown) else more
+            yield f"{_INDENT}    choices: {', '.join(shown)}{more}", "dim"
 
 
 def find_tool(tools: Sequence[Tool], name: str) -> Tool:

@@ -3,18 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import attrs
 import click
 from click.core import ParameterSource
 
+from trimcp.wire.revisions import REVISIONS
+
 if TYPE_CHECKING:
     from trimcp.transports.http.settings import ReplyForm
 
-__all__ = ["NetworkOptions", "network_options", "read_options"]
+__all__ = [
+    "BEARER_OPTION",
+    "HEADER_OPTION",
+    "REVISION_OPTION",
+    "RUN_SECTIONS",
+    "NetworkOptions",
+    "network_options",
+    "read_options",
+]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+RUN_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+    "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
+    "Over a network": (
+        *("http", "ws", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
+        *("workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
+    ),
+    "Who may come over a network": ("allow_origins", "allowed_hosts", "token_file"),
+}
+"""The sections of the help of `trimcp run`, and which parameters stand in each."""
+
+_DATES: Final = [each.name for each in REVISIONS]
+
+REVISION_OPTION: Final = click.option(
+    "--revision", metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
+)
+HEADER_OPTION: Final = click.option(
+    *("--header", "headers", "-H"),
+    multiple=True,
+    metavar="HEADER",
+    help="Send 'NAME: VALUE' to a URL; ${VARIABLE} in it is replaced. Again for more.",
+)
+BEARER_OPTION: Final = click.option(
+    "--bearer",
+    metavar="SOURCE",
+    help="Send a bearer token to a URL: SOURCE is the environment variable that holds it, or @FILE.",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -75,13 +112,22 @@ def network_options(function: CommandT) -> CommandT:
     options = [
         click.option("--http", is_flag=True, help="Serve over HTTP instead of standard input and output."),
         click.option("--ws", is_flag=True, help="Serve over WebSocket alone."),
-        click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on."),
         click.option(
-            "--port", default=8000, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one."
+            "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen on."
         ),
-        click.option("--uds", metavar="PATH", help="Listen on a Unix socket instead."),
-        click.option("--uds-mode", default="600", show_default=True, type=_permissions, help="Its permissions."),
-        click.option("--path", help="Where the endpoint is.  [default: /mcp, with --ws /ws]"),
+        click.option(
+            "--port",
+            metavar="PORT",
+            default=8000,
+            show_default=True,
+            type=click.IntRange(0, 65_535),
+            help="0 takes a free one.",
+        ),
+        click.option("--uds", metavar="FILE", help="Listen on a Unix socket instead."),
+        click.option(
+            "--uds-mode", metavar="MODE", default="600", show_default=True, type=_permissions, help="Its permissions."
+        ),
+        click.option("--path", metavar="PATH", help="Where the endpoint is.  [default: /mcp, with --ws /ws]"),
         click.option(
             *("--server", "software"),
             default="own",
@@ -89,8 +135,8 @@ def network_options(function: CommandT) -> CommandT:
             type=click.Choice(["own", "hypercorn"]),
             help="What speaks HTTP; hypercorn has HTTP/2.",
         ),
-        click.option("--certfile", type=file, help="Speak TLS with this certificate (PEM)."),
-        click.option("--keyfile", type=file, help="Its key, where it is in a file of its own."),
+        click.option("--certfile", metavar="FILE", type=file, help="Speak TLS with this certificate (PEM)."),
+        click.option("--keyfile", metavar="FILE", type=file, help="Its key, where it is in a file of its own."),
         click.option(
             *("--allow-origin", "allow_origins"),
             multiple=True,
@@ -103,9 +149,15 @@ def network_options(function: CommandT) -> CommandT:
             metavar="HOST",
             help="A name by which it is reached: mcp.example, *.example. Again for more; with any, only those.",
         ),
-        click.option("--token-file", type=file, help="Serve only who has a bearer token; lines of NAME: TOKEN."),
+        click.option(
+            "--token-file",
+            metavar="FILE",
+            type=file,
+            help="Serve only who has a bearer token; lines of NAME: TOKEN.",
+        ),
         click.option(
             "--workers",
+            metavar="N",
             default=1,
             show_default=True,
             type=click.IntRange(1),

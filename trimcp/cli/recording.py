@@ -31,7 +31,7 @@ Exit codes:
 """
 
 
-@click.command(epilog=_RECORD_CODES)
+@click.command(epilog=_RECORD_CODES, short_help="Write down what a client and a server say.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--unmasked", is_flag=True, help="Write secrets as they are.")
@@ -53,11 +53,18 @@ def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float)
     sys.exit(run_proxy(file, target, masked=not unmasked, max_bytes=int(max_size * _MEBI)))
 
 
-@click.command(epilog=_REPLAY_CODES)
+@click.command(epilog=_REPLAY_CODES, short_help="Tell whether a server still answers as recorded.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("target", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ignore", multiple=True, metavar="POINTER", help="What may differ in any message; * is any step.")
-@click.option("--timeout", default=10.0, show_default=True, type=_POSITIVE, help="Seconds for what is expected next.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    type=_POSITIVE,
+    help="Time for what is expected next.",
+)
 @click.option("--side", default="client", show_default=True, type=_SIDES, help="Which one to play.")
 def replay(file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout: float, side: str) -> None:
     """Say to TARGET what the client said in FILE, and compare the answers with what the server said then.

@@ -14,7 +14,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.channel import MessageChannel
+from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
 from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
 from trimcp.cli.targets import find_target
 from trimcp.errors import McpError
@@ -22,11 +22,9 @@ from trimcp.run import signals
 from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.journal import JournalWriter
 from trimcp.testing.play import outgoing_of
-from trimcp.transports.child import ChildChannel, StdioServer
-from trimcp.transports.claimed import Claim, claim
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.transports.stdio import claim_stdio
-from trimcp.transports.stream import CLIENT_MAX_MESSAGE
+from trimcp.transports.stdio.child import ChildChannel, StdioServer
+from trimcp.transports.stdio.server import Claim, claim, claim_stdio
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.jsonrpc import Lost, Malformed
@@ -139,9 +137,10 @@ async def _relay_messages(target: Any, journal: JournalWriter) -> int:
 
     async with (
         target.connect() as server,
-        claim_stdio(max_message=CLIENT_MAX_MESSAGE) as client,
+        claim_stdio() as client,
         open_service_nursery() as nursery,
     ):
+        client.set_max_message(CLIENT_MAX_MESSAGE)
         nursery.start_soon(one_way, server, client, False)
         nursery.start_soon(one_way, client, server, True)
         await ended.wait()

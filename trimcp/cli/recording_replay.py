@@ -18,7 +18,7 @@ from trimcp.cli.text import clean
 from trimcp.errors import McpError
 from trimcp.testing.play import play
 from trimcp.testing.transcript import Transcript
-from trimcp.transports.stdio import claim_stdio
+from trimcp.transports.stdio.server import claim_stdio
 
 __all__ = ["run_replay"]
 

@@ -13,16 +13,16 @@ from typing import Final
 
 import attrs
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from trimcp.cli.text import as_json, clean, one_line
-from trimcp.wire.lifecycle import ProgressParams
-from trimcp.wire.logs import LoggingMessageParams
+from trimcp.cli.text import as_json, clean, number_text, one_line
+from trimcp.wire.lifecycle import LoggingMessageParams, ProgressParams
 
 __all__ = ["Screen"]
 
 _SECONDS_PER_LINE: Final = 1.0
+_LONGEST_LINE: Final = 2_000
 _STYLES: Final = {"debug": "dim", "info": "cyan", "notice": "cyan", "warning": "yellow"}
 
 
@@ -65,7 +65,8 @@ class Screen:
     def server_says(self, line: str) -> None:
         """Print a line the server wrote to its standard error."""
         if self.listening:
-            self.note(f"server: {one_line(line, 2_000)}", "dim")
+            # As it stands, for in a traceback the indentation says what belongs together.
+            self.note(f"server: {clean(line.rstrip()[:_LONGEST_LINE])}", "dim")
 
     def log(self, params: LoggingMessageParams) -> None:
         """Print a log message."""
@@ -85,25 +86,25 @@ class Screen:
             return
         total = step.total or None
         message = one_line(step.message, 60) if step.message else ""
+        count = number_text(step.progress) + ("" if total is None else f"/{number_text(total)}")
         if not self.live:
             now = time.monotonic()
             done = total is not None and step.progress >= total
             if now >= self._next_line or done:
                 self._next_line = now + _SECONDS_PER_LINE
-                count = f"{step.progress:g}" if total is None else f"{step.progress:g}/{total:g}"
                 self.note(f"  {count} {message}".rstrip())
             return
         if self._bar is None:
             self._bar = self._make_bar()
-            self._task = self._bar.add_task("", total=total)
+            self._task = self._bar.add_task("", total=total, count=count)
             self._bar.start()
         assert self._task is not None
-        self._bar.update(self._task, completed=step.progress, total=total, description=message)
+        self._bar.update(self._task, completed=step.progress, total=total, description=message, count=count)
 
     def _make_bar(self) -> Progress:
         return Progress(
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
             console=self.err,

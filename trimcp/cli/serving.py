@@ -19,15 +19,15 @@ import trio
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.face import STATE_KEYS, settings_of, use_state_keys
 from trimcp.cli.options import NetworkOptions
-from trimcp.cli.workers import Worker, Workers, inherited
+from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
 from trimcp.net import serve_http
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.access import JsonFormatter
-from trimcp.transports.http.listening import open_tcp, open_unix, tls_context, url_of
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
+from trimcp.transports.http.settings import HttpSettings
 
 __all__ = ["serve"]
 
@@ -72,9 +72,9 @@ def serve(
 async def _serve_here(
     server: Server[Any],
     options: NetworkOptions,
-    settings: Settings,
+    settings: HttpSettings,
     grace: float,
-    worker: Worker | None,
+    worker: InheritedSockets | None,
     watchdog: float | None,
 ) -> int:
     with ExitStack() as stack:
@@ -112,12 +112,12 @@ class _Started(trio.TaskStatus[list[str]]):
         self._told()
 
 
-async def _stop_with_parent(worker: Worker, stop: trio.Event) -> None:
+async def _stop_with_parent(worker: InheritedSockets, stop: trio.Event) -> None:
     await worker.stopped()
     stop.set()
 
 
-async def _serve_by_workers(words: Sequence[str], options: NetworkOptions, settings: Settings, grace: float) -> int:
+async def _serve_by_workers(words: Sequence[str], options: NetworkOptions, settings: HttpSettings, grace: float) -> int:
     if sys.platform == "win32":
         raise Failure("--workers hands sockets down to other processes, which this system cannot do", USAGE)
     with ExitStack() as stack:
@@ -164,7 +164,7 @@ def _handed_over() -> list[socket.socket]:
 # What a person is told
 
 
-def _describe(sockets: Sequence[socket.socket], options: NetworkOptions, settings: Settings) -> list[str]:
+def _describe(sockets: Sequence[socket.socket], options: NetworkOptions, settings: HttpSettings) -> list[str]:
     """Return what to say once these sockets are served; whoever serves them may take them away from us."""
     lines = []
     for sock in sockets:

@@ -14,15 +14,15 @@ import attrs
 
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
-from trimcp.errors import LocalError
+from trimcp.errors import LocalError, McpError
 from trimcp.run import target_of
-from trimcp.transports.child import StdioServer
+from trimcp.transports.stdio.child import StdioServer
 
 if TYPE_CHECKING:
-    from trimcp.transports.http.client import HttpServer
-    from trimcp.transports.websocket_client import WebSocketServer
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["TARGET_HELP", "Target", "find_target", "read_headers"]
+__all__ = ["TARGET_HELP", "Target", "find_target", "read_headers", "token_hint"]
 
 TARGET_HELP = """\
 \b
@@ -38,6 +38,7 @@ Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
 
 _URL = re.compile(r"(https?|wss?|(http|ws)\+unix)://", re.IGNORECASE)
 _OTHER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_UNAUTHORIZED = re.compile(r"\bthe server answered 401\b")
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
 _ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)
@@ -124,6 +125,13 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
     if bearer is not None:
         found["Authorization"] = f"Bearer {_read_token(bearer)}"
     return found
+
+
+def token_hint(error: McpError) -> str:
+    """Return what to add on the command line where a server wanted to know who asks; nothing for other errors."""
+    if _UNAUTHORIZED.search(str(error)) is None:
+        return ""
+    return "\nSend a token with --bearer VARIABLE or --bearer @FILE, or another header with --header."
 
 
 def _read_token(source: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from trimcp.cleaning import clean
 from trimcp.wire.content import (
     AudioContent,
     BlobResourceContents,
@@ -18,30 +18,22 @@ from trimcp.wire.content import (
     TextContent,
 )
 
-__all__ = ["as_json", "clean", "describe_content", "describe_resource", "one_line"]
+__all__ = ["as_json", "clean", "describe_content", "describe_resource", "number_text", "one_line"]
 
-# Control characters could move the cursor, rewrite what stands above or paste into the shell; format characters
-# (bidirectional overrides among them) could show another text than there is; line separators could fake lines.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-
-
-def clean(text: str) -> str:
-    """Return text with everything a terminal might obey made visible; lines and tabs stay."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_visible(character) for character in text.replace("\r\n", "\n"))
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+_LARGEST = 1e15  # what a person may still read digit by digit
 
 
 def one_line(text: str, width: int = 200) -> str:
     """Return text as one harmless line of at most `width` characters."""
     line = " ".join(clean(text[: 4 * width]).split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def number_text(value: float) -> str:
+    """Return a number as people write it: 958,464 and 0.25, not 958464.0 or 1e+06."""
+    if abs(value) > _LARGEST:
+        return f"{value:g}"
+    return f"{value:,.2f}".rstrip("0").rstrip(".")
 
 
 def as_json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Arguments as they are typed, `key=value`, made into what a tool's schema wants. It knows JSON Schema's types only."""
+"""Arguments as they are typed, `name=value`, made into what a tool's schema wants. Knows JSON Schema's types only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["ValueProblem", "parse_arguments"]
+__all__ = ["ValueProblem", "alternatives", "parse_arguments"]
 
 _NAMES: Final = {
     "array": "a list in JSON, or the key several times",
@@ -24,7 +24,7 @@ class ValueProblem(ValueError):
 
 
 def parse_arguments(words: Sequence[str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that `words` of the form `key=value` stand for.
+    """Return the arguments that `words` of the form `name=value` stand for.
 
     Text stays text where the schema wants text; numbers, booleans, lists and objects are read as JSON. A key given
     several times makes a list. What the schema does not know is read as JSON if it is, else as text.
@@ -38,20 +38,20 @@ def parse_arguments(words: Sequence[str], schema: Mapping[str, Any]) -> dict[str
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ValueProblem(f"{word!r} is no argument; write key=value, or all of them with --json '{{...}}'")
+            raise ValueProblem(f"{word!r} is no argument; write name=value, or all of them with --arguments '{{...}}'")
         given.setdefault(key, []).append(value)
     return {key: _parse_all(key, values, known.get(key, True), schema) for key, values in given.items()}
 
 
 def _parse_all(key: str, values: list[str], schema: Any, root: Mapping[str, Any]) -> Any:
-    shapes = _alternatives(schema, root)
+    shapes = alternatives(schema, root)
     lists = [shape for shape in shapes if "array" in _types(shape)]
     if len(values) == 1 and not (lists and not _is_json(values[0], list) and not _takes_text(shapes)):
         return _parse(key, values[0], shapes)
     if not lists and not any(not _types(shape) for shape in shapes):
         raise ValueProblem(f"{key} is given {len(values)} times, but it is no list")
     items = next((shape.get("items", True) for shape in lists), True)
-    return [_parse(key, value, _alternatives(items, root)) for value in values]
+    return [_parse(key, value, alternatives(items, root)) for value in values]
 
 
 def _parse(key: str, text: str, shapes: list[Mapping[str, Any]]) -> Any:
@@ -118,17 +118,17 @@ def _types(shape: Mapping[str, Any]) -> list[str]:
     return [kind for kind in kinds if isinstance(kind, str)] if isinstance(kinds, list) else []
 
 
-def _alternatives(schema: Any, root: Mapping[str, Any], left: int = _MOST_REFERENCES) -> list[Mapping[str, Any]]:
+def alternatives(schema: Any, root: Mapping[str, Any], left: int = _MOST_REFERENCES) -> list[Mapping[str, Any]]:
     """Return the schema, or what it chooses from, with references inside the document followed."""
     if not isinstance(schema, Mapping) or left == 0:
         return [{}]
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        return _alternatives(_find(reference, root), root, left - 1)
+        return alternatives(_find(reference, root), root, left - 1)
     for keyword in ("anyOf", "oneOf"):
         branches = schema.get(keyword)
         if isinstance(branches, list):
-            return [shape for branch in branches for shape in _alternatives(branch, root, left - 1)][:100]
+            return [shape for branch in branches for shape in alternatives(branch, root, left - 1)][:100]
     return [schema]
 
 

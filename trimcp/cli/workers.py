@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 import trio
 
-__all__ = ["Worker", "Workers", "inherited"]
+__all__ = ["InheritedSockets", "Workers", "inherited"]
 
 _CONTROL: Final = "TRIMCP_WORKER_CONTROL"
 _SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
@@ -33,7 +33,7 @@ _REAPED: Final = 5.0
 
 
 @attrs.define(eq=False)
-class Worker:
+class InheritedSockets:
     """What a worker was given by its parent.
 
     Attributes:
@@ -64,7 +64,7 @@ class Worker:
         self._control.close()
 
 
-def inherited() -> Worker | None:
+def inherited() -> InheritedSockets | None:
     """Return what the parent gave this process, once, or None if it is no worker."""
     control, sockets = os.environ.pop(_CONTROL, None), os.environ.pop(_SOCKETS, None)
     if control is None or sockets is None:
@@ -72,7 +72,7 @@ def inherited() -> Worker | None:
     found = [socket.socket(fileno=int(number)) for number in (control, *sockets.split(","))]
     for each in found:
         each.set_inheritable(False)  # what the server starts has no business with them
-    return Worker(found[1:], found[0])
+    return InheritedSockets(found[1:], found[0])
 
 
 @attrs.define(eq=False)

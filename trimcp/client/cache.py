@@ -1,7 +1,6 @@
 """Keeps results for as long as their server said they are good (2026-07-28 server/utilities/caching).
 
 One cache per connection, so nothing is ever shared between principals. Legacy results say nothing and are not kept.
-Time is Trio's, so it stands still and jumps in tests as everything else.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _STALE: Final = {
 
 @attrs.define(eq=False)
 class Cache:
-    """Results by method and the one parameter that selects them (a cursor, a URI); the oldest give way."""
+    """Results by method and the one parameter that selects them (a cursor, a URI), at most 1,024 and 32 MiB."""
 
     _kept: dict[tuple[str, str | None], tuple[float, Cacheable, int]] = attrs.field(init=False, factory=dict)
     _bytes: int = attrs.field(init=False, default=0)
@@ -50,7 +49,7 @@ class Cache:
         return None
 
     def edition(self, method: str) -> int:
-        """Return a number that changes whenever results of the method become stale; take it before asking."""
+        """Return a number that changes whenever results of the method become stale; read it before asking."""
         return self._changes.get(method, 0)
 
     def put(self, method: str, key: str | None, result: Cacheable, edition: int) -> None:

@@ -1,22 +1,28 @@
-"""What one connection serves to its server: answers to questions, within caps, and a place for its notices.
+"""What one connection serves to its server: answers to its questions, within bounds, and handlers of its notifications.
 
 Questions come as requests in the legacy era and inside results since 2026-07-28; both end in `answer`.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import trio
 
+from trimcp.client.cache import Cache
+from trimcp.client.handlers import ClientProgram, call_handler
+from trimcp.client.tools import Outputs
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.events import Notified
+from trimcp.rates import TokenBucket
+from trimcp.security import security_event
 from trimcp.session.clock import Clocks
 from trimcp.session.job import Job
+from trimcp.session.listening import Subscriptions
+from trimcp.session.scopes import log_crash, written
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
@@ -24,15 +30,11 @@ from trimcp.wire.content import TextContent
 from trimcp.wire.elicitation import ElicitURLParams
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_required import InputRequest
-from trimcp.wire.logs import LoggingMessageParams
+from trimcp.wire.lifecycle import LoggingMessageParams
 from trimcp.wire.roots import ListRootsResult, Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
-if TYPE_CHECKING:
-    from trimcp.client.client import Client
-    from trimcp.client.facade import ClientSession
-
-__all__ = ["ClientEndpoint", "Logs", "call_handler"]
+__all__ = ["ClientEndpoint", "Logs"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
@@ -40,78 +42,43 @@ log: logging.Logger = logging.getLogger("trimcp.client")
 _REFUSED = -1
 
 
-async def call_handler(handler: Callable[..., Any], *args: Any, session: ClientSession | None = None) -> Any:
-    """Return what a sync or async handler returns, giving it the session if it takes a keyword of that name."""
-    kwargs = {"session": session} if session is not None and _takes_session(handler) else {}
-    value = handler(*args, **kwargs)
-    return await value if inspect.isawaitable(value) else value
-
-
-def _takes_session(handler: Callable[..., Any]) -> bool:
-    try:
-        return "session" in inspect.signature(handler).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-@attrs.define(eq=False)
-class _Bucket:
-    """Lets `per_minute` through in any minute on average, and at most as many at once."""
-
-    per_minute: int
-    _left: float = attrs.field(init=False)
-    _at: float = attrs.field(init=False, factory=trio.current_time)
-
-    def __attrs_post_init__(self) -> None:
-        self._left = float(self.per_minute)
-
-    def take(self) -> bool:
-        now = trio.current_time()
-        self._left = min(float(self.per_minute), self._left + (now - self._at) * self.per_minute / 60)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
 @attrs.define(eq=False)
 class Logs:
-    """A server's log messages on their way to the handler; the oldest give way when it is slow."""
+    """A queue of a server's log messages for the handler; the oldest are dropped when it is slow."""
 
-    _client: Client
-    _session: Session
+    _client: ClientProgram
+    _actor: Session
     _send: trio.MemorySendChannel[LoggingMessageParams]
     _receive: trio.MemoryReceiveChannel[LoggingMessageParams]
     _unread: int = attrs.field(init=False, default=0)
     _quiet: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     @classmethod
-    def of(cls, client: Client, session: Session) -> Logs:
+    def of(cls, client: ClientProgram, actor: Session) -> Logs:
         """For one connection."""
-        send, receive = trio.open_memory_channel[LoggingMessageParams](session.limits.logs_kept)
-        return cls(client, session, send, receive)
+        send, receive = trio.open_memory_channel[LoggingMessageParams](actor.limits.logs_kept)
+        return cls(client, actor, send, receive)
 
     def put(self, params: LoggingMessageParams) -> None:
         """Keep a message for the handler."""
-        limits = self._session.limits
-        allowed = limits.kept_of(limits.logs_kept, self._session.arriving)
+        limits = self._actor.limits
+        allowed = limits.kept_of(limits.logs_kept, self._actor.arriving)
         while self._send.statistics().current_buffer_used >= allowed:
             self._receive.receive_nowait()
-            self._session.counts.drop("logs")
+            self._actor.counts.drop("logs")
             self._unread -= 1
         self._send.send_nowait(params)
         self._unread += 1
 
-    async def run(self, session: ClientSession) -> None:
-        """Hand messages to the handler, one after the other, until the session ends."""
+    async def run(self, session: object) -> None:
+        """Call the handler with one message after the other, until the session ends."""
         async for params in self._receive:
             try:
                 handler = self._client.on_logging
                 if handler is not None:
                     await call_handler(handler, params, session=session)
-            except Exception:  # the user's own; the next message may fare better
-                log.exception("the logging handler crashed")
+            except Exception as error:  # the user's own; the next message may fare better
+                log_crash(log, error, "the logging handler crashed")
             self._unread -= 1
             if not self._unread:
                 self._quiet.unpark_all()
@@ -122,25 +89,50 @@ class Logs:
             await self._quiet.park()
 
 
+class SessionParts(Protocol):
+    """What the endpoint uses of the `ClientSession` that it belongs to."""
+
+    cache: Cache
+    clocks: Clocks
+    logs: Logs | None
+    outputs: Outputs
+    subscriptions: Subscriptions
+
+
 @attrs.define(eq=False)
 class ClientEndpoint:
-    """The client's side of one connection, as its actor sees it. `facade` is set once, right after it is made."""
+    """What one connection serves to its actor. `session` is set once, by the session itself."""
 
-    client: Client
-    facade: ClientSession = attrs.field(init=False)
-    _bucket: _Bucket = attrs.field(init=False)
+    client: ClientProgram
+    session: SessionParts = attrs.field(init=False)
+    _bucket: TokenBucket = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._bucket = _Bucket(self.client.asks_per_minute)
+        most = self.client.asks_per_minute
+        self._bucket = TokenBucket(most / 60, most, trio.current_time())
 
     @property
     def served(self) -> Container[str]:
         """The methods a legacy server may call."""
         return self.client.served
 
-    async def handle(self, session: Session, job: Job) -> Any:
+    async def handle(self, actor: Session, job: Job) -> Any:
         """Answer a legacy server's question."""
         return await self._answer(job.request.verb.name, job.params)
+
+    async def failure(self, actor: Session, job: Job, error: BaseException) -> Any:
+        """Return None: a server is told of no crash."""
+
+    def whereabouts(self, job: Job) -> str | None:
+        """Return where the handler of a server's question was written, for the log."""
+        client = self.client
+        handlers: dict[str, Callable[..., Any] | None] = {
+            "sampling/createMessage": client.on_sampling,
+            "elicitation/create": client.on_elicitation,
+            "roots/list": client.on_roots,
+        }
+        handler = handlers.get(job.request.verb.name)
+        return None if handler is None else written(handler)
 
     async def answer(self, question: InputRequest) -> Any:
         """Answer a question that came inside a result.
@@ -156,66 +148,78 @@ class ClientEndpoint:
     async def _answer(self, name: str, params: Any) -> Any:
         if name not in self.client.served:
             raise ErrorReply(METHOD_NOT_FOUND, f"this client has no handler for {name}")
-        if not self._bucket.take():
-            from trimcp.security import security_event
-
+        if not self._bucket.take(trio.current_time()):
             most = self.client.asks_per_minute
             security_event("too_many_questions", method=name, most_per_minute=most)
             raise ErrorReply(OVERLOADED, f"this client answers at most {most} questions a minute")
         if name == "roots/list":
             return await self._roots()
-        with self._clocks.person():
+        with self.session.clocks.person():
             if name == "sampling/createMessage":
                 return await self._sample(params)
             return await self._elicit(params)
 
-    @property
-    def _clocks(self) -> Clocks:
-        return self.facade.clocks
+    async def _call(self, handler: Callable[..., Any] | None, *args: Any) -> Any:
+        assert handler is not None
+        return await call_handler(handler, *args, session=self.session)
 
     async def _roots(self) -> ListRootsResult:
-        assert self.client.on_roots is not None
-        roots = await call_handler(self.client.on_roots, session=self.facade)
+        roots = await self._call(self.client.on_roots)
         return ListRootsResult(roots=[Root(uri=root) if isinstance(root, str) else root for root in roots])
 
     async def _elicit(self, params: Any) -> Any:
         mode = "url" if isinstance(params, ElicitURLParams) else "form"
         if mode not in self.client.elicitation_modes:
             raise ErrorReply(INVALID_PARAMS, f"this client did not declare elicitation in {mode} mode")
-        assert self.client.on_elicitation is not None
-        return await call_handler(self.client.on_elicitation, params, session=self.facade)
+        return await self._call(self.client.on_elicitation, params)
 
     async def _sample(self, params: CreateMessageParams) -> CreateMessageResult:
         client = self.client
-        assert client.on_sampling is not None
         if params.tools is not ABSENT and not declares(client.capabilities, "sampling.tools"):
             raise ErrorReply(INVALID_PARAMS, "this client did not declare that its model may use tools")
         if client.before_sampling is not None:
-            verdict = await call_handler(client.before_sampling, params, session=self.facade)
+            verdict = await self._call(client.before_sampling, params)
             params = _approved(verdict, params, "the request")
-        result = await call_handler(client.on_sampling, params, session=self.facade)
+        result = await self._call(client.on_sampling, params)
         if isinstance(result, str):
             result = CreateMessageResult(role="assistant", content=TextContent(text=result), model="unknown")
         if client.after_sampling is not None:
-            verdict = await call_handler(client.after_sampling, params, result, session=self.facade)
+            verdict = await self._call(client.after_sampling, params, result)
             result = _approved(verdict, result, "the model's answer")
         sampled: CreateMessageResult = result
         return sampled
 
-    def notified(self, session: Session, event: Notified) -> None:
-        """Take note of a server's notice."""
+    def notified(self, actor: Session, event: Notified) -> None:
+        """Call the handlers of a notification, and forget what it says is stale."""
+        handlers = self.client.notification_handlers.get(event.verb.name)
+        if handlers is not None and actor.driven:
+            if actor.notices >= actor.limits.backlog_requests:
+                actor.counts.drop("others")
+            else:
+                actor.notices += 1
+                actor.background.start_soon(self._notice, actor, handlers, event.params)
         if event.verb.name == "notifications/message":
-            if self.facade.logs is not None:
-                self.facade.logs.put(event.params)
+            if self.session.logs is not None:
+                self.session.logs.put(event.params)
             return
         if event.verb.name == "notifications/tools/list_changed":
-            self.facade.outputs.listed(())  # what they promise is not known until they are listed again
-        self.facade.cache.notified(event)
-        self.facade.subscriptions.notified(event)
+            self.session.outputs.listed(())  # what they promise is not known until they are listed again
+        self.session.cache.notified(event)
+        self.session.subscriptions.notified(event)
 
-    def closed(self, session: Session) -> None:
+    async def _notice(self, actor: Session, handlers: list[Callable[..., Any]], params: Any) -> None:
+        try:
+            for handler in handlers:  # one that crashes does not keep it from the next
+                try:
+                    await self._call(handler, params)
+                except Exception as error:  # whatever it is, it is the handler's
+                    log_crash(log, error, "the handler of a notification crashed (%s)", written(handler))
+        finally:
+            actor.notices -= 1
+
+    def closed(self, actor: Session) -> None:
         """Forget the connection."""
-        self.client.sessions.discard(self.facade)
+        self.client.sessions.discard(self.session)
 
 
 def _approved(verdict: Any, value: Any, what: str) -> Any:

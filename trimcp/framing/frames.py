@@ -6,7 +6,8 @@ A WebSocket library behind this gate sees what came, except that
   told about it waits in `oversized`;
 - a message in fragments becomes one frame, so a million fragments cost no more than the text in them;
 - a frame that comes in drops is handed on in pieces of some size, for the same reason;
-- what no peer of ours may send ends the stream of frames, and `fault` says with which close code.
+- what no peer of ours may send ends the stream of frames, and `fault` says with which close code;
+- of many tiny frames that came at once a few are let through at a time.
 
 In the other direction `text_frame` makes a frame of a message, without copying it where a server sends it.
 """
@@ -20,9 +21,9 @@ from typing import Final
 import attrs
 
 from trimcp.framing.gathering import Gathered
-from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
+from trimcp.wire.jsonrpc import PATIENCE, IdScanner, Malformed, oversize
 
-__all__ = ["Fault", "FrameGate", "text_frame"]
+__all__ = ["FrameFault", "FrameGate", "text_frame"]
 
 _FIN: Final = 0x80
 _RESERVED: Final = 0x70
@@ -32,12 +33,14 @@ _MAX_SHORT: Final = 125  # bytes of the longest payload whose length needs no fu
 _NO_KEY: Final = b"\0\0\0\0"
 
 _PIECE: Final = 4096  # a frame under way is handed on in pieces of at least so many bytes
-_PATIENCE: Final = 16  # so many times its limit may a message have before it ends the connection
 _EACH: Final = 64  # what a message weighs beside its bytes
+# Frames that are looked at at once. What a frame costs, here and in the library behind, goes by its number and not by
+# its bytes: of empty ones a single read can bring ten thousand, and others have to wait for a tenth of a second.
+_FRAMES: Final = 16
 
 
 @attrs.frozen
-class Fault:
+class FrameFault:
     """Why a connection cannot go on.
 
     Attributes:
@@ -49,7 +52,7 @@ class Fault:
     reason: str
 
 
-class _Kind(Enum):
+class _FrameKind(Enum):
     """What the frame under way is to us. All but `PART` pass as they came."""
 
     CONTROL = auto()
@@ -64,13 +67,16 @@ class FrameGate:
     """Lets through the frames of one direction of one connection.
 
     Args:
-        max_message: bytes one message may have.
+        max_message: bytes one message may have. It may be changed.
         masked: whether frames must be masked (what clients send) or must not be.
 
     Attributes:
         fault: why nothing more is let through; None while all is well.
         closing: a Close frame was let through; nothing follows it.
+        behind: there is more to look at in what has arrived: feed it on, with nothing, once others have had their turn.
         oversized: what to tell about each message that was thrown away, in order.
+        signs: how many messages and control frames have become whole: a few bytes are no sign of life.
+        rounds: how often everything that had begun was whole.
         messages: let through and not yet taken.
         weight: of those, in bytes, with a little for each.
     """
@@ -81,34 +87,40 @@ class FrameGate:
         "_kind",
         "_left",
         "_masked",
-        "_max_message",
         "_message",
         "_out",
         "_ready",
         "_rest",
         "_size",
         "_waiting",
+        "behind",
         "closing",
         "fault",
+        "max_message",
         "messages",
         "oversized",
+        "rounds",
+        "signs",
         "weight",
     )
 
     def __init__(self, max_message: int, *, masked: bool) -> None:
-        self.fault: Fault | None = None
+        self.fault: FrameFault | None = None
         self.closing: bool = False
+        self.behind: bool = False
+        self.signs: int = 0
+        self.rounds: int = 0
         self.oversized: list[Malformed] = []
         self.messages: int = 0
         self.weight: int = 0
-        self._max_message = max_message
+        self.max_message: int = max_message
         self._masked = masked
-        self._rest = b""  # the beginning of a header
+        self._rest = b""  # the beginning of a header, or all that is behind
         self._out: list[bytes | memoryview] = []
         self._waiting = 0  # bytes in it
         self._ready = False  # it holds the end of a frame
         # The frame under way, its kind None between two frames:
-        self._kind: _Kind | None = None
+        self._kind: _FrameKind | None = None
         self._left = 0  # bytes of payload still to come
         self._key = _NO_KEY  # turned so that it fits the next byte
         self._final = False
@@ -122,24 +134,30 @@ class FrameGate:
             data, self._rest = self._rest + data, b""
         begin = at = 0  # what lies between them passes
         end = len(data)
+        left = _FRAMES
+        self.behind = False
         while at < end and self.fault is None and not self.closing:
             if self._kind is None:
+                if not left:
+                    self._rest, self.behind = data[at:], True
+                    break
+                left -= 1
                 header = _read_header(data, at)
                 if header is None:
                     self._rest = data[at:]
                     break
                 first, self._left, key, length = header
-                found = self._judge(first, key)
-                if isinstance(found, Fault):
+                found = self._judge(first, key, length)
+                if isinstance(found, FrameFault):
                     self.fault, self._message = found, None
                     break
                 self._kind = found
-                if found is _Kind.PART:
+                if found is _FrameKind.PART:
                     self._emit(data[begin:at])
                     begin = at + length
                 at += length
             there = min(self._left, end - at)
-            if self._kind is _Kind.PART:
+            if self._kind is _FrameKind.PART:
                 self._absorb(data[at : at + there])
                 begin = at + there
             at += there
@@ -147,6 +165,17 @@ class FrameGate:
             if not self._left:
                 self._finish()
         self._emit(data[begin:at])
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message or a frame has begun that is not whole."""
+        return self._kind is not None or self._message is not None or bool(self._rest)
+
+    @property
+    def begun(self) -> int:
+        """Bytes that are kept of a message whose end has not come, here or behind the gate."""
+        kept = 0 if self._message is None or isinstance(self._message, IdScanner) else self._message.size
+        return kept + (self._size - self._left if self._kind is _FrameKind.WHOLE else 0)
 
     @property
     def empty(self) -> bool:
@@ -171,43 +200,46 @@ class FrameGate:
         self.messages -= 1
         self.weight -= size + _EACH
 
-    def _judge(self, first: int, key: bytes | None) -> _Kind | Fault:
-        """Say what to do with the frame that begins, by its header."""
+    def _judge(self, first: int, key: bytes | None, length: int) -> _FrameKind | FrameFault:
+        """Say what to do with the frame that begins, by its header and how long that is."""
         opcode = first & 0x0F
         self._final = bool(first & _FIN)
         if (key is not None) is not self._masked:
-            return Fault(1002, "clients mask their frames, servers do not")
+            return FrameFault(1002, "clients mask their frames, servers do not")
+        more = length - (2 if key is None else 6)  # bytes that the payload's length has beside the first
+        if more and self._left < (126 if more == 2 else 65536):
+            return FrameFault(1002, "a length is written in as few bytes as it needs")
         if first & _RESERVED:
-            return Fault(1002, "no extension was agreed to")
+            return FrameFault(1002, "no extension was agreed to")
         if opcode >= _CLOSE:
             if opcode > _PONG or not self._final or self._left > _MAX_SHORT:
-                return Fault(1002, "no such control frame")
-            return _Kind.CLOSE if opcode == _CLOSE else _Kind.CONTROL
+                return FrameFault(1002, "no such control frame")
+            return _FrameKind.CLOSE if opcode == _CLOSE else _FrameKind.CONTROL
         if opcode == _BINARY:
-            return Fault(1003, "messages are text")
+            return FrameFault(1003, "messages are text")
         if opcode > _BINARY:
-            return Fault(1002, "no such frame")
+            return FrameFault(1002, "no such frame")
         if (opcode == _CONTINUATION) is (self._message is None):
-            return Fault(1002, "fragments out of order")
+            return FrameFault(1002, "fragments out of order")
         self._key = key or _NO_KEY
         return self._judge_data(opcode)
 
-    def _judge_data(self, opcode: int) -> _Kind | Fault:
+    def _judge_data(self, opcode: int) -> _FrameKind | FrameFault:
         if opcode == _TEXT:
             self._size = 0
         self._size += self._left
-        if self._size > _PATIENCE * self._max_message:
-            return Fault(1009, f"a message may have {self._max_message:,} bytes")
-        if opcode == _TEXT and self._final and self._size <= self._max_message:
-            return _Kind.WHOLE
+        if self._size > PATIENCE * self.max_message:
+            return FrameFault(1009, f"a message may have {self.max_message:,} bytes")
+        if opcode == _TEXT and self._final and self._size <= self.max_message:
+            return _FrameKind.WHOLE
         if self._message is None:
             self._message = Gathered()
-        if self._size > self._max_message and isinstance(self._message, Gathered):
+        if self._size > self.max_message and isinstance(self._message, Gathered):
             scanner = IdScanner()
             for block in self._message.drain():
                 scanner.feed(block)
             self._message = scanner
-        return _Kind.PART
+        return _FrameKind.PART
 
     def _absorb(self, payload: bytes) -> None:
         """Keep a piece of a message in fragments, or show a piece of one that is too large to what looks for its id."""
@@ -225,19 +257,28 @@ class FrameGate:
     def _finish(self) -> None:
         """The frame under way is complete."""
         kind, self._kind = self._kind, None
-        self._ready = self._ready or kind is not _Kind.PART
-        if kind is _Kind.CLOSE:
+        if kind is _FrameKind.WHOLE:
+            self._ready = True
+            self._count(self._size)
+            self.rounds += 1
+            self.signs += 1
+            return
+        self._ready = self._ready or kind is not _FrameKind.PART
+        if kind is _FrameKind.CLOSE:
             self.closing = True
             self._message = None
-        elif kind is _Kind.WHOLE:
-            self._count(self._size)
-        elif kind is _Kind.PART and self._final:
+        elif kind is _FrameKind.PART and self._final:
             message, self._message = self._message, None
             if isinstance(message, Gathered):
                 self._replace(message.take())
             elif message is not None:
-                self.oversized.append(oversize(message, self._max_message))
+                self.oversized.append(oversize(message, self.max_message))
                 self._replace(b"")
+        if self._message is None:
+            self.rounds += 1
+            self.signs += 1
+        elif kind is _FrameKind.CONTROL:
+            self.signs += 1
 
     def _replace(self, text: bytes) -> None:
         """Let a frame through in place of what was kept or thrown away."""

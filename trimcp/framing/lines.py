@@ -1,40 +1,54 @@
 """Newline-delimited JSON, as stdio and every other byte stream carry it (MCP specification, "stdio").
 
-Takes chunks as they come and gives messages; a line beyond the limit costs no more than the limit and ends
-nothing.
+Takes chunks as they come and gives messages; a line beyond the limit costs no more than the limit, and ends nothing
+unless it goes on for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from trimcp.framing.gathering import Gathered
-from trimcp.wire.jsonrpc import DEFAULT_LIMITS, IdScanner, Limits, Message, oversize, parse
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, Batch, IdScanner, Message, ParseLimits, oversize, parse
 
-__all__ = ["Decoder", "encode_lines"]
+__all__ = ["LINES", "LineDecoder", "encode_lines"]
+
+LINES: Final = 128
+"""Lines that may be looked at at once: one read can bring thirty thousand, and others wait meanwhile."""
 
 
-class Decoder:
+class LineDecoder:
     """Cuts a stream into lines and parses them.
 
     Args:
-        max_size: bytes one message may have, without its line ending.
+        max_size: bytes one message may have, without its line ending. It may be changed.
         limits: what else one message may cost.
+        at_once: lines that `feed` looks at in one call, the others being `behind`; a batch (2025-03-26) counts as many.
+            0 for all of them.
 
-    Each message comes with the bytes of its line. A line that is no message is a `Malformed` like any
-    other, a line beyond `max_size` is one with the reason "size" and its id if that could be read on the way;
-    then the stream goes on. Blank lines are ignored, and a carriage return before the line ending does no
-    harm.
+    Each message comes with the bytes of its line. A line that is no message is a `Malformed` like any other. A line
+    beyond `max_size` is one with the reason "size", as soon as its id could be read, else without an id at its end;
+    then the stream goes on. Blank lines are ignored, and a carriage return before the line ending does no harm.
+
+    Attributes:
+        behind: what has arrived and was not looked at: feed nothing to go on, once others have had their turn. Always
+            empty where `at_once` is 0.
+        endless: a line has sixteen times the bytes it may have. It was told of, and nothing more is read.
     """
 
-    __slots__ = ("_limits", "_max_size", "_scanner", "_skipped", "_tail")
+    __slots__ = ("_at_once", "_limits", "_scanner", "_skipped", "_tail", "_told", "behind", "endless", "max_size")
 
-    def __init__(self, max_size: int, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._max_size = max_size
+    def __init__(self, max_size: int, limits: ParseLimits = DEFAULT_LIMITS, at_once: int = 0) -> None:
+        self.max_size: int = max_size
+        self._at_once = at_once or -1  # for bytes.split
         self._limits = limits
         self._tail = Gathered()  # the beginning of the line under way
         self._scanner: IdScanner | None = None  # set while the line under way is beyond the limit
         self._skipped = 0
+        self._told = False  # what it stands for was returned already
+        self.behind: bytes = b""
+        self.endless: bool = False
 
     @property
     def held(self) -> int:
@@ -43,15 +57,24 @@ class Decoder:
 
     def feed(self, chunk: bytes) -> list[tuple[Message, int]]:
         """The messages that these bytes complete, in order, each with its size."""
-        lines = chunk.split(b"\n")
+        if self.behind:
+            chunk, self.behind = self.behind + chunk, b""
+        lines = chunk.split(b"\n", self._at_once)
         rest = lines.pop()
         messages: list[tuple[Message, int]] = []
+        if len(lines) == self._at_once and b"\n" in rest:
+            self.behind, rest = rest, b""
         if lines and (self._tail.size or self._scanner is not None):
             self._finish(lines.pop(0), messages)
-        for line in lines:
-            self._line(line, messages)
+        for at, line in enumerate(lines, 1):
+            if self._line(line, messages) and at < len(lines) and self._at_once > 0:
+                # It may hold a hundred messages, so the lines behind it wait for the next time.
+                self.behind = b"\n".join((*lines[at:], self.behind or rest))
+                return messages
         if rest:
             self._begin(rest)
+            if self._scanner is not None:
+                self._tell(messages)
         return messages
 
     def eof(self) -> list[tuple[Message, int]]:
@@ -63,13 +86,21 @@ class Decoder:
 
     def _begin(self, piece: bytes) -> None:
         """Keep a piece of a line whose end has not come; beyond the limit show it to the scanner instead."""
-        if self._scanner is None and self._tail.size + len(piece) <= self._max_size + 1:
+        if self._scanner is None and self._tail.size + len(piece) <= self.max_size + 1:
             self._tail.add(piece)
             return
         if self._scanner is None:
             self._scanner = self._scan_tail()
         self._scanner.feed(piece)
         self._skipped += len(piece)
+
+    def _tell(self, messages: list[tuple[Message, int]]) -> None:
+        """Say that the line under way is too large once its id is known, or once it has gone on for too long."""
+        scanner = self._scanner
+        self.endless = self._skipped > PATIENCE * self.max_size
+        if scanner is not None and not self._told and (self.endless or scanner.id is not None):
+            self._told = True
+            messages.append((oversize(scanner, self.max_size), self._skipped))
 
     def _scan_tail(self) -> IdScanner:
         """Show what was kept of the line under way to a scanner, and let go of it."""
@@ -83,25 +114,30 @@ class Decoder:
         """The line under way ends with this piece."""
         self._begin(piece)
         if self._scanner is None:
-            if self._tail.size <= self._max_size or self._tail.endswith(b"\r"):
+            if self._tail.size <= self.max_size or self._tail.endswith(b"\r"):
                 self._line(self._tail.take(), messages)
                 return
             # By one byte. A copy of what is thrown away would cost as much again.
             self._scanner = self._scan_tail()
-        messages.append((oversize(self._scanner, self._max_size), self._skipped))
-        self._scanner = None
+        if not self._told:
+            messages.append((oversize(self._scanner, self.max_size), self._skipped))
+        self._scanner, self._told = None, False
 
-    def _line(self, line: bytes, messages: list[tuple[Message, int]]) -> None:
+    def _line(self, line: bytes, messages: list[tuple[Message, int]]) -> bool:
+        """Add what a whole line holds. Returns whether it is a batch."""
         size = len(line)
-        if size > self._max_size and size - line.endswith(b"\r") > self._max_size:
+        if size > self.max_size and size - line.endswith(b"\r") > self.max_size:
             messages.append(self._oversize(line))
         elif line and not line.isspace():
-            messages.append((parse(line, self._limits), size))
+            message = parse(line, self._limits)
+            messages.append((message, size))
+            return type(message) is Batch
+        return False
 
     def _oversize(self, line: bytes) -> tuple[Message, int]:
         scanner = IdScanner()
         scanner.feed(line)
-        return oversize(scanner, self._max_size), len(line)
+        return oversize(scanner, self.max_size), len(line)
 
 
 def encode_lines(messages: Sequence[bytes]) -> bytes:

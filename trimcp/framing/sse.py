@@ -13,7 +13,7 @@ import attrs
 from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
-__all__ = ["COMMENT", "DEFAULT_MAX_EVENT", "Decoder", "Event", "encode_event"]
+__all__ = ["COMMENT", "DEFAULT_MAX_EVENT", "Event", "EventDecoder", "encode_event"]
 
 COMMENT: Final = b":\n\n"
 """Keeps a silent stream open: a comment, which no reader takes for an event."""
@@ -78,11 +78,11 @@ def _printable(text: str) -> str:
     return text
 
 
-class Decoder:
+class EventDecoder:
     """Cuts the stream of one response into events.
 
     Args:
-        max_event: bytes of data one event may have.
+        max_event: bytes of data one event may have. It may be changed.
         last_event_id: the id a stream that goes on where another was cut begins with.
 
     Lines end with CR, LF or both. Comments, unknown fields, an id with a NUL, a retry that is no number and lines
@@ -99,7 +99,6 @@ class Decoder:
         "_data",
         "_id",
         "_in_data",
-        "_max_event",
         "_opening",
         "_retry",
         "_scanner",
@@ -107,13 +106,14 @@ class Decoder:
         "_tail",
         "_type",
         "last_event_id",
+        "max_event",
         "retry",
     )
 
     def __init__(self, max_event: int = DEFAULT_MAX_EVENT, *, last_event_id: str | None = None) -> None:
         self.last_event_id = last_event_id
         self.retry: int | None = None
-        self._max_event = max_event
+        self.max_event: int = max_event
         self._opening: bytes | None = b""  # until it is known whether the stream begins with a byte order mark
         self._after_cr = False  # a line feed would belong to the carriage return that ended the last chunk
         # The line under way.
@@ -223,7 +223,7 @@ class Decoder:
 
     def _over(self, more: int) -> bool:
         """Whether so many bytes, as one more line, take the event's data beyond the limit."""
-        return more + (0 if self._data is None else len(self._data) + 1) > self._max_event
+        return more + (0 if self._data is None else len(self._data) + 1) > self.max_event
 
     def _add(self, value: bytes) -> None:
         if self._scanner is not None or self._over(len(value)):
@@ -254,7 +254,7 @@ class Decoder:
             self.last_event_id = self._id
         data, scanner = self._data, self._scanner
         if scanner is not None:
-            refused = oversize(scanner, self._max_event)
+            refused = oversize(scanner, self.max_event)
             events.append(Event(b"", self._type or "message", self._id, self._retry, refused))
         elif data is not None:
             events.append(Event(bytes(data), self._type or "message", self._id, self._retry))

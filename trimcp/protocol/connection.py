@@ -5,8 +5,8 @@
     sent / answered / dropped   -> the state changes that go with bytes given to the outbox
 
 Encoding is apart from the state change, so that whoever owns a message pays for it (and fails alone), waits for room,
-and then changes state and enqueues without a checkpoint between. What follows from what a peer sends is judged in
-`receiving`.
+and then changes state and enqueues without a checkpoint between. Nothing a peer sends raises: it becomes `Rejected` or
+`Ignored`. Whether a request may begin is decided in `admission`.
 """
 
 from __future__ import annotations
@@ -16,23 +16,73 @@ from typing import Any
 
 import attrs
 
-from trimcp.errors import ErrorReply, InvalidReply, LocalError
-from trimcp.protocol.events import Admission, Event
+from trimcp.errors import ConnectionLost, ErrorReply, InvalidReply, LocalError, Overloaded, RemoteError
+from trimcp.protocol.admission import admit, find_verb, load_params, may_send
+from trimcp.protocol.events import (
+    Admission,
+    BatchReceived,
+    Cancelled,
+    Event,
+    Forgotten,
+    Ignored,
+    Notified,
+    Progressed,
+    Rejected,
+    Replied,
+    RequestReceived,
+    Settled,
+)
 from trimcp.protocol.legacy import Legacy
 from trimcp.protocol.modern import Modern
 from trimcp.protocol.profile import Profile, Role
-from trimcp.protocol.receiving import Receiver
-from trimcp.protocol.requests import Encoded, InboundRequest, OutboundRequest
-from trimcp.protocol.states import INBOUND, OUTBOUND, Handshake, Inbound, InboundStep, OutboundStep, fire
-from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
+from trimcp.protocol.states import (
+    INBOUND,
+    OUTBOUND,
+    Handshake,
+    Inbound,
+    InboundStep,
+    Outbound,
+    OutboundStep,
+    fire,
+)
+from trimcp.protocol.vocabulary import Verb, foreign, foreign_notice, vocabulary
 from trimcp.wire import jsonrpc
-from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
-from trimcp.wire.converter import WireError
+from trimcp.wire.converter import NotInRevision, WireError
+from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Encoded", "InboundRequest", "OutboundRequest"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Encoded:
+    """A result encoded already: the JSON text of the result object in UTF-8, complete for its revision."""
+
+    data: bytes
+
+
+@attrs.define(eq=False, repr=False)
+class InboundRequest:
+    """A request of the peer's that is under way here."""
+
+    id: RequestId
+    verb: Verb
+    admission: Admission
+    state: Inbound = Inbound.UNDER_WAY
+
+
+@attrs.define(eq=False, repr=False)
+class OutboundRequest:
+    """A request of ours that is under way there."""
+
+    id: RequestId
+    verb: Verb
+    wants_progress: bool
+    state: Outbound = Outbound.PENDING
 
 
 @attrs.define(eq=False, repr=False)
@@ -44,41 +94,227 @@ class Connection:
         profile: how we introduce ourselves.
         served: the names of the methods that have a handler here; others are unknown to the peer.
         foreign: the names of methods that extensions bring and no revision has.
+        heard: the names of notifications that somebody here waits for, those of extensions among them.
     """
 
     role: Role
     profile: Profile
     served: Container[str] = ()
     foreign: Container[str] = ()
+    heard: Container[str] = ()
     legacy: Legacy = attrs.field(init=False)
     modern: Modern = attrs.field(init=False)
     inbound: dict[RequestId, InboundRequest] = attrs.field(init=False, factory=dict)
     outbound: dict[RequestId, OutboundRequest] = attrs.field(init=False, factory=dict)
     _last_id: int = attrs.field(init=False, default=0)
-    _receiver: Receiver = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = Legacy(self.profile)
         self.modern = Modern(self.profile)
-        self._receiver = Receiver(
-            self.role,
-            self.profile,
-            self.served,
-            self.foreign,
-            self.legacy,
-            self.modern,
-            self.inbound,
-            self.outbound,
-        )
 
     @property
     def revision(self) -> Revision | None:
         """The revision this connection speaks when *we* start a message, or None before that is decided."""
         return self.modern.revision or self.legacy.revision
 
+    # Receive
+
     def receive(self, message: jsonrpc.Message, principal: str | None = None) -> Event:
         """Return what follows from one incoming message. Never raises because of what it contains."""
-        return self._receiver.receive(message, principal)
+        if isinstance(message, jsonrpc.Request):
+            return self._receive_request(message, principal)
+        if isinstance(message, jsonrpc.Response):
+            return self._receive_reply(message.id, message.result, None)
+        if isinstance(message, jsonrpc.Notification):
+            return self._receive_notification(message, principal)
+        if isinstance(message, jsonrpc.ErrorResponse):
+            return self._receive_error(message)
+        if isinstance(message, jsonrpc.Batch):
+            return self._receive_batch(message, principal)
+        if isinstance(message, jsonrpc.Lost):
+            return self._receive_loss(message)
+        return self._receive_malformed(message)
+
+    def _receive_request(self, request: jsonrpc.Request, principal: str | None) -> Event:
+        id, name = request.id, request.method
+        params: Mapping[str, Any] = {} if request.params is None else request.params
+        try:
+            if id in self.inbound:
+                from trimcp.security import security_event
+
+                security_event("duplicate_id", method=name, id=id, principal=principal)
+                raise ErrorReply(INVALID_REQUEST, "a request with this id is already under way")
+            admission = admit(self.role, self.legacy, self.modern, name, params.get("_meta"), principal)
+            if admission is None:
+                return self._answer_early(id, name, params)
+            verb = find_verb(self.role, admission.revision, name, self.foreign)
+            answer = self._answer(verb, params, admission)
+            if answer is not None:
+                return Settled(id, name, jsonrpc.encode_result(id, answer))
+            if name not in self.served:
+                raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
+            loaded = load_params(verb, params)
+        except ErrorReply as error:
+            return self._reject(request, error)
+        self.inbound[id] = InboundRequest(id, verb, admission)
+        return RequestReceived(id, verb, loaded, params, admission)
+
+    def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> Settled:
+        """Answer what may come before anything was agreed on."""
+        if name == "ping":
+            return Settled(id, name, jsonrpc.encode_result(id, {}))
+        if self.role is Role.CLIENT:
+            raise ErrorReply(METHOD_NOT_FOUND, "unknown method: initialize")
+        revision, result = self.legacy.initialize(params)
+        raw = vocabulary(revision)["initialize"].dump_result(result)
+        return Settled(id, name, jsonrpc.encode_result(id, raw))
+
+    def _answer(self, verb: Verb, params: Mapping[str, Any], admission: Admission) -> dict[str, JSON] | None:
+        """Return the result of what concerns the connection itself and no handler."""
+        name = verb.name
+        if name == "ping":
+            return {}
+        if name == "server/discover":
+            return self.modern.dump_result(verb, self.modern.discovered(), admission.revision)
+        if name == "logging/setLevel" and name in self.served:
+            self.legacy.log_level = load_params(verb, params).level
+            return {}
+        return None
+
+    def _reject(self, request: jsonrpc.Request, error: ErrorReply) -> Rejected:
+        # 2026-07-28 stdio: a client MUST NOT write responses, not even to refuse.
+        if self.role is Role.CLIENT and self.modern.revision is not None:
+            return Rejected(f"the server sent a request ({request.method[:100]})")
+        reply = jsonrpc.encode_error(request.id, error.code, error.message, error.data)
+        return Rejected(f"{request.method[:100]}: {error}", reply, request.id, error.code)
+
+    def _receive_reply(
+        self, id: RequestId, result: dict[str, Any] | None, error: Exception | None
+    ) -> Replied | Ignored:
+        request = self.outbound.get(id)
+        if request is None:
+            return Ignored("a reply to nothing that is under way")
+        request.state = fire(OUTBOUND, request.state, OutboundStep.REPLY)
+        del self.outbound[id]
+        return Replied(id, result, error)
+
+    def _receive_error(self, message: jsonrpc.ErrorResponse) -> Event:
+        kind = Overloaded if message.code == OVERLOADED else RemoteError
+        if message.id is None:
+            return Ignored(f"an error that answers no request: {message.message[:200]} (code {message.code})")
+        return self._receive_reply(message.id, None, kind(message.code, message.message, message.data))
+
+    def _receive_loss(self, message: jsonrpc.Lost) -> Event:
+        if message.id is None:
+            return Forgotten(message.message)
+        return self._receive_reply(message.id, None, ConnectionLost(message.message))
+
+    def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
+        may_answer = message.is_request and self.modern.revision is None if self.role is Role.CLIENT else True
+        if not (may_answer and message.answerable):
+            # A client answers what is a request by its id and its method. Other garbage it never does: a server that
+            # prints into its output would be answered into its input.
+            if message.id is not None and message.id in self.outbound and not message.is_request:
+                return self._receive_reply(message.id, None, InvalidReply(message.message))
+            self._tell_garbage(message)
+            return Ignored(f"not a message: {message.message}")
+        self._tell_garbage(message)
+        data = {"reason": message.reason}
+        reply = jsonrpc.encode_error(message.id, message.code, message.message, data, null_id=self._null_id)
+        return Rejected(message.message, reply, message.id, message.code)
+
+    def _tell_garbage(self, message: jsonrpc.Malformed) -> None:
+        from trimcp.security import security_event
+
+        if self.role is Role.CLIENT:
+            security_event("server_garbage", why=message.message)
+        elif message.reason == "size":
+            security_event("oversize", why=message.message, id=message.id)
+        else:
+            security_event("garbage", why=message.message, id=message.id)
+
+    @property
+    def _null_id(self) -> bool:
+        """Whether an error that answers no readable id says `"id": null`; newer revisions leave the id out."""
+        revision = self.modern.revision or self.legacy.revision
+        return revision is None or not revision.error_without_id
+
+    def _receive_notification(self, message: jsonrpc.Notification, principal: str | None) -> Event:
+        params: Mapping[str, Any] = message.params or {}
+        name = message.method
+        revision = self.modern.revision or self.legacy.revision
+        if revision is None:
+            # Nothing was agreed on: a modern peer may still cancel what it asked.
+            revision = self.profile.revisions[-1]
+        verb = vocabulary(revision).get(name)
+        if verb is None and name in self.heard and name not in METHODS:
+            verb = foreign_notice(name)
+        if verb is None or not verb.method.is_notification or not may_send(self.role, verb):
+            return Ignored(f"unknown notification: {name[:100]}")
+        if name == "notifications/initialized":
+            return self._receive_initialized()
+        try:
+            loaded = verb.load_params(params)
+        except WireError as error:
+            return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
+        if name == "notifications/cancelled":
+            # 0 and "" are ids like any other.
+            id = None if loaded.request_id is ABSENT else loaded.request_id
+            return self._receive_cancelled(id, loaded.reason or None)
+        if name == "notifications/progress":
+            request = self.outbound.get(loaded.progress_token)
+            if request is None or not request.wants_progress:
+                return Ignored("progress for nothing that is under way")
+            return Progressed(request.id, loaded)
+        meta = params.get("_meta")
+        peer, abilities = self.legacy.peer, self.legacy.capabilities
+        admission = Admission(revision, peer, abilities or self.profile.capabilities, None, None, meta, principal)
+        return Notified(verb, loaded, admission)
+
+    def _receive_initialized(self) -> Event:
+        if self.role is Role.SERVER and self.legacy.initialized():
+            revision, capabilities = self.legacy.revision, self.legacy.capabilities
+            assert revision is not None
+            assert capabilities is not None
+            verb = vocabulary(revision)["notifications/initialized"]
+            return Notified(verb, None, Admission(revision, self.legacy.peer, capabilities))
+        return Ignored("notifications/initialized out of turn")
+
+    def _receive_cancelled(self, id: RequestId | None, reason: str | None) -> Event:
+        request = self.inbound.get(id) if id is not None else None
+        if request is not None and request.state is Inbound.UNDER_WAY:
+            request.state = fire(INBOUND, request.state, InboundStep.CANCEL)
+            return Cancelled(request.id, reason)
+        ours = self.outbound.get(id) if id is not None else None
+        if request is None and ours is not None and ours.verb.name == "subscriptions/listen":
+            # The one cancellation a modern server may send: it tears a subscription down for a cause.
+            return self._receive_reply(ours.id, None, ConnectionLost(reason or "the server ended the subscription"))
+        return Ignored("a cancellation of nothing that is under way")
+
+    def _receive_batch(self, batch: jsonrpc.Batch, principal: str | None) -> Event:
+        revision = self.legacy.revision
+        if revision is None or not revision.batching:
+            if self.role is Role.CLIENT:
+                return self._refuse_answers(batch)
+            named = "before initialize" if revision is None else f"in {revision.name}"
+            reply = jsonrpc.encode_error(
+                None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
+            )
+            return Rejected("an array of messages", reply, None, INVALID_REQUEST)
+        return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))
+
+    def _refuse_answers(self, batch: jsonrpc.Batch) -> Event:
+        """Fail what an array would answer where there are no arrays: no other answer will come."""
+        revision = self.modern.revision or self.legacy.revision
+        where = "nothing has before initialize" if revision is None else f"{revision.name} does not have"
+        why = f"the server answered in an array, which {where}"
+        events: list[Event] = []
+        for member in batch.members:
+            if isinstance(member, jsonrpc.Request | jsonrpc.Notification) or getattr(member, "is_request", False):
+                continue  # only what answers is looked at
+            if member.id in self.outbound:
+                events.append(self._receive_reply(member.id, None, InvalidReply(why)))
+        return BatchReceived(tuple(events)) if events else Ignored(why)
 
     # Answer requests
 
@@ -86,7 +322,8 @@ class Connection:
         """Return the reply to `request` as bytes.
 
         Raises:
-            LocalError: the result cannot be said in JSON, or not in the request's revision.
+            NotInRevision: the request's revision has no words for it; see `refusal`.
+            LocalError: the result cannot be said in JSON.
         """
         if type(result) is Encoded:
             # Joined, not formatted: that copies a long list several times, as it makes room for it bit by bit.
@@ -101,8 +338,22 @@ class Connection:
                 return self.modern.dump_result(request.verb, result, revision)
             raw: dict[str, JSON] = request.verb.dump_result(result)
             return raw
+        except NotInRevision:
+            raise
         except WireError as error:
             raise LocalError(f"{request.verb.name} returned what {revision.name} cannot say: {error}") from error
+
+    @staticmethod
+    def refusal(request: InboundRequest, error: NotInRevision) -> Any:
+        """Return the result in place of one that the request's revision cannot say, for methods whose results can.
+
+        Raises:
+            ErrorReply: for others, with the same words.
+        """
+        text = f"the result cannot be sent: {error}"
+        if request.verb.method.failed is None:
+            raise ErrorReply(INTERNAL_ERROR, text, {"reason": "revision"})
+        return request.verb.method.failed(text)
 
     @staticmethod
     def encode_error(id: RequestId, error: ErrorReply) -> bytes:
@@ -158,10 +409,12 @@ class Connection:
         """Return a request of ours as bytes; `params` is the verb's payload or None, `meta` goes into `_meta`.
 
         Raises:
-            LocalError: the params cannot be said in JSON, or not in this revision.
+            LocalError: the params cannot be said in JSON, or not in this revision (`NotInRevision`).
         """
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
+        except NotInRevision as error:
+            raise NotInRevision([f"{verb.name} cannot be sent: {error}"]) from None
         except WireError as error:
             raise LocalError(f"{verb.name} cannot be sent: {error}") from error
         token = id if wants_progress else None

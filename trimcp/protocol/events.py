@@ -81,14 +81,21 @@ class Admitted:
         return self.admission.peer
 
     @property
-    def capabilities(self) -> ClientCapabilities | ServerCapabilities:
-        """What the sender declared it can do."""
-        return self.admission.capabilities
+    def capabilities(self) -> ClientCapabilities:
+        """What the client that sent it declared it can do."""
+        capabilities = self.admission.capabilities
+        assert isinstance(capabilities, ClientCapabilities)
+        return capabilities
 
     @property
     def principal(self) -> str | None:
         """Who the transport says the sender is; None where nobody authenticates."""
         return self.admission.principal
+
+    @property
+    def progress_wanted(self) -> bool:
+        """Whether the sender wants to be told of progress. If not, progress reports are dropped."""
+        return self.admission.progress_token is not None
 
     @property
     def meta(self) -> Mapping[str, Any]:

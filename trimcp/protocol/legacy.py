@@ -13,6 +13,7 @@ import attrs
 
 from trimcp.errors import ErrorReply, InvalidReply, LocalError
 from trimcp.protocol.events import Admission
+from trimcp.protocol.introductions import weigh_client, weigh_server
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
 from trimcp.protocol.vocabulary import vocabulary
@@ -40,6 +41,7 @@ class Legacy:
         peer: the other side's name and version, from AGREED on.
         capabilities: what the other side declared, from AGREED on.
         instructions: what a server advised its client.
+        kept: bytes of memory that these three take, about.
         log_level: the lowest level the client wants to hear.
     """
 
@@ -49,6 +51,7 @@ class Legacy:
     peer: Implementation | None = None
     capabilities: ClientCapabilities | ServerCapabilities | None = None
     instructions: str | None = None
+    kept: int = 0
     log_level: LoggingLevel = _DEFAULT_LOG_LEVEL
 
     def _fire(self, step: HandshakeStep) -> None:
@@ -70,6 +73,9 @@ class Legacy:
 
         The client's own revision is agreed to if we speak it, else our newest (basic/lifecycle, "Version
         Negotiation").
+
+        Raises:
+            ErrorReply: it cannot be agreed on, or says more of the client than is kept (`Profile.max_peer_info`).
         """
         if self.handshake is not Handshake.NEW:
             raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
@@ -78,6 +84,8 @@ class Legacy:
             raise ErrorReply(INVALID_PARAMS, "this server speaks no revision that starts with initialize")
         wanted = find(str(params.get("protocolVersion")))
         revision = wanted if wanted in ours else ours[-1]
+        said = params.get("clientInfo"), params.get("capabilities")
+        kept = weigh_client(self.profile.max_peer_info, "clientInfo and capabilities", *said)
         try:
             asked: InitializeParams = vocabulary(revision)["initialize"].load_params(params)
         except WireError as error:
@@ -85,6 +93,7 @@ class Legacy:
         self._fire(HandshakeStep.INITIALIZE)
         self._fire(HandshakeStep.RESULT)
         self.revision, self.peer, self.capabilities = revision, asked.client_info, asked.capabilities
+        self.kept = kept
         profile = self.profile
         assert isinstance(profile.capabilities, ServerCapabilities)
         result = InitializeResult(
@@ -128,13 +137,16 @@ class Legacy:
         """Take the server's answer to our `initialize`.
 
         Raises:
-            InvalidReply: it is no valid answer, or names a revision we do not offer; the client has to disconnect.
+            InvalidReply: it is no valid answer, names a revision we do not offer, or says more of the server than is
+                kept (`Profile.max_peer_info`); the client has to disconnect.
         """
         name = raw.get("protocolVersion")
         revision = find(str(name))
         if revision is None or revision not in self.offered():
             offered = ", ".join(r.name for r in self.offered())
             raise InvalidReply(f"the server answered initialize with revision {str(name)[:40]!r}; we offer {offered}")
+        said = raw.get("serverInfo"), raw.get("capabilities"), raw.get("instructions")
+        kept = weigh_server(self.profile.max_peer_info, *said)
         try:
             result: InitializeResult = vocabulary(revision)["initialize"].load_result(raw)
         except WireError as error:
@@ -142,7 +154,7 @@ class Legacy:
         self._fire(HandshakeStep.RESULT)
         self._fire(HandshakeStep.INITIALIZED)
         self.revision, self.peer, self.capabilities = revision, result.server_info, result.capabilities
-        self.instructions = result.instructions or None
+        self.instructions, self.kept = result.instructions or None, kept
         return result
 
     # Both

@@ -14,6 +14,7 @@ import orjson
 
 from trimcp.errors import ErrorReply, InvalidReply
 from trimcp.protocol.events import Admission
+from trimcp.protocol.introductions import weigh_client
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.vocabulary import Verb
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
@@ -78,7 +79,8 @@ class Modern:
         """Check a request's envelope and return who asks.
 
         Raises:
-            ErrorReply: a required field is missing or wrong (-32602), or the revision is not served (-32022).
+            ErrorReply: a required field is missing, wrong or too large (-32602), or the revision is not served
+                (-32022).
         """
         if meta is None or META_PROTOCOL_VERSION not in meta or META_CLIENT_CAPABILITIES not in meta:
             missing = [k for k in (META_PROTOCOL_VERSION, META_CLIENT_CAPABILITIES) if not meta or k not in meta]
@@ -127,6 +129,7 @@ class Modern:
         return info
 
     def _load(self, raw: Any, type_: type[Any], key: str, revision: Revision | None) -> Any:
+        weigh_client(self.profile.max_peer_info, f"_meta {key}", raw)
         try:
             return converter_for(revision or self.offered()[-1]).load(raw, type_)
         except WireError as error:

@@ -11,8 +11,11 @@ error code, since legacy servers invent theirs. One turn of `decide` follows ano
     -32022 with a common modern revision      DISCOVER again with it (once), never INITIALIZE
     -32022 without one                        FAIL
     another modern error (-32020, -32021)     FAIL: the server is modern and says why
-    any other error, or silence               INITIALIZE
+    any other error, silence, or no answer
+    on a connection that stands (HTTP)        INITIALIZE
     the child died on the probe               RESPAWN, then INITIALIZE
+
+Where no legacy revision is offered the last two rows are FAIL, with what the probe met as the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from trimcp.values import valued
 from trimcp.wire.codes import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import REVISIONS, Era, Revision
 
-__all__ = ["Decision", "Met", "Next", "Outcome", "decide", "opening"]
+__all__ = ["Decision", "Met", "Next", "ProbeResult", "decide", "opening"]
 
 
 class Met(Enum):
@@ -36,6 +39,7 @@ class Met(Enum):
     DISCOVERED = auto()
     ERROR = auto()
     SILENCE = auto()
+    UNANSWERED = auto()
     DIED = auto()
 
 
@@ -51,13 +55,14 @@ class Next(Enum):
 
 @attrs.frozen
 @valued
-class Outcome:
-    """What a probe met: `versions` for DISCOVERED, `code` and `data` for ERROR."""
+class ProbeResult:
+    """What a probe met: `versions` for DISCOVERED, `code` and `data` for ERROR, and `why` where more can be said."""
 
     met: Met
     versions: Sequence[str] = ()
     code: int = 0
     data: Any = None
+    why: str = ""
 
 
 @attrs.frozen
@@ -82,7 +87,7 @@ def opening(offered: Sequence[Revision] = REVISIONS) -> Decision:
     return Decision(Next.DISCOVER, newest, "probing for the modern era")
 
 
-def decide(outcome: Outcome, offered: Sequence[Revision] = REVISIONS, *, probed: int = 1) -> Decision:
+def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, probed: int = 1) -> Decision:
     """Return the next move after the `probed`-th probe met `outcome`."""
     legacy = max((r for r in offered if r.era is Era.LEGACY), default=None)
     fallback = Decision(Next.INITIALIZE, legacy, "the server is of the legacy era")
@@ -104,12 +109,20 @@ def decide(outcome: Outcome, offered: Sequence[Revision] = REVISIONS, *, probed:
             f"no common revision: the server speaks {_names(names)}, we offer {_names([r.name for r in offered])}",
         )
     if outcome.met is Met.ERROR and outcome.code in (HEADER_MISMATCH, MISSING_CAPABILITY):
-        return Decision(Next.FAIL, None, f"a modern server refused the probe (code {outcome.code})")
+        return Decision(Next.FAIL, None, f"a modern server refused the probe (code {outcome.code}): {outcome.why}")
     if legacy is None:
-        return Decision(Next.FAIL, None, "the server is of the legacy era, and no legacy revision is offered")
+        return Decision(Next.FAIL, None, _failure(outcome))
     if outcome.met is Met.DIED:
         return Decision(Next.RESPAWN, legacy, "the server died on the probe; it is of the legacy era")
     return fallback
+
+
+def _failure(outcome: ProbeResult) -> str:
+    """Say what a probe met where there is nothing else to try."""
+    if outcome.met is Met.ERROR:
+        answered = f" (it answered server/discover: {outcome.why})" if outcome.why else ""
+        return f"the server is of the legacy era, and no legacy revision is offered{answered}"
+    return f"server/discover was not answered{f': {outcome.why}' if outcome.why else ''}"
 
 
 def _names(names: Sequence[Any]) -> str:

@@ -46,6 +46,7 @@ class Profile:
         instructions: a server's advice to the model on how to use it, or None.
         revisions: the revisions we are willing to speak, oldest first.
         discover_ttl_ms: for how many milliseconds a client may keep what `server/discover` said.
+        max_peer_info: bytes of memory that may be kept of how the peer introduces itself.
         legacy, modern: those of `revisions` that belong to either era, since every request asks.
         named: `info` as JSON text, by revision; filled as needed.
         heard: the last capabilities and the last name that a peer's envelope brought, raw and loaded. Clients say the
@@ -57,6 +58,7 @@ class Profile:
     instructions: str | None = None
     revisions: tuple[Revision, ...] = attrs.field(default=REVISIONS, validator=_all_revisions)
     discover_ttl_ms: int = 0
+    max_peer_info: int = 64 * 1024
     legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     named: dict[Revision, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)

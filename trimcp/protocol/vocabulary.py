@@ -12,7 +12,7 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Verb", "foreign", "vocabulary"]
+__all__ = ["Verb", "foreign", "foreign_notice", "vocabulary"]
 
 
 def _nothing(value: Any) -> Any:
@@ -54,6 +54,13 @@ def foreign(name: str) -> Verb:
     """
     method = Method(name, dict, dict, Direction.BOTH)
     return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, dict)
+
+
+@cache
+def foreign_notice(name: str) -> Verb:
+    """Return a notification that no revision has, likewise."""
+    method = Method(name, dict, None, Direction.BOTH)
+    return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, _nothing)
 
 
 @cache

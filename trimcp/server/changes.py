@@ -10,9 +10,10 @@ from enum import Enum
 from typing import Protocol
 
 import attrs
-import trio
 
-__all__ = ["Bus", "Change", "Listener", "Watch"]
+from trimcp.session.conflated import Changes
+
+__all__ = ["Bus", "Change", "ChangeListener", "Watch"]
 
 
 class Change(Enum):
@@ -28,8 +29,8 @@ class Change(Enum):
         return f"notifications/{self.value}/list_changed"
 
 
-class Listener(Protocol):
-    """Whoever wants to know. Called by the publisher, so it must not wait."""
+class ChangeListener(Protocol):
+    """What is told of changes. The publisher calls it, so it must not block."""
 
     def changed(self, change: Change) -> None: ...
     def updated(self, uri: str) -> None: ...
@@ -39,13 +40,13 @@ class Listener(Protocol):
 class Bus:
     """Tells every listener of every change."""
 
-    _listeners: dict[Listener, None] = attrs.field(factory=dict)
+    _listeners: dict[ChangeListener, None] = attrs.field(factory=dict)
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: ChangeListener) -> None:
         """Tell this listener from now on."""
         self._listeners[listener] = None
 
-    def detach(self, listener: Listener) -> None:
+    def detach(self, listener: ChangeListener) -> None:
         """Tell this listener no more."""
         self._listeners.pop(listener, None)
 
@@ -62,36 +63,26 @@ class Bus:
 
 @attrs.define(eq=False, repr=False)
 class Watch:
-    """A listener that a task waits on: it collects what it watches until somebody takes it.
+    """A listener that keeps what it watches until a task receives it.
 
     Args:
         changes: the lists it watches.
         uris: the resources it watches.
+
+    Attributes:
+        noted: what was told and not received yet: lists, and URIs of resources.
     """
 
     changes: frozenset[Change]
     uris: frozenset[str]
-    _changed: dict[Change, None] = attrs.field(init=False, factory=dict)
-    _updated: dict[str, None] = attrs.field(init=False, factory=dict)
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    noted: Changes[Change | str] = attrs.field(init=False, factory=Changes)
 
     def changed(self, change: Change) -> None:
         """Note a list change, if it is watched."""
         if change in self.changes:
-            self._changed[change] = None
-            self._waiting.unpark_all()
+            self.noted.add(change)
 
     def updated(self, uri: str) -> None:
         """Note an updated resource, if it is watched."""
         if uri in self.uris:
-            self._updated[uri] = None
-            self._waiting.unpark_all()
-
-    async def take(self) -> tuple[list[Change], list[str]]:
-        """Wait for something and return everything noted since the last time, in order and without repetition."""
-        while not self._changed and not self._updated:
-            await self._waiting.park()
-        changed, updated = list(self._changed), list(self._updated)
-        self._changed.clear()
-        self._updated.clear()
-        return changed, updated
+            self.noted.add(uri)

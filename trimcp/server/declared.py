@@ -1,9 +1,9 @@
-"""Declared questions: parameters answered by the user before the body runs, which mean the same in every era.
+"""Declared questions: parameters that the user answers before a function runs, in every revision.
 
     @server.tool
     async def greet(name: Annotated[str, Elicit("What is your name?")]) -> str: ...
 
-The client never sees them among the tool's arguments. They are asked all at once, and the body runs with the answers.
+They are not among the arguments that clients see. All are asked at once, and the function runs with the answers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import attrs
 import trio
 
 from trimcp.errors import McpError, ToolError
-from trimcp.server.convert import ConversionError
-from trimcp.server.forms import form_for
 from trimcp.server.threads import ThreadContext
 from trimcp.session.context import Context
 from trimcp.session.scopes import sole
@@ -33,9 +31,9 @@ __all__ = ["Elicit", "Question", "answer_all", "is_context", "is_injected", "que
 class Elicit:
     """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
 
-    The type is what a form field can hold: text, a number, yes or no, an enumeration; or an attrs class or dataclass
-    of such fields for a form of several. `Annotated[ElicitResult, Elicit("...", schema)]` gives what the user did,
-    declining included; any other type turns declining into a tool error.
+    The type is what a form field can hold: text, a number, yes or no, an enumeration; or an attrs class, dataclass,
+    TypedDict or Pydantic model of such fields for a form of several. `Annotated[ElicitResult, Elicit("...", schema)]`
+    gives what the user did, declining included; any other type turns declining into a tool error.
 
     Args:
         message: what the user is asked.
@@ -74,15 +72,13 @@ class Question:
             return result
         if result.action != "accept" or result.content is ABSENT:
             raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
-        try:
-            return self.form.load(result.content)
-        except ConversionError as error:
-            raise ToolError(f"the answer to {marker.message!r} does not fit: {error}") from None
+        return self.form.read(marker.message, result).value
 
 
 def is_context(parameter: inspect.Parameter, hint: Any) -> bool:
     """Return whether a parameter wants the request's context: by its type, or by the name `ctx` without a type."""
-    origin = get_origin(hint) or hint
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    origin = get_origin(bare) or bare
     return (
         origin is Context
         or origin is ThreadContext
@@ -107,16 +103,19 @@ def question_of(parameter: str, hint: Any) -> Question | None:
     marker = marker_of(hint)
     if marker is None:
         return None
-    asked = get_args(hint)[0]
+    asked, *others = get_args(hint)
     whole = asked is ElicitResult
-    form = None if whole else form_for(asked, name=parameter)
+    from trimcp.schema.forms import form_for  # a server that asks nothing need not load it
+
+    extras = tuple(extra for extra in others if not isinstance(extra, Elicit))
+    form = None if whole else form_for(Annotated[(asked, *extras)] if extras else asked, name=parameter)
     if whole and marker.schema is None:
         raise TypeError(f"parameter {parameter!r}: Elicit on an ElicitResult needs a schema")
     return Question(parameter, marker, form, whole)
 
 
 async def answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
-    """Ask all questions at once and return the answers by parameter; the first that fails speaks for all."""
+    """Ask all questions at once and return the answers by parameter. Raises what the first that fails raises."""
     if len(questions) == 1:
         return {questions[0].parameter: await questions[0].ask(ctx)}
     answers: dict[str, Any] = {}
@@ -136,5 +135,5 @@ async def answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[s
     except ExceptionGroup as group:
         raise sole(group) from None
     if failures:
-        raise failures[0]  # the others say the same of another question
+        raise failures[0]
     return answers

@@ -1,7 +1,7 @@
-"""The gate of one run: which quotas a request has to pass, and the turns of each.
+"""The quotas that a request of one run has to pass, and the turns of each.
 
-A request passes its session's quota, then its principal's, then that of what it asks for, always in this order, so
-that no two requests wait for each other. Where nothing is bounded there is no gate, and nothing is paid for it.
+A request passes its session's quota, then its principal's, then that of what it asks for: always in this order, so
+that no two requests wait for each other. Where nothing is bounded there is no gate.
 """
 
 from __future__ import annotations
@@ -13,27 +13,24 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 import attrs
 import trio
 
-from trimcp.server.turns import Turns, TurnStatistics
-from trimcp.session.context import Context
+from trimcp.session.context import Context, client_key
 from trimcp.session.limits import Limits, Quota
+from trimcp.session.turns import Turns, TurnStatistics
 
-__all__ = ["Gate", "whose"]
+__all__ = ["Gate"]
 
 _T = TypeVar("_T")
+_Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 Kind: TypeAlias = Literal["tool", "resource", "prompt", "completion"]
 _KINDS: Final = get_args(Kind)
 
-# Quotas of sessions and principals that are kept before those are looked for that nobody uses any more.
+# So many sessions or principals are kept before idle ones are looked for and forgotten.
 _MANY: Final = 1_024
 
 
-def whose(ctx: Context[Any]) -> Hashable:
-    """Return what tells clients apart: the session, or where each request has one of its own, who or where it is."""
-    session, job = ctx.internals
-    if not session.brief:
-        return session
-    return ctx.principal or (None if job.origin is None else job.origin.client)
+def _principal(ctx: Context[Any]) -> str | None:
+    return ctx.principal
 
 
 @attrs.define(eq=False, repr=False)
@@ -41,7 +38,7 @@ class Gate:
     """The quotas of one run.
 
     Args:
-        limits: what sessions, principals, and what has no quota of its own may use.
+        limits: the quotas of sessions, principals, and of what has none of its own.
     """
 
     limits: Limits
@@ -72,26 +69,28 @@ class Gate:
         """Return a snapshot of the quota of each tool, resource, prompt and completion that was asked for."""
         return {f"{kind} {name}": turns.statistics() for (kind, name), turns in sorted(self._named.items())}
 
-    def shared(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Return a handler that first waits for a turn of its session and one of its principal, as far as bounded."""
-        if self.limits.principal.bounds:
-            handler = self._by_principal(handler)
-        if self.limits.session.bounds:
-            handler = self._by_session(handler)
+    def shared(self, handler: _Handler) -> _Handler:
+        """Return a handler that first waits for its session's turn, then its principal's, where they are bounded."""
+        limits = self.limits
+        if limits.principal.bounds:
+            handler = self._queued(handler, self._principals, _principal, limits.principal, "this principal")
+        if limits.session.bounds:
+            handler = self._queued(handler, self._sessions, client_key, limits.session, "this session")
         return handler
 
-    def _by_session(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _queued(
+        self,
+        handler: _Handler,
+        table: dict[Hashable, Turns],
+        key_of: Callable[[Context[Any]], Hashable],
+        quota: Quota,
+        name: str,
+    ) -> _Handler:
         async def call(ctx: Context[Any], params: Any) -> Any:
-            async with _turn(ctx, self._kept(self._sessions, whose(ctx), self.limits.session, "this session")):
+            key = key_of(ctx)
+            if key is None:
                 return await handler(ctx, params)
-
-        return call
-
-    def _by_principal(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        async def call(ctx: Context[Any], params: Any) -> Any:
-            if ctx.principal is None:
-                return await handler(ctx, params)
-            async with _turn(ctx, self._kept(self._principals, ctx.principal, self.limits.principal, "this principal")):
+            async with _turn(ctx, self._kept(table, key, quota, name)):
                 return await handler(ctx, params)
 
         return call
@@ -105,14 +104,13 @@ class Gate:
         function: Callable[..., Awaitable[_T]],
         *args: Any,
     ) -> _T:
-        """Wait for a turn of what is asked for, and return `await function(*args)`. Raises as `Turns.take`, too.
+        """Wait for a turn of what is asked for, then return `await function(*args)`. Also raises as `Turns.take` does.
 
         Args:
-            ctx: of the request.
-            kind: what it asks for, and its `name`.
-            own: the quota it has for itself, or None for that of its kind.
-            function: what is done then.
-            args: its arguments.
+            ctx: the request's.
+            kind, name: what it asks for.
+            own: its own quota, or None for that of its kind.
+            function, args: what to do then.
         """
         quota = self._usual.get(kind) if own is None else own
         if quota is None:
@@ -147,7 +145,7 @@ class Gate:
 async def _turn(ctx: Context[Any], turns: Turns) -> AsyncIterator[None]:
     _, job = ctx.internals
     began_waiting = trio.current_time()
-    since = await turns.take(whose(ctx), ctx.deadline)
+    since = await turns.take(client_key(ctx), ctx.deadline)
     job.waited += since - began_waiting
     try:
         yield

@@ -1,7 +1,7 @@
 """The standard library's logging as log messages to the client: opt-in, logger by logger, never our own.
 
-A record logged while a request is handled, in its task or thread, goes to whoever asked. Outside a request legacy
-clients that set a level hear of it; revisions where log messages belong to requests hear nothing.
+A record logged while a request is handled, in its task or thread, goes to that request's client. Any other goes to the
+legacy clients that set a level; in later revisions log messages belong to requests.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ class LogBridge(logging.Handler):
         """Send one record; from another thread by way of Trio's."""
         try:
             level, text, name = _level(record.levelno), self.format(record), record.name
-        except Exception:  # a record's own formatting may raise any; `logging.Handler` asks for this
+        except Exception:  # formatting a record may raise anything; `logging.Handler` wants it handled so
             self.handleError(record)
             return
         ctx = CURRENT.get()
 
         def send() -> None:
-            # In Trio's thread nothing may leave from here: it would end the program, or the handler that logs.
+            # An exception here would end the program, or the handler that logs.
             try:
                 self._send(ctx, level, text, name)
             except Exception:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import orjson
 
-from trimcp.server.convert import to_json
+from trimcp.schema.convert import to_json
 from trimcp.values import valued
 from trimcp.wire.content import (
     AudioContent,

@@ -1,4 +1,4 @@
-"""What a server offers: tools, resources, prompts and what suggests values, added before it runs or while it does."""
+"""What a server offers: tools, resources, prompts and completion, added before it runs or while it does."""
 
 from __future__ import annotations
 
@@ -6,47 +6,85 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
+import attrs
+
+from trimcp.budget import Budget
 from trimcp.errors import LocalError
+from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
-from trimcp.server.calling import prepare
+from trimcp.protocol.request_state import Sealer
+from trimcp.server.calling import Handler, at_users_line, prepare
 from trimcp.server.changes import Bus, Change
 from trimcp.server.registry import Registry
-from trimcp.server.running import Handler
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
-from trimcp.session.limits import Quota
+from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
+from trimcp.wire.common import CacheScope
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load what makes resources and prompts.
 if TYPE_CHECKING:
-    from trimcp.server.confirming import Fallback
-    from trimcp.server.filters import AppliedFilter, Filter
+    from trimcp.guard.audit import Audit
+    from trimcp.guard.confirmation import Fallback
+    from trimcp.guard.filters import AppliedFilter, Filter
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry
 
-__all__ = ["Middleware", "Offering"]
+__all__ = ["HandlerErrors", "Middleware", "Notice", "Offering"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 FilterT = TypeVar("FilterT", bound="Filter")
 
 Confirm = Literal["destructive"]
-"""Which tools the user is asked about before they run: those whose annotations say that they may destroy something."""
+"""Which tools run only after the user agreed: those whose annotations say that they may destroy something."""
+
+HandlerErrors = Literal["log", "tell", "raise"]
+"""What becomes of what a handler raises and did not mean for the client."""
 
 Middleware = Callable[[Any, Any, Callable[[Any, Any], Awaitable[Any]]], Awaitable[Any]]
 """`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else.
 
-`ctx` is the `Context` of a request, or the `Notice` of a notification, whose result goes nowhere."""
+`ctx` is the `Context` of a request, or the `Notice` of a notification, whose result is dropped."""
+MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
+
+
+@attrs.frozen(eq=False, repr=False)
+class Notice(Admitted):
+    """One notification from a client, as middleware sees it.
+
+    Attributes:
+        method: such as `notifications/roots/list_changed`.
+        admission: who sent it.
+        state: what the server's lifespan yielded.
+    """
+
+    method: str
+    admission: Admission
+    state: Any
 
 
 class Offering:
-    """What a server offers, and what clients are told of it.
+    """What a server offers, and what clients are told of it. What it is set to is an argument of `Server`.
 
     Args:
         profile: how the server introduces itself; its capabilities follow from what is offered.
         dynamic: announce that lists may change.
         extensions: settings by extension identifier.
     """
+
+    limits: Limits
+    budget: Budget
+    sealer: Sealer
+    page_size: int | None
+    list_ttl_ms: int
+    list_cache_scope: CacheScope
+    max_threads: int
+    max_processes: int | None
+    handler_errors: HandlerErrors
+    audit: Audit | None
+    confirm: Confirm | None
+    confirm_fallback: Fallback
 
     def __init__(self, profile: Profile, *, dynamic: bool, extensions: Mapping[str, Mapping[str, Any]]) -> None:
         self.profile: Profile = profile
@@ -62,8 +100,6 @@ class Offering:
         self._completers: dict[tuple[str, str], Completer] = {}
         self._middleware: list[Middleware] = []
         self._filters: list[AppliedFilter] = []
-        self.confirm: Confirm | None = None
-        self.confirm_fallback: Fallback = "refuse"
         self._lifespans = 0
         self._declare()
 
@@ -73,6 +109,7 @@ class Offering:
     def tool(self, function: FunctionT, /) -> FunctionT: ...
     @overload
     def tool(self, /, **options: Unpack[ToolOptions]) -> Callable[[FunctionT], FunctionT]: ...
+    @at_users_line
     def tool(self, function: Any = None, /, **options: Unpack[ToolOptions]) -> Any:
         """Offer a function as a tool: `@server.tool` or `@server.tool(timeout=5, ...)`.
 
@@ -92,11 +129,12 @@ class Offering:
         """
         return _decorate(self.add_tool, function, options)
 
+    @at_users_line
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, also while the server runs: clients are told. As `tool`."""
         entry = tool_entry(function, options)
         if _to_confirm(entry, options, self.confirm):
-            from trimcp.server.confirming import Confirmation
+            from trimcp.guard.confirmation import Confirmation
 
             entry.confirmation = Confirmation(entry.tool, self.confirm_fallback)
         self.tools.add(entry.tool.name, entry, live=self._live)
@@ -131,6 +169,7 @@ class Offering:
         if not isinstance(uri, str):
             raise TypeError('a resource needs its address: @server.resource("notes://today")')
 
+        @at_users_line
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.resources import from_function
 
@@ -139,6 +178,7 @@ class Offering:
 
         return decorate
 
+    @at_users_line
     def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
         """Offer fixed text or bytes, or a file that is read anew each time; also while the server runs."""
         from trimcp.server.resources import from_content
@@ -170,6 +210,7 @@ class Offering:
     def prompt(self, function: FunctionT, /) -> FunctionT: ...
     @overload
     def prompt(self, /, **options: Unpack[PromptOptions]) -> Callable[[FunctionT], FunctionT]: ...
+    @at_users_line
     def prompt(self, function: Any = None, /, **options: Unpack[PromptOptions]) -> Any:
         """Offer a function as a prompt: its parameters are the arguments; `Literal`s become choices.
 
@@ -179,6 +220,7 @@ class Offering:
         """
         return _decorate(self.add_prompt, function, options)
 
+    @at_users_line
     def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
         """Offer a function as a prompt, also while the server runs. As `prompt`."""
         from trimcp.server.prompts import prompt_entry
@@ -197,8 +239,8 @@ class Offering:
     ) -> Callable[[FunctionT], FunctionT]:
         """Suggest values for an argument: `@server.complete("review", "path")`.
 
-        The function gets what was typed so far, and if it has a parameter `context` the arguments known already; it
-        returns suggestions, best first.
+        The function gets what was typed so far, and in a parameter `context`, if it has one, the arguments known
+        already. It returns suggestions, best first.
 
         Args:
             target: a prompt's name or function, or a resource template.
@@ -207,6 +249,7 @@ class Offering:
         """
         name = target if isinstance(target, str) else target.__name__
 
+        @at_users_line
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.prompts import Completer
 
@@ -227,7 +270,7 @@ class Offering:
 
     # Around handlers
 
-    def middleware(self, function: Middleware) -> Middleware:
+    def middleware(self, function: MiddlewareT) -> MiddlewareT:
         """Run `async def function(ctx, params, call_next)` around every request and notification, the first outermost.
 
         `ctx.method` says which one it is; for a notification `ctx` is a `Notice`. Requests of the connection itself
@@ -263,12 +306,12 @@ class Offering:
         """Let a function see each result of a tool, resource or prompt before it leaves: `@server.filter`.
 
         `def function(ctx, params, result)`, sync or async, returns what is to be sent: the result or another one. It
-        keeps a result back with `ToolError` or `ErrorReply`, and also where it crashes: then the client is told of an
-        internal error and the log why. Filters run in the order they were added, outside all middleware. Questions to
-        the user and errors of the protocol pass none.
+        withholds a result by raising `ToolError` or `ErrorReply`; if it crashes, the client gets an internal error and
+        the log the reason. Filters run in the order they were added, outside all middleware. Questions to the user and
+        protocol errors are not filtered.
 
         Args:
-            function: the filter, such as `trimcp.SecretsFilter()`.
+            function: the filter, such as `trimcp.guard.SecretsFilter()`.
             names: only for tools and prompts of this name, or resources of this address; `*` and `?` as in a shell.
             methods: only for some of "tools/call", "resources/read" and "prompts/get".
 
@@ -279,7 +322,7 @@ class Offering:
         """
 
         def add(function: FilterT) -> FilterT:
-            from trimcp.server.filters import AppliedFilter
+            from trimcp.guard.filters import AppliedFilter
 
             if self._live:
                 raise LocalError("filters cannot be added while the server runs")
@@ -293,20 +336,28 @@ class Offering:
         filters = [applied for applied in self._filters if name in applied.methods]
         if not filters:
             return handler
-        from trimcp.server.filters import filtered
+        from trimcp.guard.filters import filtered
 
         return filtered(name, handler, filters)
+
+    def dressed(self, name: str, handler: Handler) -> Handler:
+        """Return the handler of a method inside its middleware, its filters and the audit."""
+        handler = self.filtered(name, self.wrap(handler))
+        audit = self.audit
+        return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
     def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Serve a request that an extension brings: `async def function(ctx, params)`, JSON objects in and out.
 
         Declare the extension with `Server(extensions=...)`; its clients are told so. Raises LocalError for a name
-        the protocol has itself.
+        the protocol has itself, and once the server runs.
         """
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol")
 
         def decorate(function: FunctionT) -> FunctionT:
+            if self._live:
+                raise LocalError("methods cannot be added while the server runs")
             self.foreign[name] = function
             return function
 
@@ -324,6 +375,29 @@ class Offering:
 
         return decorate
 
+    def function_of(self, method: str, params: Any) -> Callable[..., Any] | None:
+        """Return the function that handles a request, as it was added; None where there is none."""
+        entry: Any = self.foreign.get(method)
+        if method == "tools/call":
+            entry = self.tools.get(params.name)
+        elif method == "prompts/get":
+            entry = self.prompts.get(params.name)
+        elif method == "resources/read":
+            matching = (template for template in self.templates if template.match(params.uri) is not None)
+            entry = self.resources.get(params.uri) or next(matching, None)
+            entry = getattr(entry, "source", entry)
+        elif method == "completion/complete":
+            ref = params.ref
+            entry = self.completer(getattr(ref, "name", None) or ref.uri, params.argument.name)
+        entry = getattr(entry, "prepared", entry)
+        function = getattr(entry, "function", entry)
+        return function if callable(function) else None
+
+    def runs_in_thread(self, tool: str) -> bool:
+        """Return whether there is such a tool and it runs in threads."""
+        entry = self.tools.get(tool)
+        return entry is not None and entry.prepared.in_thread
+
     # What clients are told
 
     @property
@@ -339,7 +413,7 @@ class Offering:
         return (self.tools, self.resources, self.templates, self.prompts)
 
     def _declare(self) -> None:
-        """Say what we can do, now that something changed. The lists are always served, empty ones too."""
+        """Declare the capabilities anew. The lists are always served, also while they are empty."""
         announced = self.announced()
         self.profile.capabilities = ServerCapabilities(
             tools=ToolsCapability(list_changed=Change.TOOLS in announced),
@@ -370,6 +444,7 @@ def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any
         add(function)
         return function
 
+    @at_users_line
     def decorate(function: FunctionT) -> FunctionT:
         add(function, **options)
         return function

@@ -1,4 +1,4 @@
-"""Prompts and completion: templates of messages with named text arguments, and what an argument could become."""
+"""Prompts and completion: templates of messages with named text arguments, and suggestions for these arguments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import attrs
 
 from trimcp.errors import ErrorReply
-from trimcp.server.calling import Calling, prepare
-from trimcp.server.convert import ConversionError
+from trimcp.schema.convert import ConversionError, without_root
+from trimcp.schema.late import Judge, validator_for
+from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content
-from trimcp.server.options import check_options
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
-from trimcp.validation import Judge, validator_for
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.completion import CompleteParams, CompleteResult, Completion
@@ -23,7 +22,7 @@ from trimcp.wire.input_required import InputRequiredResult
 from trimcp.wire.prompts import GetPromptResult, Prompt, PromptArgument, PromptMessage
 
 if TYPE_CHECKING:
-    from trimcp.server.running import Running
+    from trimcp.server.pools import Pools
 
 __all__ = ["Completer", "PromptEntry", "PromptOptions", "prompt_entry", "suggestions"]
 
@@ -32,13 +31,13 @@ _MOST_SUGGESTIONS = 100
 
 
 class PromptOptions(TypedDict, total=False):
-    """What may be said of a prompt beside its function. All of it has a default.
+    """The options of a prompt, each with a default.
 
     Attributes:
         name: by default the function's.
         title: a name for people.
         description: by default the docstring's, without its parameter section.
-        icons, meta: more for the client.
+        icons, meta: sent in its listing.
         quota: how many may be made at once, begin per second and wait; by default what `Limits.prompt` says.
     """
 
@@ -52,34 +51,38 @@ class PromptOptions(TypedDict, total=False):
 
 @attrs.define(eq=False, repr=False)
 class PromptEntry:
-    """One prompt: what is listed, and its function."""
+    """One prompt: its listing and its function."""
 
     prompt: Prompt
-    calling: Calling
+    prepared: PreparedFunction
     validator: Judge
     choices: Mapping[str, Sequence[str]]
     quota: Quota | None = None
 
-    async def get(self, running: Running, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
+    async def get(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
         """Return the prompt's messages, filled in.
 
         Raises:
             ErrorReply: an argument is missing, unknown or none of its choices (-32602).
         """
         problems = self._problems(arguments)
-        values = self.calling.from_texts(arguments)
+        values = self.prepared.from_texts(arguments)
         if not problems and not self.validator.is_valid(values):
             problems = self.validator.problems(values)
         if problems:
-            text = f"invalid arguments for {self.prompt.name}: {'; '.join(problems)}"
-            raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
+            raise self._refusal(problems)
         try:
-            value = await self.calling.run(running, ctx, values)
+            value = await self.prepared.run(pools, ctx, values)
         except ConversionError as error:
-            raise ErrorReply(INVALID_PARAMS, str(error)[:500], {"problems": error.problems}) from None
+            raise self._refusal(error.problems) from None
         if isinstance(value, GetPromptResult | InputRequiredResult):
             return value
         return GetPromptResult(messages=_messages(value), description=self.prompt.description)
+
+    def _refusal(self, problems: list[str]) -> ErrorReply:
+        problems = without_root(problems)
+        text = f"invalid arguments for {self.prompt.name}: {'; '.join(problems)}"
+        return ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
     def _problems(self, arguments: Mapping[str, str]) -> list[str]:
         listed = self.prompt.arguments or []
@@ -107,8 +110,8 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         TypeError: a parameter cannot be filled, or there is no such option.
     """
     check_options(options, PromptOptions)
-    calling = prepare(function)
-    signature = calling.signature
+    prepared = prepare(function)
+    signature = prepared.signature
     required = signature.input_schema.get("required", [])
     arguments = []
     choices: dict[str, list[str]] = {}
@@ -123,16 +126,9 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         )
         if "enum" in schema:
             choices[parameter] = [str(choice) for choice in schema["enum"]]
-    meta = options.get("meta")
-    listed = Prompt(
-        name=options.get("name") or signature.name,
-        title=options.get("title") or ABSENT,
-        description=options.get("description") or signature.description or ABSENT,
-        arguments=arguments or ABSENT,
-        icons=options.get("icons") or ABSENT,
-        meta=dict(meta) if meta else ABSENT,
-    )
-    return PromptEntry(listed, calling, validator_for(signature.input_schema), choices, options.get("quota"))
+    members = listed_members(options, signature.name, signature.description)
+    listed = Prompt(arguments=arguments or ABSENT, **members)
+    return PromptEntry(listed, prepared, validator_for(signature.input_schema), choices, options.get("quota"))
 
 
 @attrs.define(eq=False, repr=False)
@@ -143,17 +139,17 @@ class Completer:
     context.
     """
 
-    calling: Calling
+    prepared: PreparedFunction
     quota: Quota | None = None
 
-    async def complete(self, running: Running, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
+    async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         """Return suggestions, best first."""
-        names = list(self.calling.signature.parameters)
+        names = list(self.prepared.signature.parameters)
         known = params.context.arguments if params.context else ABSENT
         keywords: dict[str, Any] = {names[0]: params.argument.value}
         if "context" in names[1:]:
             keywords["context"] = dict(known) if known else {}
-        value = await self.calling.run(running, ctx, keywords)
+        value = await self.prepared.run(pools, ctx, keywords)
         return suggestions(value)
 
 

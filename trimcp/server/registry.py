@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from trimcp.errors import ErrorReply, LocalError
-from trimcp.protocol.requests import Encoded
+from trimcp.protocol.connection import Encoded
 from trimcp.server.changes import Bus, Change
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.fields import ABSENT, Absent

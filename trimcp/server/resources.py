@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import attrs
 
 from trimcp.errors import ErrorReply, ResourceNotFound
-from trimcp.server.calling import Calling, prepare
-from trimcp.server.convert import ConversionError, to_json
+from trimcp.schema.convert import ConversionError, to_json
+from trimcp.schema.late import Judge, validator_for
+from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import json_text
-from trimcp.server.options import check_options
 from trimcp.server.threads import in_thread
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
-from trimcp.validation import Judge, validator_for
 from trimcp.wire.common import Annotations, CacheScope, Icon
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
 from trimcp.wire.fields import ABSENT, Absent
@@ -26,7 +25,7 @@ from trimcp.wire.input_required import InputRequiredResult
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
 if TYPE_CHECKING:
-    from trimcp.server.running import Running
+    from trimcp.server.pools import Pools
 
 __all__ = [
     "ResourceEntry",
@@ -46,25 +45,25 @@ class ResourceEntry:
     """One resource with an address of its own.
 
     Attributes:
-        source: what it holds: text, bytes, a file to read each time, or a function to call.
-        ttl_ms, cache_scope: how long and for whom a client may keep what it read.
-        quota: how often it may be read, if that is said of it alone.
+        source: its text or bytes, or a file or function to read each time.
+        ttl_ms, cache_scope: how long and for whom clients may cache it.
+        quota: its own, if it has one.
     """
 
     resource: Resource
-    source: str | bytes | Path | Calling
+    source: str | bytes | Path | PreparedFunction
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"
     quota: Quota | None = None
 
-    async def read(self, running: Running, ctx: Context[Any]) -> Any:
+    async def read(self, pools: Pools, ctx: Context[Any]) -> Any:
         """Return its contents."""
         source = self.source
         value: Any
-        if isinstance(source, Calling):
-            value = await source.run(running, ctx, {})
+        if isinstance(source, PreparedFunction):
+            value = await source.run(pools, ctx, {})
         elif isinstance(source, Path):
-            value = await in_thread(ctx, source.read_bytes, running.threads)
+            value = await in_thread(ctx, source.read_bytes, pools.use_threads())
         else:
             value = source
         mime_type = self.resource.mime_type or None
@@ -79,7 +78,7 @@ class TemplateEntry:
 
     listed: ResourceTemplate
     template: UriTemplate
-    calling: Calling
+    prepared: PreparedFunction
     validator: Judge
     guard: bool = True
     ttl_ms: int = 0
@@ -91,20 +90,20 @@ class TemplateEntry:
         found = self.template.match(uri, guard=self.guard)
         if found is None:
             return None
-        variables = self.calling.from_texts(found)
+        variables = self.prepared.from_texts(found)
         return variables if self.validator.is_valid(variables) else None
 
-    async def read(self, running: Running, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
+    async def read(self, pools: Pools, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
         """Return the contents of one of them."""
         try:
-            value = await self.calling.run(running, ctx, variables)
+            value = await self.prepared.run(pools, ctx, variables)
         except ConversionError as error:
             raise ResourceNotFound(uri) from error
         return read_result(value, uri, self.listed.mime_type or None, self.ttl_ms, self.cache_scope)
 
 
 class ResourceOptions(TypedDict, total=False):
-    """What may be said of a resource beside its address. All of it has a default.
+    """The options of a resource, each with a default.
 
     Attributes:
         name: by default the function's, or the end of the address.
@@ -112,8 +111,8 @@ class ResourceOptions(TypedDict, total=False):
         description: by default the docstring's.
         mime_type: such as "text/markdown"; text files are sent as text only if it says so.
         size: in bytes, where it is known and fixed.
-        annotations, icons, meta: more for the client.
-        ttl_ms, cache_scope: for how many milliseconds and for whom a client may keep what it read (2026-07-28).
+        annotations, icons, meta: sent in its listing.
+        ttl_ms, cache_scope: for how many milliseconds and for whom clients may cache it (2026-07-28).
         quota: how many reads, of a template all its resources together, may run at once, begin per second and wait; by
             default what `Limits.resource` says.
     """
@@ -132,17 +131,9 @@ class ResourceOptions(TypedDict, total=False):
 
 
 def _listed(options: ResourceOptions, name: str, description: str = "") -> dict[str, Any]:
-    """Return the members that resources and templates have in common, with these fallbacks."""
-    meta = options.get("meta")
-    return {
-        "name": options.get("name") or name,
-        "title": options.get("title") or ABSENT,
-        "description": options.get("description") or description or ABSENT,
-        "mime_type": options.get("mime_type") or ABSENT,
-        "annotations": options.get("annotations") or ABSENT,
-        "icons": options.get("icons") or ABSENT,
-        "meta": dict(meta) if meta else ABSENT,
-    }
+    """Return the members of a listing that resources and templates share, with these defaults."""
+    own = {key: options.get(key) or ABSENT for key in ("mime_type", "annotations")}
+    return listed_members(options, name, description) | own
 
 
 def from_function(
@@ -154,8 +145,8 @@ def from_function(
         TypeError: the template's variables and the function's parameters differ, or there is no such option.
     """
     check_options(options, ResourceOptions)
-    calling = prepare(function, run=run)
-    signature = calling.signature
+    prepared = prepare(function, run=run)
+    signature = prepared.signature
     listed = _listed(options, signature.name, signature.description)
     caching = options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
     parameters = list(signature.parameters)
@@ -165,10 +156,10 @@ def from_function(
         raise TypeError(f"{uri} has {variables}, but {signature.name} takes {', '.join(parameters) or 'none'}")
     if template.variables:
         described = ResourceTemplate(uri_template=uri, **listed)
-        return TemplateEntry(described, template, calling, validator_for(signature.input_schema), guard, *caching)
+        return TemplateEntry(described, template, prepared, validator_for(signature.input_schema), guard, *caching)
     size = options.get("size")
     resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
-    return ResourceEntry(resource, calling, *caching)
+    return ResourceEntry(resource, prepared, *caching)
 
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
@@ -188,7 +179,7 @@ def missing(ctx: Context[Any], uri: str) -> ErrorReply:
 
 
 def read_result(value: Any, uri: str, mime_type: str | None, ttl_ms: int, cache_scope: CacheScope) -> Any:
-    """Return whatever a resource function returned as a result: text, bytes, contents, several of them, or JSON.
+    """Return a result from what a resource function returned: text, bytes, contents, several of them, or JSON.
 
     Raises:
         ResourceNotFound: the function returned None.

@@ -1,32 +1,35 @@
-"""A server at work: its lifespan entered, its nursery open. What sessions are served by (`Endpoint`)."""
+"""One run of a server, its lifespan entered and its nursery open: the endpoint of its sessions (`Endpoint`)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
 
+from trimcp.budget import Budget, Holding
 from trimcp.channel import NOWHERE, LaneCounts, Sink
-from trimcp.errors import ErrorReply, ResourceNotFound
+from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
+from trimcp.protocol.connection import Connection, Encoded
 from trimcp.protocol.events import Notified
-from trimcp.protocol.requests import Encoded
-from trimcp.server.notices import Notice
+from trimcp.protocol.profile import Role
+from trimcp.server.calling import Handler
+from trimcp.server.offering import Notice, Offering
+from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context
 from trimcp.session.crew import Crew
 from trimcp.session.drive import Road, drive
-from trimcp.session.job import Job
-from trimcp.session.limits import Quota
+from trimcp.session.job import CancelReason, Job
+from trimcp.session.outgoing import Outbox
 from trimcp.session.push import Pushed
-from trimcp.session.scopes import Scope, guarded
+from trimcp.session.scopes import Scope, guarded, sole, written
 from trimcp.session.session import Session
-from trimcp.session.tree import Overdue
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.completion import CompleteParams, PromptReference
@@ -42,11 +45,8 @@ from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolParams, ListToolsResult
 
 if TYPE_CHECKING:
-    from trimcp.server.gate import Gate, Kind
-    from trimcp.server.processes import Processes
-    from trimcp.server.server import Server
-    from trimcp.server.statistics import ServerStatistics
-    from trimcp.server.turns import Turns
+    from trimcp.watch.statistics import ServerStatistics
+    from trimcp.watch.tree import Overdue
 
 __all__ = ["CURRENT", "Running"]
 
@@ -58,12 +58,8 @@ CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=
 # Sessions kept for the next requests that need one for themselves, some 4 KiB each.
 _MOST_SPARE = 128
 
-# Seconds past its deadline in which a caller may say itself that it gives up, and why: that is the better reason.
+# A caller that gives up at its deadline cancels with a better reason than ours: it has so many seconds to do so.
 _SLACK = 0.05
-
-_T = TypeVar("_T")
-
-Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 @attrs.define(eq=False, repr=False)
@@ -72,130 +68,95 @@ class Running:
 
     Attributes:
         server: what is served.
-        state: what the lifespan made.
+        state: what the lifespan yielded.
         nursery: where work of `ctx.server` lives.
-        bounded: whether tools, resources, prompts and completions without a quota of their own may have one.
-        counts: what gave way in sessions that have ended, by lane.
-        processes: the worker processes of tools, or None before the first call of one.
-        refused: requests that sessions which have ended had refused.
-        hosts: each tells what one of those that serve it over a network holds, for statistics.
+        max_message: bytes of the largest message taken in, over every transport.
+        pools: the quotas, threads and worker processes.
+        sessions: those there are now.
+        counts: what sessions that have ended dropped and merged, by lane.
+        refused: requests that sessions which have ended refused.
+        hosts: for statistics, a function of each network host that returns what it holds.
     """
 
-    server: Server[Any]
+    server: Offering
     state: Any
     nursery: trio.Nursery
-    bounded: bool = attrs.field(init=False)
+    max_message: int = attrs.field(init=False)
+    pools: Pools = attrs.field(init=False)
     sessions: set[Session] = attrs.field(init=False, factory=set)
     counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
-    processes: Processes | None = attrs.field(init=False, default=None)
     refused: int = attrs.field(init=False, default=0)
     hosts: list[Callable[[], Mapping[str, int]]] = attrs.field(init=False, factory=list)
-    _draining: bool = attrs.field(init=False, default=False)
+    _drained: set[object] = attrs.field(init=False, factory=set)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _subscribers: Subscribers = attrs.field(init=False)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
     _crew: Crew = attrs.field(init=False)
-    _gate: Gate | None = attrs.field(init=False, default=None)
-    _threads: Turns | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
+        server, limits = self.server, self.server.limits
         self._crew = Crew(self.nursery)
-        limits = self.server.limits
-        self.bounded = any(quota.bounds for quota in (limits.tool, limits.resource, limits.prompt, limits.completion))
-        self._subscribers = Subscribers(self.server)
+        self.max_message = limits.largest_into(Role.SERVER)
+        self.pools = Pools(limits, server.max_threads, server.max_processes, self.nursery)
+        self._subscribers = Subscribers(server)
         self._scope = Scope(lambda: self.nursery)
         handlers: dict[str, Handler] = {
-            "tools/list": self._list_tools,
+            "tools/list": self._lister(server.tools, "tool", ListToolsResult, "tools"),
             "tools/call": self._call_tool,
-            "resources/list": self._list_resources,
-            "resources/templates/list": self._list_templates,
+            "resources/list": self._lister(server.resources, "resource", ListResourcesResult, "resources"),
+            "resources/templates/list": self._lister(
+                server.templates, "listed", ListResourceTemplatesResult, "resource_templates"
+            ),
             "resources/read": self._read_resource,
             "resources/subscribe": self._subscribers.subscribe,
             "resources/unsubscribe": self._subscribers.unsubscribe,
-            "prompts/list": self._list_prompts,
+            "prompts/list": self._lister(server.prompts, "prompt", ListPromptsResult, "prompts"),
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
             "subscriptions/listen": self._subscribers.listen,
-            **self.server.foreign,
+            **server.foreign,
         }
         if limits.session.bounds or limits.principal.bounds:
             for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
-                handlers[name] = self.gate.shared(handlers[name])
-        self._handlers = {name: self.server.dressed(name, handler) for name, handler in handlers.items()}
-        self._noticed = self.server.wrap(self._call_notification_handlers)
-
-    # What is bounded. Most servers bound nothing, and need none of it.
-
-    @property
-    def gate(self) -> Gate:
-        """The quotas of requests."""
-        if self._gate is None:
-            from trimcp.server.gate import Gate
-
-            self._gate = Gate(self.server.limits)
-        return self._gate
-
-    @property
-    def threads(self) -> Turns:
-        """The turns of sync handlers in threads."""
-        if self._threads is None:
-            from trimcp.server.turns import MOST_WAITING, Turns
-
-            self._threads = Turns(Quota(running=self.server.max_threads, waiting=MOST_WAITING), "threads")
-        return self._threads
-
-    def process_pool(self) -> Processes:
-        """Return the worker processes, which are looked after in our nursery and end with it."""
-        if self.processes is None:
-            from trimcp.server.processes import Processes, cores
-
-            self.processes = Processes(self.nursery, self.server.max_processes or cores())
-        return self.processes
+                handlers[name] = self.pools.use_gate().shared(handlers[name])
+        self._handlers = {name: server.dressed(name, handler) for name, handler in handlers.items()}
+        self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of this run."""
-        from trimcp.server.statistics import add_up
+        from trimcp.watch.statistics import server_statistics
 
-        return add_up([self])
-
-    @property
-    def used_gate(self) -> Gate | None:
-        """The quotas of requests, if there are any."""
-        return self._gate
-
-    @property
-    def used_threads(self) -> Turns | None:
-        """The turns of threads, if there were any."""
-        return self._threads
-
-    def in_turn(
-        self,
-        ctx: Context[Any],
-        kind: Kind,
-        name: str,
-        own: Quota | None,
-        function: Callable[..., Awaitable[_T]],
-        *args: Any,
-    ) -> Awaitable[_T]:
-        """Return `function(*args)`, or where there is a quota what first waits for a turn; see `Gate.pass_through`."""
-        if own is None and not self.bounded:
-            return function(*args)
-        return self.gate.pass_through(ctx, kind, name, own, function, *args)
+        pools = self.pools
+        return server_statistics(
+            self.sessions,
+            self.counts,
+            self.refused,
+            self.budget,
+            [host() for host in self.hosts],
+            quotas=pools.gate,
+            threads=pools.threads,
+            processes=pools.processes,
+        )
 
     # The endpoint of sessions
 
     @property
     def served(self) -> Container[str]:
-        """The methods that have a handler, as of the moment one is looked up."""
+        """The methods that have a handler now: `name in running.served`."""
         return self
 
     def __contains__(self, name: object) -> bool:
-        # Completion only while something can be completed: prompts and completers may come and go.
+        # Completion only while something can be completed: that may change while the server runs.
         return name == "logging/setLevel" or (
             name in self._handlers and (name != "completion/complete" or self.server.completes)
         )
+
+    @property
+    def budget(self) -> Budget:
+        """What counts what all peers make us keep."""
+        return self.server.budget
 
     @property
     def revisions(self) -> Sequence[Revision]:
@@ -217,12 +178,45 @@ class Running:
         finally:
             CURRENT.reset(token)
 
+    async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
+        """Return the tool error for what left a tool's middleware, or came of work it had started; None for a crash.
+
+        The filters see it, as they see each result. With `handler_errors="tell"` a crash is logged and its text told.
+        """
+        if job.request.verb.name != "tools/call":
+            return None
+        from trimcp.server.tools import error_text
+        from trimcp.wire.tools import failed_call
+
+        text = error_text(job.params.name, error)
+        if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
+            from trimcp.cleaning import mask
+            from trimcp.workers.packing import FailedInWorker
+
+            job.crashed(error)
+            cause = sole(error)
+            kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # which is in its text
+            text = f"{job.params.name} failed: {kind}{mask(str(cause))}"
+        if text is None:
+            return None
+
+        async def tell(ctx: Any, params: Any) -> Any:
+            return failed_call(text)
+
+        ctx = Context(session, job, self.state, self._scope)
+        return await self.server.filtered("tools/call", tell)(ctx, job.params)
+
+    def whereabouts(self, job: Job) -> str | None:
+        """Return where the function that handles a request is defined, for the log."""
+        function = self.server.function_of(job.request.verb.name, job.params)
+        return None if function is None else written(function)
+
     def notified(self, session: Session, event: Notified) -> None:
-        """Take note of a notification: start telling a legacy session of changes, and call who asked for it."""
+        """Handle a notification: tell a legacy session of changes once it is initialized, and call the handlers."""
         name = event.verb.name
         if name == "notifications/initialized":
             self._subscribers.attach(session)
-        if session.runner is not None and (self.server.has_middleware or name in self.server.notification_handlers):
+        if session.driven and (self.server.has_middleware or name in self.server.notification_handlers):
             if session.notices >= session.limits.backlog_requests:
                 session.counts.drop("others")
                 return
@@ -238,7 +232,26 @@ class Running:
 
     async def _call_notification_handlers(self, notice: Notice, params: Any) -> None:
         for handler in self.server.notification_handlers.get(notice.method, ()):
-            await guarded(handler, (params,))  # one that crashes does not keep it from the next
+            await guarded(handler, (params,))  # the next one is called even if this one crashes
+
+    def session(self, sink: Sink | None = None, *, force_rerun: bool = False) -> Session:
+        """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
+        server = self.server
+        engine = Connection(Role.SERVER, server.profile, self, server.foreign, server.notification_handlers)
+        session = Session(
+            engine,
+            self,
+            server.limits,
+            Outbox.of(server.limits) if sink is None else sink,
+            handler_errors=server.handler_errors,
+            force_rerun=force_rerun,
+            sealer=server.sealer,
+            budget=server.budget,
+        )
+        if server.audit is not None:
+            session.on_finished = server.audit.finished
+        self.opened(session)
+        return session
 
     def opened(self, session: Session) -> None:
         """Remember a session, so that draining the server finds it."""
@@ -246,60 +259,88 @@ class Running:
 
     def closed(self, session: Session) -> None:
         """Forget a session."""
-        if session in self.sessions:  # it may be told twice
+        if session in self.sessions:  # may be called twice
             self.sessions.discard(session)
             if session.counts.merged or session.counts.dropped:
                 self.counts.add(session.counts)
             self.refused += session.refused
             session.refused = 0
         self._subscribers.detach(session)
-        if self._gate is not None:
-            self._gate.closed(session)
+        if self.pools.gate is not None:
+            self.pools.gate.closed(session)
 
-    def open_brief(self) -> Pushed:
-        """Return a session for one request of the modern era. What belongs to no request has no road there."""
-        if self._spare:
+    def open_brief(self, holding: Holding | None = None, via: object = None) -> Pushed:
+        """Return a session for one request of the modern era. What belongs to no request is not sent.
+
+        Its memory is counted in `holding`; it is drained with `via`, see `drain`.
+        """
+        if self._spare and not self._drained:
             pushed = self._spare.pop()
-            self.opened(pushed.session)
+            session = pushed.session
+            session.amount.holding, session.via = holding, via
+            self.opened(session)
             return pushed
-        pushed = Pushed(self.server.session(self, sink=NOWHERE), self._crew, self._take_back)
+        pushed = Pushed(self.session(NOWHERE), self._crew, self._take_back)
         pushed.require_envelope()
-        if self._draining:
-            pushed.session.draining.set()
-        return pushed
+        return self._opened_with(pushed, holding, via)
 
     def _take_back(self, pushed: Pushed) -> bool:
-        if len(self._spare) >= _MOST_SPARE:
+        if len(self._spare) >= _MOST_SPARE or self._drained:
             return False
         self.closed(pushed.session)
+        pushed.session.amount.belong_to(None)
         self._spare.append(pushed)
         return True
 
-    def open(self, sink: Sink) -> Pushed:
-        """Return a new session into which messages are pushed; `sink` takes what belongs to no request."""
-        pushed = Pushed(self.server.session(self, sink=sink), self._crew)
-        if self._draining:
-            pushed.session.draining.set()
+    def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> Pushed:
+        """Return a new session into which messages are pushed; `sink` takes what belongs to no request.
+
+        Its memory is counted in `holding`; it is drained with `via`, see `drain`.
+        """
+        return self._opened_with(Pushed(self.session(sink), self._crew), holding, via)
+
+    def _opened_with(self, pushed: Pushed, holding: Holding | None, via: object) -> Pushed:
+        session = pushed.session
+        session.amount.holding, session.via = holding, via
+        if self._drained and not self._drained.isdisjoint((via, None)):
+            session.draining.set()
         return pushed
 
-    async def serve(self, channel: Road) -> None:
+    async def serve(self, channel: Road, via: object = None) -> None:
         """Serve one connection in this run until the peer leaves; then close the channel. Many may be served at once.
 
-        Cancelling it stops the connection's handlers and closes the channel.
+        Cancelling it stops the connection's handlers and closes the channel. It is drained with `via`, see `drain`.
         """
-        await drive(self.server.session(self), channel)
+        session = self.session()
+        session.via = via
+        await drive(session, channel)
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, via: object = None) -> None:
         """Drain every session at once, as `Session.drain` does, and close them. Later ones refuse every request.
 
-        What has to be cancelled is logged as one warning: each request with its age and where it waits.
+        What has to be cancelled is logged as one warning: each request with its age and where it waits. With `via` only
+        the sessions opened with it are drained, such as those of one port, and the run goes on for the others.
         """
-        self._draining = True
+        from trimcp.watch.tree import Overdue
+
+        self._drained.add(via)
         self._spare.clear()
-        overdue = Overdue(self.sessions, grace)
+        sessions = self._sessions_of(via)
+        overdue = Overdue(sessions, grace)
         async with trio.open_nursery() as nursery:
-            for session in list(self.sessions):
+            for session in sessions:
                 nursery.start_soon(self._drain_one, session, grace, overdue)
+
+    def leave(self, via: object) -> None:
+        """End at once the sessions that were opened with `via`: nobody will read their answers."""
+        self._drained.discard(via)
+        for session in self._sessions_of(via):
+            session.lose("the server has left this address")
+            session.cancel_jobs(CancelReason.DRAIN)
+            session.close()
+
+    def _sessions_of(self, via: object) -> list[Session]:
+        return [session for session in self.sessions if via is None or session.via is via]
 
     @staticmethod
     async def _drain_one(session: Session, grace: float, overdue: Overdue) -> None:
@@ -310,54 +351,22 @@ class Running:
         """Send a log message outside any request, to the legacy clients that want its level. Never waits."""
         self._subscribers.log(level, data, logger)
 
-    # Lists
+    def _lister(self, registry: Registry[Any], attribute: str, result: Callable[..., Any], member: str) -> Handler:
+        """Return the handler that lists a registry: `result(member=...)` with this attribute of each entry."""
+        server = self.server
 
-    def _page(
-        self, ctx: Context[Any], registry: Registry[Any], params: PageParams, make: Callable[..., Any]
-    ) -> Encoded:
-        session, job = ctx.internals
+        async def list_page(ctx: Context[Any], params: PageParams) -> Encoded:
+            session, job = ctx.internals
 
-        def encode_page(entries: list[Any], cursor: Any) -> Encoded:
-            ttl_ms, scope = self.server.list_ttl_ms, self.server.list_cache_scope
-            result = make(entries, next_cursor=cursor, ttl_ms=ttl_ms, cache_scope=scope)
-            return Encoded(encode(session.engine.dump_result(job.request, result)))
+            def encode_page(entries: list[Any], cursor: Any) -> Encoded:
+                listed = {member: [getattr(entry, attribute) for entry in entries]}
+                caching = {"ttl_ms": server.list_ttl_ms, "cache_scope": server.list_cache_scope}
+                page = result(**listed, next_cursor=cursor, **caching)
+                return Encoded(encode(session.engine.dump_result(job.request, page)))
 
-        key = (ctx.revision, ctx.principal)
-        return registry.page(params.cursor, self.server.page_size, key, encode_page)
+            return registry.page(params.cursor, server.page_size, (ctx.revision, ctx.principal), encode_page)
 
-    async def _list_tools(self, ctx: Context[Any], params: PageParams) -> Encoded:
-        return self._page(
-            ctx,
-            self.server.tools,
-            params,
-            lambda entries, **rest: ListToolsResult(tools=[entry.tool for entry in entries], **rest),
-        )
-
-    async def _list_resources(self, ctx: Context[Any], params: PageParams) -> Encoded:
-        return self._page(
-            ctx,
-            self.server.resources,
-            params,
-            lambda entries, **rest: ListResourcesResult(resources=[entry.resource for entry in entries], **rest),
-        )
-
-    async def _list_templates(self, ctx: Context[Any], params: PageParams) -> Encoded:
-        return self._page(
-            ctx,
-            self.server.templates,
-            params,
-            lambda entries, **rest: ListResourceTemplatesResult(
-                resource_templates=[entry.listed for entry in entries], **rest
-            ),
-        )
-
-    async def _list_prompts(self, ctx: Context[Any], params: PageParams) -> Encoded:
-        return self._page(
-            ctx,
-            self.server.prompts,
-            params,
-            lambda entries, **rest: ListPromptsResult(prompts=[entry.prompt for entry in entries], **rest),
-        )
+        return list_page
 
     # What is asked of one of them. A server that has only tools does not load what makes resources and prompts.
 
@@ -365,19 +374,19 @@ class Running:
         entry = self.server.tools.get(params.name)
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
-        return await entry.call(self, ctx, params)
+        return await entry.call(self.pools, ctx, params)
 
     async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
         uri = params.uri
         try:
             entry = self.server.resources.get(uri)
             if entry is not None:
-                return await self.in_turn(ctx, "resource", uri, entry.quota, entry.read, self, ctx)
+                return await self.pools.in_turn(ctx, "resource", uri, entry.quota, entry.read)
             for template in self.server.templates:
                 variables = template.match(uri)
                 if variables is not None:
                     name, read = template.listed.uri_template, template.read
-                    return await self.in_turn(ctx, "resource", name, template.quota, read, self, ctx, uri, variables)
+                    return await self.pools.in_turn(ctx, "resource", name, template.quota, read, uri, variables)
         except ResourceNotFound:
             pass
         from trimcp.server.resources import missing
@@ -389,7 +398,7 @@ class Running:
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
         arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
-        return await self.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, self, ctx, arguments)
+        return await self.pools.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
         from trimcp.server.prompts import suggestions
@@ -399,7 +408,7 @@ class Running:
         completer = self.server.completer(target, params.argument.name)
         if completer is not None:
             name = f"{target}: {params.argument.name}"
-            return await self.in_turn(ctx, "completion", name, completer.quota, completer.complete, self, ctx, params)
+            return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
         if isinstance(ref, PromptReference):
             prompt = self.server.prompts.get(target)
             if prompt is None:
@@ -413,8 +422,8 @@ class Running:
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:
-    """Handle a request for as long as its caller waits, which began when the request came in."""
-    if type(seconds) not in (int, float):  # nothing that anybody promised; another program may use the same key
+    """Handle a request within the time its caller waits, counted from its arrival."""
+    if type(seconds) not in (int, float):  # not from us: another program may use the same key
         return await handler(ctx, job.params)
     deadline = job.arrived + seconds
     ctx.caller_waits_until(deadline)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic
 
-from trimcp.channel import Sink
+from trimcp.bounds import check_number
+from trimcp.budget import DEFAULT_MEMORY, Budget
+from trimcp.channel import require_trio
 from trimcp.errors import LocalError
-from trimcp.protocol.connection import Connection
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
-from trimcp.server.offering import Confirm, Offering
-from trimcp.server.running import Handler, Running
+from trimcp.server.offering import Confirm, HandlerErrors, Offering
+from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import Road
 from trimcp.session.limits import Limits
-from trimcp.session.outbox import Outbox
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import ServerCapabilities
@@ -26,11 +26,13 @@ from trimcp.wire.fields import ABSENT
 from trimcp.wire.revisions import REVISIONS, Revision
 
 if TYPE_CHECKING:
-    from trimcp.server.audit import Audit
-    from trimcp.server.confirming import Fallback
-    from trimcp.server.statistics import ServerStatistics
+    from trimcp.guard.audit import Audit
+    from trimcp.guard.confirmation import Fallback
+    from trimcp.watch.statistics import ServerStatistics
 
 __all__ = ["Server"]
+
+_MESSAGES: Final = 4  # the least memory, in messages of the largest size
 
 
 @asynccontextmanager
@@ -39,7 +41,7 @@ async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
 
 
 def _check_loading() -> None:
-    worker = sys.modules.get("trimcp.server.worker")
+    worker = sys.modules.get("trimcp.worker.serve")
     if worker is not None and worker.loading:
         raise LocalError(
             "a worker process loads this module for one of its tools, and must not serve it: run the server under "
@@ -67,12 +69,16 @@ class Server(Offering, Generic[StateT]):
         max_threads: sync handlers that may run in threads at once.
         max_processes: worker processes for tools with `run="process"`, one call in each; None for one to a core.
         limits: every bound and grace period of a session.
+        memory: bytes that all peers together may make it keep, over all sessions, transports and runs: messages being
+            read, requests that wait or are under way, results not yet read, events kept for clients that reconnect,
+            handshakes. At least four times the largest message; by default that or 256 MiB.
         revisions: the revisions to speak.
         audit: where a record of each call goes; None keeps none.
         confirm: "destructive" asks the user before a tool runs whose annotations have `destructive_hint=True`; a tool's
             own `confirm=` comes before it.
         confirm_fallback: what becomes of such a call where the client cannot ask: "refuse" or "allow".
-        handler_errors: "log" answers and logs a crash; "raise" (for tests) lets it end the session as well.
+        handler_errors: "log" answers and logs a crash; "tell" also tells the model what a tool's crash says, with
+            secrets masked where they can be recognised; "raise" (for tests) lets it end the session as well.
 
     Attributes:
         info: its name, version and so on, as clients are told.
@@ -81,7 +87,7 @@ class Server(Offering, Generic[StateT]):
         lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
         max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
 
-    What else has a public name is there for what serves it (`Running`, the logging bridge), and may change.
+    Other public names are for `Running` and the logging bridge, and may change.
     """
 
     def __init__(
@@ -105,20 +111,28 @@ class Server(Offering, Generic[StateT]):
         max_threads: int = 256,
         max_processes: int | None = None,
         limits: Limits | None = None,
+        memory: int | None = None,
         revisions: Sequence[Revision] = REVISIONS,
         audit: Audit | None = None,
         confirm: Confirm | None = None,
         confirm_fallback: Fallback = "refuse",
-        handler_errors: str = "log",
+        handler_errors: HandlerErrors = "log",
     ) -> None:
-        if handler_errors not in ("log", "raise"):
-            raise ValueError(f"handler_errors is 'log' or 'raise', not {handler_errors!r}")
-        if max_processes is not None and max_processes < 1:
-            raise ValueError(f"max_processes is at least 1 or None, not {max_processes!r}")
+        if handler_errors not in ("log", "tell", "raise"):
+            raise ValueError(f"handler_errors is 'log', 'tell' or 'raise', not {handler_errors!r}")
+        check_number("page_size", page_size, whole=True, optional=True)
+        check_number("list_ttl_ms", list_ttl_ms, whole=True, zero=True)
+        check_number("max_threads", max_threads, whole=True)
+        check_number("max_processes", max_processes, whole=True, optional=True)
         if confirm not in (None, "destructive"):
             raise ValueError(f"confirm is 'destructive' or None, not {confirm!r}")
         if confirm_fallback not in ("refuse", "allow"):
             raise ValueError(f"confirm_fallback is 'refuse' or 'allow', not {confirm_fallback!r}")
+        self.limits: Limits = limits or Limits()
+        needed = _MESSAGES * self.limits.largest_into(Role.SERVER)
+        if memory is not None and (type(memory) is not int or memory < needed):
+            text = f"memory is a number of bytes, at least four times the largest message ({needed}), not {memory!r}"
+            raise ValueError(text)
         self.info: Implementation = Implementation(
             name=name,
             version=version,
@@ -127,19 +141,20 @@ class Server(Offering, Generic[StateT]):
             icons=list(icons) or ABSENT,
             website_url=website_url or ABSENT,
         )
-        profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)))
+        most = self.limits.max_client_info
+        profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)), max_peer_info=most)
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {})
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback
-        self.audit: Audit | None = audit
+        self.audit = audit
         self.lifespan = lifespan
         self.page_size = page_size
         self.list_ttl_ms = list_ttl_ms
-        self.list_cache_scope = list_cache_scope
+        self.list_cache_scope: CacheScope = list_cache_scope
         self.max_threads = max_threads
         self.max_processes = max_processes
-        self.limits: Limits = limits or Limits()
-        self.handler_errors = handler_errors
+        self.budget: Budget = Budget(max(DEFAULT_MEMORY, needed) if memory is None else memory)
+        self.handler_errors: HandlerErrors = handler_errors
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
         self.runs: set[Running] = set()
 
@@ -151,6 +166,7 @@ class Server(Offering, Generic[StateT]):
 
         Several sessions may be served in one run. Leaving cancels work of `ctx.server`; sessions end before.
         """
+        require_trio()
         _check_loading()
         self._lifespans += 1
         try:
@@ -171,34 +187,15 @@ class Server(Offering, Generic[StateT]):
             async with self.lifespan(self) as state:
                 yield state
 
-    def dressed(self, name: str, handler: Handler) -> Handler:
-        """Return the handler of a method with everything around it: middleware, filters, what the audit refuses."""
-        handler = self.filtered(name, self.wrap(handler))
-        audit = self.audit
-        return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
-
     def statistics(self) -> ServerStatistics:
-        """Return a snapshot of what the server is busy with, what waits, what was refused and what gave way."""
-        from trimcp.server.statistics import add_up  # a server that nobody asks does not load it
+        """Return a snapshot: what is under way, what waits, and what was refused or dropped."""
+        from trimcp.watch.statistics import add_up  # a server that nobody asks does not load it
 
-        return add_up(self.runs)
+        return add_up(running.statistics() for running in self.runs)
 
-    def session(self, running: Running, *, sink: Sink | None = None, force_rerun: bool = False) -> Session:
-        """Return a new session of this run, for a driver. `force_rerun` is for tests, see `Session`."""
-        engine = Connection(Role.SERVER, self.profile, running.served, self.foreign)
-        session = Session(
-            engine,
-            running,
-            self.limits,
-            Outbox.of(self.limits) if sink is None else sink,
-            handler_errors=self.handler_errors,
-            force_rerun=force_rerun,
-            sealer=self.sealer,
-        )
-        if self.audit is not None:
-            session.on_finished = self.audit.finished
-        running.opened(session)
-        return session
+    def sessions(self) -> list[Session]:
+        """Return the sessions of all runs."""
+        return [session for running in list(self.runs) for session in list(running.sessions)]
 
     async def serve(self, channel: Road) -> None:
         """Serve one connection in a run of its own until the peer leaves; then close the channel.

@@ -1,4 +1,4 @@
-"""Who is told of changes: legacy sessions, through notifications, and subscriptions, each a request that stays open."""
+"""Telling clients of changes: legacy sessions by notifications, others in answer to `subscriptions/listen`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ErrorReply
 from trimcp.protocol.states import Inbound
 from trimcp.server.changes import Change, Watch
-from trimcp.session.context import Context, severity
+from trimcp.session.context import Context
 from trimcp.session.job import Job
 from trimcp.session.session import Session
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, LoggingLevel
+from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.logs import LoggingMessageParams
+from trimcp.wire.lifecycle import LoggingMessageParams
 from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
 from trimcp.wire.subscriptions import (
     SubscriptionFilter,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Subscribers"]
 
-# Resources one legacy session may watch, or one subscription name: each costs a set entry for as long as it lasts.
+# Resources that one legacy session or one subscription may watch: each costs an entry of a set.
 _MOST_SUBSCRIPTIONS: Final = 1_000
 
 
@@ -55,22 +55,18 @@ class _LegacyListener:
 
 @attrs.define(eq=False, repr=False)
 class Subscribers:
-    """Those of one run.
-
-    Args:
-        server: what may change.
-    """
+    """The sessions and subscriptions of one run that are told of changes in `server`."""
 
     server: Offering
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
 
     def attach(self, session: Session) -> None:
-        """Begin to tell a legacy session of changes."""
+        """Tell a legacy session of changes from now on."""
         listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
         self.server.changes.attach(listener)
 
     def detach(self, session: Session) -> None:
-        """Tell a session nothing more."""
+        """Tell a session of no more changes."""
         listener = self._listeners.pop(session, None)
         if listener is not None:
             self.server.changes.detach(listener)
@@ -79,16 +75,14 @@ class Subscribers:
         """Send a log message outside any request, to the legacy sessions that want its level. Never waits."""
         for session in self._listeners:
             engine = session.engine
-            if severity(level) < severity(engine.legacy.log_level):
+            if SEVERITY[level] < SEVERITY[engine.legacy.log_level]:
                 continue
             if session.sink.full:
                 session.counts.drop("logs")
                 session.counts.untold += 1
                 continue
             if session.counts.untold:
-                from trimcp.session.lanes import tell_dropped_logs
-
-                tell_dropped_logs(session, None)
+                session.tell_dropped_logs(None)
             params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 
@@ -156,16 +150,17 @@ class Subscribers:
     @staticmethod
     async def _forward(session: Session, job: Job, watch: Watch) -> None:
         while True:
-            changed, updated = await watch.take()
-            for change in changed:
-                await _tell(session, job, change.notification, None)
-            for uri in updated:
-                params = ResourceUpdatedParams(uri=uri)
-                await _tell(session, job, "notifications/resources/updated", params)
+            # Of what came together the lists go first: a client that then reads a resource knows that it exists.
+            for change in sorted(await watch.noted.receive_all(), key=lambda noted: not isinstance(noted, Change)):
+                if isinstance(change, Change):
+                    await _tell(session, job, change.notification, None)
+                else:
+                    params = ResourceUpdatedParams(uri=change)
+                    await _tell(session, job, "notifications/resources/updated", params)
 
 
 async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
-    """Send a notification on a subscription: room first, and nothing once the subscription is over."""
+    """Send a notification on a subscription as soon as there is room, unless it is over then."""
     data = session.encode_related(job, name, params, subscription=job.request.id)
     await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:

@@ -1,24 +1,25 @@
-"""Sync functions in threads: a limiter of their own, the context's synchronous face, and honest accounting.
+"""Sync functions in threads: their limiter, their synchronous context, and a count of threads that were given up.
 
-A thread cannot be stopped. A cancelled call is answered at once; its thread is counted until it ends and keeps its
-place in the limiter, and its next word to the context raises `trio.Cancelled` in it.
+A thread cannot be stopped. A cancelled call is answered at once; its thread keeps its place in the limiter and is
+counted until it ends, and its next use of the context raises `trio.Cancelled`.
 """
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import attrs
 import trio
 
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
-from trimcp.session.context import Context, Form, StateT
+from trimcp.session.context import Context, StateT, client_key
 from trimcp.session.job import CancelReason
-from trimcp.session.scopes import open_service_nursery
+from trimcp.session.scopes import innermost_scope, is_cancelled, named, open_service_nursery
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.jsonrpc import JSON, RequestId
@@ -26,19 +27,20 @@ from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 if TYPE_CHECKING:
-    from trimcp.server.turns import Turns
+    from trimcp.schema.forms import Answer, Form
+    from trimcp.session.turns import Turns
 
-__all__ = ["Desk", "ThreadContext", "in_thread"]
+__all__ = ["ThreadContext", "ThreadPortal", "in_thread"]
 
 _T = TypeVar("_T")
 
 
 @attrs.define(eq=False, repr=False)
-class Desk:
-    """Where a thread's waits are done for it: by tasks below the handler's, so that they share its cancellation.
+class ThreadPortal:
+    """Runs async functions for a thread, in tasks below the handler's, so that its cancellation reaches them.
 
-    `trio.from_thread.run` would do them in tasks of the whole run, which no cancelled call reaches, and from which no
-    handler unwinds to ask its client.
+    `trio.from_thread.run` uses system tasks, which no cancelled call reaches, and from which no handler unwinds to ask
+    its client.
     """
 
     _token: trio.lowlevel.TrioToken
@@ -48,8 +50,8 @@ class Desk:
         """Run `await function(*args)` for the calling thread, and return or raise what it does.
 
         Raises:
-            trio.Cancelled: the call is over; let it pass.
-            LocalError: so it is, and this is another thread than the handler's.
+            trio.Cancelled: the call is over; do not catch it.
+            LocalError: the call is over, and this is not the handler's own thread.
         """
         _check_cancelled()
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
@@ -58,7 +60,7 @@ class Desk:
         async def perform() -> None:
             try:
                 value = await function(*args)
-            except BaseException as error:  # whatever it is, the thread waits for an outcome and would wait for ever
+            except BaseException as error:  # the thread would wait for its outcome for ever
                 outcome.put((None, error))
                 if not isinstance(error, Exception):
                     raise
@@ -84,12 +86,12 @@ def _check_cancelled() -> None:
     try:
         trio.from_thread.check_cancelled()
     except RuntimeError:
-        pass  # not the handler's own thread but one that it started
+        pass  # a thread that the handler's thread started
 
 
 @attrs.define(eq=False, repr=False)
-class _Place:
-    """A thread's place in the limiter, as `trio.to_thread.run_sync` takes it and gives it back when the thread ends."""
+class _ThreadPlace:
+    """The limiter of one `trio.to_thread.run_sync`: a turn, taken before and given back when the thread ends."""
 
     _ctx: Context[Any]
     _turns: Turns
@@ -98,9 +100,7 @@ class _Place:
     _since: float = 0.0
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        from trimcp.server.gate import whose  # a server that has no sync handler does not load it
-
-        self._since = await self._turns.take(whose(self._ctx), self._ctx.deadline)
+        self._since = await self._turns.take(client_key(self._ctx), self._ctx.deadline)
         self._taken = True
 
     def release_on_behalf_of(self, borrower: object) -> None:
@@ -110,55 +110,60 @@ class _Place:
             self._count(-1)
 
     def abandon(self) -> None:
-        """Count the thread until it ends, if there is one: the call may have been waiting for its place."""
+        """Count the thread until it ends, if it has begun."""
         if self._taken:
             self._abandoned = True
             self._count(+1)
 
     def _count(self, change: int) -> None:
-        """Count it where its session is asked, and where it is still known once that has ended."""
+        """Count it in its session, and in the run, which outlives that."""
         self._ctx.count_abandoned_thread(change)
         self._turns.abandoned += change
 
 
-async def in_thread(ctx: Context[Any], function: Callable[[], _T], turns: Turns, desk: Desk | None = None) -> _T:
-    """Run a sync function in a thread. Cancelling it gives up the thread, which is counted until it ends.
+async def in_thread(
+    ctx: Context[Any], function: Callable[[], _T], turns: Turns, portal: ThreadPortal | None = None
+) -> _T:
+    """Run a sync function in a thread. Cancelling it gives the thread up, which is counted until it ends.
 
     Raises:
-        ErrorReply: there was no thread for it, and too many wait for one or it would begin too late.
+        ErrorReply: no thread was free, and too many calls wait for one or this one would begin too late.
     """
-    place: Any = _Place(ctx, turns)
-    if desk is None:  # it needs nothing to be waited for
+    place: Any = _ThreadPlace(ctx, turns)
+    if portal is None:
         return await _run(function, place)
     async with open_service_nursery() as nursery:
-        desk.nursery = nursery
+        portal.nursery = nursery
         try:
             return await _run(function, place)
         finally:
-            desk.nursery = None
+            portal.nursery = None
 
 
 async def _run(function: Callable[[], _T], place: Any) -> _T:
     try:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=place)
-    except trio.Cancelled:
+    except trio.Cancelled as error:
+        if not is_cancelled(innermost_scope(trio.lowlevel.current_task())):
+            # Nothing is cancelled: the function kept an old one. A nursery around would take it for its own.
+            raise RuntimeError(f"{named(function)} raised a trio.Cancelled that is not its own") from error
         place.abandon()
         raise
 
 
 @attrs.define(eq=False, repr=False)
 class ThreadContext(Admitted, Generic[StateT]):
-    """The context of a sync handler: the same verbs, synchronous and callable from its thread.
+    """The context of a sync handler: the methods of `Context`, synchronous and callable from its thread.
 
-    A sync handler that runs in the event loop itself (`run="inline"`, or tests in virtual time) can use what does not
-    wait: facts, `report_progress`, `log`. Asking the client needs a thread or an async handler. One that runs in a
-    process of its own (`run="process"`) can use all of it but `state`, which stays in the server's.
+    In the event loop itself (`run="inline"`, or tests in virtual time) only what does not wait can be used: facts,
+    `report_progress`, `log`. Asking the client needs a thread or an async handler. In a process of its own
+    (`run="process"`) there is all but `state`, which stays in the server's process.
     """
 
     _ctx: Context[StateT]
-    _desk: Desk | None
+    _portal: ThreadPortal | None
 
-    # Facts of the request: an attribute at a time, so that a type checker knows them and a typo is one
+    # Facts of the request, one by one, so that type checkers know them
 
     @property
     def admission(self) -> Admission:
@@ -203,27 +208,23 @@ class ThreadContext(Admitted, Generic[StateT]):
     # Verbs
 
     def _wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        if self._desk is None:
+        if self._portal is None:
             raise LocalError("a sync handler that runs in the event loop cannot wait; make it async")
-        return self._desk.wait(function, *args)
+        return self._portal.wait(function, *args)
 
     def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """As `Context.report_progress`; in the event loop it never waits and only the latest is kept."""
-        if self._desk is None:
+        if self._portal is None:
             self._ctx.report_progress_nowait(progress, total, message)
         else:
             self._wait(self._ctx.report_progress, progress, total, message)
 
     def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
         """As `Context.log`; in the event loop it never waits."""
-        if self._desk is None:
+        if self._portal is None:
             self._ctx.log_nowait(level, data, logger=logger)
         else:
-
-            async def log() -> None:
-                await self._ctx.log(level, data, logger=logger)
-
-            self._wait(log)
+            self._wait(partial(self._ctx.log, level, data, logger=logger))
 
     def debug(self, data: JSON, *, logger: str | None = None) -> None:
         """`log` at level "debug"."""
@@ -241,36 +242,26 @@ class ThreadContext(Admitted, Generic[StateT]):
         """`log` at level "error"."""
         self.log("error", data, logger=logger)
 
-    def elicit(self, message: str, schema: Mapping[str, JSON] | Form, *, key: str | None = None) -> ElicitResult:
+    @overload
+    def elicit(self, message: str, schema: type[_T], *, key: str | None = None) -> Answer[_T]: ...
+    @overload
+    def elicit(
+        self, message: str, schema: Mapping[str, JSON] | Form[Any], *, key: str | None = None
+    ) -> ElicitResult: ...
+    def elicit(self, message: str, schema: Any, *, key: str | None = None) -> Any:
         """As `Context.elicit`, waiting in this thread."""
-
-        async def ask() -> ElicitResult:
-            return await self._ctx.elicit(message, schema, key=key)
-
-        return self._wait(ask)
+        return self._wait(partial(self._ctx.elicit, message, schema, key=key))
 
     def elicit_url(
         self, message: str, url: str, *, elicitation_id: str | None = None, key: str | None = None
     ) -> ElicitResult:
         """As `Context.elicit_url`, waiting in this thread."""
-
-        async def ask() -> ElicitResult:
-            return await self._ctx.elicit_url(message, url, elicitation_id=elicitation_id, key=key)
-
-        return self._wait(ask)
+        return self._wait(partial(self._ctx.elicit_url, message, url, elicitation_id=elicitation_id, key=key))
 
     def sample(self, params: CreateMessageParams, *, key: str | None = None) -> CreateMessageResult:
         """As `Context.sample`, waiting in this thread."""
-
-        async def ask() -> CreateMessageResult:
-            return await self._ctx.sample(params, key=key)
-
-        return self._wait(ask)
+        return self._wait(partial(self._ctx.sample, params, key=key))
 
     def list_roots(self, *, key: str | None = None) -> list[Root]:
         """As `Context.list_roots`, waiting in this thread."""
-
-        async def ask() -> list[Root]:
-            return await self._ctx.list_roots(key=key)
-
-        return self._wait(ask)
+        return self._wait(partial(self._ctx.list_roots, key=key))

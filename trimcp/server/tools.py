@@ -8,32 +8,31 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 import attrs
+import trio
 
-from trimcp import validation
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
-from trimcp.server.calling import Calling, prepare
-from trimcp.server.convert import ConversionError
+from trimcp.schema.convert import ConversionError, without_root
+from trimcp.schema.late import Judge, validator_for
+from trimcp.schema.signature import ResultShape
+from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content, json_text
-from trimcp.server.options import check_options
-from trimcp.server.schema import ResultShape
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.session.scopes import sole
-from trimcp.validation import Judge, validator_for
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_required import InputRequiredResult
-from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations
+from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
 if TYPE_CHECKING:
-    from trimcp.server.confirming import Confirmation
-    from trimcp.server.running import Running
+    from trimcp.guard.confirmation import Confirmation
+    from trimcp.server.pools import Pools
 
-__all__ = ["RunMode", "ToolEntry", "ToolOptions", "tool_entry"]
+__all__ = ["RunMode", "ToolEntry", "ToolOptions", "error_text", "tool_entry"]
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -47,20 +46,20 @@ _FINISHED: Final = (CallToolResult, InputRequiredResult)
 
 
 class ToolOptions(TypedDict, total=False):
-    """What may be said of a tool beside its function. All of it has a default.
+    """The options of a tool, each with a default.
 
     Attributes:
         name: by default the function's.
         title: a name for people.
         description: by default the docstring's, without its parameter section.
         annotations: hints on what it does.
-        icons, meta: more for the client.
+        icons, meta: sent in its listing.
         input_schema: any JSON Schema 2020-12 of an object, sent as it is; the function then takes its properties as
             keywords, or all of them as the one parameter `arguments`.
-        output_schema: the schema of the structured result, where the return type does not say it.
+        output_schema: the schema of the structured result, by default that of the return type.
         structured: False sends the result as content only.
-        timeout: seconds a call may take, waiting for its turn included but no answer of the client's to a question of
-            the tool's; then it is cancelled and the model told.
+        timeout: seconds a call may take; then it is cancelled and the model told. Waiting for its turn counts, waiting
+            for the client's answer to a question does not.
         max_concurrent: calls that may run at once; others wait. Short for a quota.
         quota: how many calls may run at once, begin per second and wait; by default what `Limits.tool` says.
         confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` is.
@@ -89,10 +88,10 @@ class ToolOptions(TypedDict, total=False):
 
 @attrs.define(eq=False, repr=False)
 class ToolEntry:
-    """One tool: what is listed, and everything a call needs, built once."""
+    """One tool: its listing, and everything that a call needs, built once."""
 
     tool: Tool
-    calling: Calling
+    prepared: PreparedFunction
     validator: Judge
     shape: ResultShape | None
     output_validator: Judge | None
@@ -101,8 +100,8 @@ class ToolEntry:
     mirrors: tuple[Mirror, ...] = ()
     confirmation: Confirmation | None = None
 
-    async def call(self, running: Running, ctx: Context[Any], params: CallToolParams) -> Any:
-        """Carry out a call and return its result; `ToolError`s and wrong arguments become what the revision wants."""
+    async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
+        """Carry out a call and return its result, also for `ToolError`s and, in later revisions, wrong arguments."""
         arguments = params.arguments
         if arguments is ABSENT:
             arguments = {}
@@ -114,26 +113,25 @@ class ToolEntry:
             if self.confirmation is not None:
                 await self.confirmation.obtain(ctx, arguments)
             if self.timeout is not None:
-                value = await self._timed(running, ctx, arguments, self.timeout)
-            elif self.quota is None and not running.bounded:  # as `in_turn` does, and the call of most calls is saved
-                value = await self.calling.run(running, ctx, arguments)
+                value = await self._timed(pools, ctx, arguments, self.timeout)
+            elif self.quota is None and not pools.bounded:  # as `in_turn` decides; most calls save calling it
+                value = await self.prepared.run(pools, ctx, arguments)
             else:
-                run = self.calling.run
-                value = await running.in_turn(ctx, "tool", self.tool.name, self.quota, run, running, ctx, arguments)
-            return self.finished(value)
+                run = self.prepared.run
+                value = await pools.in_turn(ctx, "tool", self.tool.name, self.quota, run, arguments)
+            return self.make_result(value)
         except ConversionError as error:
             return self._refuse(ctx, error.problems)
-        except (ToolError, CannotAsk, ExceptionGroup) as error:
-            cause = sole(error)
-            if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
-                return _error_result(str(cause))
-            raise
+        except (ToolError, CannotAsk, trio.TooSlowError, ExceptionGroup) as error:
+            text = error_text(self.tool.name, error)
+            if text is None:
+                raise
+            return failed_call(text)
 
     def _check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
-        """Compare the headers that repeat arguments, where the request came with headers that repeat its body.
+        """Check the headers that repeat arguments, if the request came with `Mcp-Method`.
 
-        They came with `Mcp-Method` then. What was an upgrade to WebSocket has headers too, but they say nothing of any
-        one request.
+        The headers of an upgrade to WebSocket say nothing of single requests.
         """
         headers = ctx.headers
         if METHOD in headers and ctx.revision.method_headers:
@@ -144,22 +142,23 @@ class ToolEntry:
                 security_event("header_mismatch", why=mismatch, tool=self.tool.name, principal=ctx.principal)
                 raise ErrorReply(HEADER_MISMATCH, mismatch)
 
-    async def _timed(self, running: Running, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
-        """Run within the tool's own time. Waiting for a turn is part of it; waiting for the client's answer is not."""
+    async def _timed(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
+        """Run within the tool's own timeout, for which waiting for a turn counts and asking the client does not."""
         clock = WorkClock(timeout, math.inf)
         with clock.scope, ctx.timed_by(clock):
-            run = self.calling.run
-            return await running.in_turn(ctx, "tool", self.tool.name, self.quota, run, running, ctx, arguments)
+            run = self.prepared.run
+            return await pools.in_turn(ctx, "tool", self.tool.name, self.quota, run, arguments)
         raise ToolError(f"{self.tool.name} did not finish within {timeout:g} seconds")
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:
-        """Say what is wrong with the arguments: to the model from 2025-11-25 on (SEP-1303), as an error before."""
+        """Report wrong arguments: to the model from 2025-11-25 on (SEP-1303), as an error before."""
+        problems = without_root(problems)
         text = f"invalid arguments for {self.tool.name}: {'; '.join(problems)}"
         if ctx.revision.invalid_arguments_are_tool_errors:
-            return _error_result(text)
+            return failed_call(text)
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
-    def finished(self, value: Any) -> Any:
+    def make_result(self, value: Any) -> Any:
         """Return the result of a call whose function returned this."""
         if isinstance(value, _FINISHED):
             return value
@@ -168,7 +167,7 @@ class ToolEntry:
             if shape is None:
                 return CallToolResult(content=as_content(value), is_error=False)
             structured = shape.dump(value)
-        except ConversionError as error:  # not to be taken for wrong arguments
+        except ConversionError as error:  # else it would count as wrong arguments
             raise TypeError(f"{self.tool.name} returned what JSON cannot carry: {error}") from error
         if self.output_validator is not None and not self.output_validator.is_valid(structured):
             problems = "; ".join(self.output_validator.problems(structured))
@@ -178,8 +177,15 @@ class ToolEntry:
         return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
 
 
-def _error_result(text: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text)], is_error=True)
+def error_text(name: str, error: BaseException) -> str | None:
+    """Return what the model is told of an exception of a tool's, or None where it is told nothing."""
+    cause = sole(error)
+    if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
+        return str(cause)
+    if isinstance(cause, trio.TooSlowError):
+        log.debug("the tool %s ran into a time limit of its own", name, exc_info=error)
+        return f"{name} gave up: a time limit in its own code has passed"
+    return None
 
 
 def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
@@ -200,43 +206,39 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     if max_concurrent is not None:
         quota = attrs.evolve(quota or Quota(), running=max_concurrent)
     given, promised = options.get("input_schema"), options.get("output_schema")
-    calling = prepare(function, run=options.get("run", "thread"), runs=_RUNS, schema_given=given is not None)
-    schema = calling.signature.input_schema
+    prepared = prepare(function, run=options.get("run", "thread"), runs=_RUNS, schema_given=given is not None)
+    schema = prepared.signature.input_schema
     if given is not None:
         schema = dict(given)
-        validation.check_author_schema(schema)
-    name = options.get("name") or calling.signature.name
+        _check(schema)
+    name = options.get("name") or prepared.signature.name
     try:
         mirrors = find_mirrors(schema)
     except ValueError as error:
         raise TypeError(f"the tool {name}: {error}") from None
     shape = None
     if promised is not None:
-        validation.check_author_schema(dict(promised))
-        shape = ResultShape.given(dict(promised))
+        _check(dict(promised))
+        shape = ResultShape(dict(promised))
     elif options.get("structured", True):
-        shape = calling.result_shape()
+        shape = prepared.result_shape()
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
-    if calling.run_mode == "process":
-        from trimcp.server.remote import remote_tool  # few servers have such a tool
+    if prepared.run_mode == "process":
+        from trimcp.workers.remote import remote_tool  # few servers have such a tool
 
-        calling.remote = remote_tool(calling, name, options)
+        wants_context = prepared.context_parameter is not None
+        prepared.remote = remote_tool(function, name, options, is_async=prepared.is_async, wants_context=wants_context)
     elif memory is not None or cpu_time is not None:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
-    meta = options.get("meta")
     listed = Tool(
-        name=name,
         input_schema=schema,
-        title=options.get("title") or ABSENT,
-        description=options.get("description") or calling.signature.description or ABSENT,
         output_schema=shape.schema if shape is not None else ABSENT,
         annotations=options.get("annotations") or ABSENT,
-        icons=options.get("icons") or ABSENT,
-        meta=dict(meta) if meta else ABSENT,
+        **listed_members(options, name, prepared.signature.description),
     )
     return ToolEntry(
         tool=listed,
-        calling=calling,
+        prepared=prepared,
         validator=validator_for(schema),
         shape=shape,
         output_validator=validator_for(shape.schema) if shape is not None else None,
@@ -244,3 +246,9 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         quota=quota,
         mirrors=mirrors,
     )
+
+
+def _check(schema: dict[str, Any]) -> None:
+    from trimcp.schema.validator import check_author_schema  # loads the schema engine, which few tools need here
+
+    check_author_schema(schema)

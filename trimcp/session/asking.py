@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
@@ -19,9 +19,10 @@ import trio
 from trimcp.errors import CannotAsk, ErrorReply, McpError
 from trimcp.protocol.request_state import InvalidState, Memory, Sealer, question_key, request_digest
 from trimcp.session.job import Job
+from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.elicitation import ElicitRequest, ElicitURLParams
 from trimcp.wire.input_required import InputRequest, InputRequiredResult
 from trimcp.wire.methods import METHODS, Method
@@ -29,10 +30,7 @@ from trimcp.wire.revisions import Revision
 from trimcp.wire.roots import ListRootsRequest
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageRequest
 
-if TYPE_CHECKING:
-    from trimcp.session.session import Session
-
-__all__ = ["Questions", "after_unwinding", "ask", "open_questions"]
+__all__ = ["Questions", "ask", "open_questions"]
 
 
 @attrs.define(eq=False, repr=False)
@@ -47,6 +45,7 @@ class Questions:
         unwound: whether this round is answered with questions.
     """
 
+    session: Session
     digest: str
     memory: Memory = attrs.field(factory=Memory)
     asked: dict[str, tuple[Method, Any]] = attrs.field(factory=dict)
@@ -55,6 +54,29 @@ class Questions:
     seen: dict[str, int] = attrs.field(factory=dict)
     unwound: bool = False
 
+    async def settle(self, job: Job) -> bytes | None:
+        """Return the reply of a request whose handler unwound to ask, or None if it is to run again.
+
+        It runs again at once only where tests force re-running although the server may call its client.
+        """
+        session = self.session
+        asked, self.asked = self.asked, {}
+        self.seen = {}
+        admission = job.request.admission
+        if not admission.revision.server_may_call:
+            state = session.sealer.seal(self.memory, digest=self.digest, principal=admission.principal, now=time.time())
+            requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
+            result = InputRequiredResult(input_requests=requests, request_state=state)
+            self.unwound = True
+            return session.engine.encode_result(job.request, result)
+        with session.jobs.waiting_for_peer(job):
+            for key, (method, params) in asked.items():
+                try:
+                    self.answers[key] = await session.call(method.name, params, origin=job.origin)
+                except McpError as error:
+                    self.refusals[key] = error
+        return None
+
 
 def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
     """Return the questions of a request, with what an earlier round left in its `requestState` and `inputResponses`.
@@ -62,11 +84,11 @@ def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
     Raises:
         ErrorReply: the state was altered, has expired or belongs to someone or something else (-32602).
     """
-    if job.questions is not None:
+    if isinstance(job.questions, Questions):
         return job.questions
     raw = job.raw
     digest = request_digest(job.request.verb.name, raw)
-    questions = job.questions = Questions(digest)
+    questions = job.questions = Questions(session, digest)
     if job.request.admission.revision.server_may_call:
         return questions  # these members mean nothing there, whoever sends them
     state = raw.get("requestState")
@@ -109,12 +131,13 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
         raise CannotAsk("the request is over; nobody waits for what would be asked")
     _check_capability(job, name, params)
     if job.request.admission.revision.server_may_call and not session.force_rerun:
-        runner = session.runner
-        assert runner is not None
-        patience = session.limits.answer_timeout
-        with runner.parked(session, job), trio.move_on_after(patience):
-            return await session.call(name, params, origin=job.origin)
-        raise CannotAsk(f"the client did not answer within {patience:g} seconds")
+        seconds = session.limits.answer_timeout
+        with session.jobs.waiting_for_peer(job), trio.move_on_after(seconds):
+            try:
+                return await session.call(name, params, origin=job.origin)
+            except NotInRevision as error:
+                raise CannotAsk(f"the client cannot be asked that: {error}") from None
+        raise CannotAsk(f"the client did not answer within {seconds:g} seconds")
     return await _ask_by_rerun(session, job, name, params, key)
 
 
@@ -191,8 +214,8 @@ def _refuse_if_shielded(job: Job) -> None:
 def _reaches_here(scope: trio.CancelScope | None) -> bool:
     """Return whether cancelling `scope` would cancel the current task.
 
-    Trio has no question for it, so a deadline just before the one in force is set and taken back: it shows in the
-    effective deadline unless a shield stands between.
+    Trio cannot be asked, so a deadline just before the one in force is set and taken back: it shows in the effective
+    deadline unless a shield is between.
     """
     assert scope is not None
     own = scope.deadline
@@ -201,35 +224,6 @@ def _reaches_here(scope: trio.CancelScope | None) -> bool:
     reached = trio.current_effective_deadline() == probe
     scope.deadline = own
     return reached
-
-
-async def after_unwinding(session: Session, job: Job) -> bytes | None:
-    """Settle a request whose handler unwound to ask: return its reply, or None if it is to run again.
-
-    It runs again at once only where tests force re-running although the server may call its client.
-    """
-    questions = job.questions
-    assert questions is not None
-    asked, questions.asked = questions.asked, {}
-    questions.seen = {}
-    admission = job.request.admission
-    if not admission.revision.server_may_call:
-        state = session.sealer.seal(
-            questions.memory, digest=questions.digest, principal=admission.principal, now=time.time()
-        )
-        requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
-        result = InputRequiredResult(input_requests=requests, request_state=state)
-        questions.unwound = True
-        return session.engine.encode_result(job.request, result)
-    runner = session.runner
-    assert runner is not None
-    with runner.parked(session, job):
-        for key, (method, params) in asked.items():
-            try:
-                questions.answers[key] = await session.call(method.name, params, origin=job.origin)
-            except McpError as error:
-                questions.refusals[key] = error
-    return None
 
 
 _REQUESTS: dict[str, Callable[[Any], InputRequest]] = {

@@ -1,8 +1,7 @@
-"""A call of ours from its first request to its last answer: questions on the way, and progress.
+"""A call of ours from its first request to its last answer, with questions on the way and progress.
 
-Knows nothing of tools or handlers: whoever makes the call is a `Caller`, which answers questions and checks results.
-Requests follow each other in rounds (2026-07-28 basic/patterns/mrtr); each has a new id, the progress goes to one
-place, and nothing of one call's rounds is seen by another.
+Knows nothing of tools or handlers: a `Caller` answers questions and checks results. A call may take several rounds
+(2026-07-28 basic/patterns/mrtr), each a request with a new id; all of them report progress to one place.
 """
 
 from __future__ import annotations
@@ -84,16 +83,18 @@ class Rounds:
         """Send the request of this round. Cancelled, it has sent nothing."""
         follower = self.follower
         session = self.session
-        wants_progress = follower is not None
         meta = self.meta
         if self.deadline != math.inf:
             left = max(0.0, round(self.deadline - trio.current_time(), 3))
             meta = {META_TIMEOUT: left} if meta is None else {META_TIMEOUT: left, **meta}
-        pending = await session.begin(
-            self.name, self.params, wants_progress=wants_progress, meta=meta, headers=self.headers
+        self._pending = await session.begin(
+            self.name,
+            self.params,
+            wants_progress=follower is not None,
+            meta=meta,
+            headers=self.headers,
+            follower=follower,
         )
-        pending.follower = follower
-        self._pending = pending
 
     async def payload(self) -> Any:
         """Wait for the final answer and return its payload, answering what is asked on the way.
@@ -245,10 +246,8 @@ class Call(Generic[ResultT]):
             return
         asks = reply.result is not None and reply.result.get("resultType", "complete") != "complete"
         if asks or self._rounds.headers_refused(reply.error):
-            runner = self._rounds.session.runner
-            assert runner is not None
             self._asking = trio.CancelScope()
-            self._context.run(runner.nursery.start_soon, self._finish)
+            self._context.run(self._rounds.session.nursery.start_soon, self._finish)
         else:
             self._settle()
 

@@ -1,15 +1,10 @@
-"""The work clock: how long a peer may work on a call of ours without a sign of progress.
-
-It bounds the peer's work and nothing else: progress sets it back, and it stands still while a person answers the
-peer's question. A hard cap over it keeps both from lasting for ever.
-"""
+"""The work clock: how long a peer may work on a call of ours without reporting progress."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -18,17 +13,18 @@ from trimcp.protocol.events import Replied
 from trimcp.session.scopes import deadline_around
 from trimcp.wire.lifecycle import ProgressParams
 
-if TYPE_CHECKING:
-    from trimcp.session.session import Session
-
 __all__ = ["Clocks", "WorkClock"]
 
 
 @attrs.define(eq=False, repr=False)
 class WorkClock:
-    """Limits how long a peer may work on a call without a sign of progress.
+    """Limits how long a peer may work on a call without reporting progress.
 
-    Progress sets it back; it stands still while a person answers; the hard cap does neither.
+    Progress restarts it, and it stops while a person answers the peer's question. The cap bounds both.
+
+    Args:
+        limit: seconds without progress.
+        cap: seconds in all.
     """
 
     limit: float
@@ -78,7 +74,7 @@ class WorkClock:
         self.restart()
 
     def replied(self, reply: Replied) -> None:
-        """Nothing: whoever waits for the reply leaves the scope."""
+        """Do nothing: whoever waits for the reply leaves the scope."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -86,16 +82,18 @@ class Clocks:
     """The work clocks of one session's calls.
 
     Args:
-        session: whose `humans` counts the people being asked.
         limit: seconds without progress after which a call fails, or None.
         cap: seconds after which it fails in any case, or None.
         tells: whether peers are told how long their callers wait.
+
+    Attributes:
+        asked: people being asked right now.
     """
 
-    session: Session
     limit: float | None = None
     cap: float | None = None
     tells: bool = True
+    asked: int = attrs.field(init=False, default=0)
     _running: set[WorkClock] = attrs.field(init=False, factory=set)
 
     def __bool__(self) -> bool:
@@ -120,7 +118,7 @@ class Clocks:
         """
         inf = float("inf")
         clock = WorkClock(inf if self.limit is None else self.limit, inf if self.cap is None else self.cap)
-        if self.session.humans:
+        if self.asked:
             clock.pause()
         self._running.add(clock)
         try:
@@ -134,13 +132,13 @@ class Clocks:
     @contextmanager
     def person(self) -> Iterator[None]:
         """Let every clock of the session stand still while a person answers in the block."""
-        self.session.humans += 1
+        self.asked += 1
         for clock in self._running:
             clock.pause()
         try:
             yield
         finally:
-            self.session.humans -= 1
-            if not self.session.humans:
+            self.asked -= 1
+            if not self.asked:
                 for clock in self._running:
                     clock.resume()

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import attrs
 import trio
 
+from trimcp.budget import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.states import Inbound
+from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.asking import ask, open_questions
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
-from trimcp.session.scopes import Background, RequestScope, Scope, cancelled_around
+from trimcp.session.scopes import Background, Scope, Work, cancelled_around
+from trimcp.session.session import Session
+from trimcp.wire.common import SEVERITY
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.elicitation import ElicitFormParams, ElicitResult, ElicitURLParams, FormSchema
+from trimcp.wire.elicitation import (
+    ElicitationCompleteParams,
+    ElicitFormParams,
+    ElicitResult,
+    ElicitURLParams,
+    FormSchema,
+)
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId, encode
-from trimcp.wire.lifecycle import ProgressParams
-from trimcp.wire.logs import LoggingLevel, LoggingMessageParams
+from trimcp.wire.lifecycle import LoggingLevel, LoggingMessageParams, ProgressParams
 from trimcp.wire.revisions import LATEST
 from trimcp.wire.roots import Root
 from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
@@ -31,7 +40,7 @@ from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-    from trimcp.session.session import Session
+    from trimcp.schema.forms import Answer, Form
 
     StateT = TypeVar("StateT", default=Any)  # so that a plain `Context` is a whole type
 else:
@@ -39,27 +48,35 @@ else:
 
     StateT = TypeVar("StateT")
 
-__all__ = ["Context", "Form", "RequestScope", "StateT", "severity"]
+__all__ = ["Context", "RequestScope", "StateT", "client_key"]
 
 _T = TypeVar("_T")
-_SEVERITY = {level: rank for rank, level in enumerate(get_args(LoggingLevel))}
-
-
-def severity(level: LoggingLevel) -> int:
-    """Return a level's rank, 0 for "debug" (RFC 5424, most severe last)."""
-    return _SEVERITY[level]
-
 
 # A report that never yields starves the writer; one that always does defeats coalescing (11 µs each). So at least
 # every 64th is a schedule point, and each is a cancel point.
-_REPORTS_PER_CHECKPOINT = 64
+_REPORTS_PER_CHECKPOINT: Final = 64
 
 
-class Form(Protocol):
-    """Anything with a JSON Schema for `Context.elicit`, such as what `trimcp.form(SomeClass)` returns."""
+@attrs.define(eq=False, repr=False)
+class RequestScope:
+    """Work that ends before the request's answer leaves."""
 
-    @property
-    def schema(self) -> Mapping[str, JSON]: ...
+    _session: Session
+    _job: Job
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
+        crash is the request's.
+
+        Raises:
+            LocalError: the request is over.
+        """
+        job = self._job
+        if job.work is None:
+            if job.scope is None:
+                raise LocalError("the request is over; nothing can be started for it")
+            job.work = Work(self._session.nursery, job.scope)
+        job.work.start_soon(function, *args)
 
 
 @attrs.define(eq=False, repr=False)
@@ -291,13 +308,11 @@ class Context(Admitted, Generic[StateT]):
 
     def _tell_dropped(self) -> None:
         if self._session.counts.untold and self._job.request.state is Inbound.UNDER_WAY:
-            from trimcp.session.lanes import tell_dropped_logs
-
-            tell_dropped_logs(self._session, self._job)
+            self._session.tell_dropped_logs(self._job)
 
     def _wants(self, level: LoggingLevel) -> bool:
         wanted = self._session.engine.log_level(self.admission)
-        return wanted is not None and _SEVERITY[level] >= _SEVERITY[wanted]
+        return wanted is not None and SEVERITY[level] >= SEVERITY[wanted]
 
     def _encode_log(self, level: LoggingLevel, data: JSON, logger: str | None) -> bytes:
         params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
@@ -329,28 +344,53 @@ class Context(Admitted, Generic[StateT]):
 
     # Questions
 
-    async def elicit(self, message: str, schema: Mapping[str, JSON] | Form, *, key: str | None = None) -> ElicitResult:
-        """Ask the user for something with a form, and return what they did: accept (with content), decline or cancel.
+    @overload
+    async def elicit(self, message: str, schema: type[_T], *, key: str | None = None) -> Answer[_T]: ...
+    @overload
+    async def elicit(
+        self, message: str, schema: Mapping[str, JSON] | Form[Any], *, key: str | None = None
+    ) -> ElicitResult: ...
+    async def elicit(self, message: str, schema: Any, *, key: str | None = None) -> Any:
+        """Ask the user for something with a form, and return what they did: accept, decline or cancel.
+
+        For a class it is an `Answer`, whose `value` is of that class; for a schema or a form an `ElicitResult`, with
+        the content as it came.
 
         In revisions where a server may not call its client, the handler unwinds here and runs again **from the top**
         once the answer is there: everything before the last question must be repeatable (see `once`).
 
         Args:
             message: what the user is asked.
-            schema: a flat JSON Schema of an object (client/elicitation, "Requested Schema"), or a `Form`.
+            schema: an attrs class, dataclass, TypedDict, NamedTuple or Pydantic model, each of whose fields is one of
+                the form, or the type of a single field; or a flat JSON Schema of an object (client/elicitation,
+                "Requested Schema"), or what `trimcp.form` returns.
             key: the question's name in the re-run style; by default it follows from what is asked.
 
         Raises:
-            LocalError: the client cannot be asked, or the question cannot be asked from here.
+            LocalError: the client cannot be asked, or not from here; or a form cannot hold a field, which is named.
+            ToolError: the answer does not fit the class.
         """
-        requested = schema if isinstance(schema, Mapping) else schema.schema
+        form: Form[Any] | None = None
+        if isinstance(schema, Mapping):
+            requested = schema
+        else:
+            from trimcp.schema.forms import Form, known_form  # a server that asks nothing need not load it
+
+            if isinstance(schema, Form):
+                requested = schema.schema
+            else:
+                try:
+                    form = known_form(schema)
+                except TypeError as error:
+                    raise LocalError(f"{getattr(schema, '__name__', schema)!s} cannot be asked for: {error}") from None
+                requested = form.schema
         try:
-            form = converter_for(LATEST).load(dict(requested), FormSchema)
+            asked = converter_for(LATEST).load(dict(requested), FormSchema)
         except WireError as error:
             raise LocalError(f"a form may only ask for flat values: {error}") from None
-        params = ElicitFormParams(message=message, requested_schema=form)
+        params = ElicitFormParams(message=message, requested_schema=asked)
         result: ElicitResult = await self.ask("elicitation/create", params, key=key)
-        return result
+        return result if form is None else form.read(message, result)
 
     async def elicit_url(
         self, message: str, url: str, *, elicitation_id: str | None = None, key: str | None = None
@@ -361,6 +401,17 @@ class Context(Admitted, Generic[StateT]):
         )
         result: ElicitResult = await self.ask("elicitation/create", params, key=key)
         return result
+
+    async def elicitation_complete(self, elicitation_id: str) -> None:
+        """Tell the client that what its user did at a URL is done (2025-11-25); in other revisions nothing is sent.
+
+        Args:
+            elicitation_id: as it was given to `elicit_url`.
+        """
+        name = "notifications/elicitation/complete"
+        if name in vocabulary(self.revision):
+            self._post(self._encode(name, ElicitationCompleteParams(elicitation_id=elicitation_id)))
+        await trio.lowlevel.checkpoint()
 
     async def sample(self, params: CreateMessageParams, *, key: str | None = None) -> CreateMessageResult:
         """Ask the client's model (client/sampling); the user may change or refuse it. Re-runs as `elicit` does."""
@@ -393,3 +444,11 @@ class Context(Admitted, Generic[StateT]):
         encode(result)
         kept[key] = result
         return result
+
+
+def client_key(ctx: Context[Any]) -> Hashable:
+    """Return what tells clients apart: the session, or where each request has its own, the principal or address."""
+    session, job = ctx.internals
+    if not session.brief:
+        return session
+    return owner_of(ctx.principal, None if job.origin is None else job.origin.client)

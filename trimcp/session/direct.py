@@ -7,15 +7,14 @@ same: neither side can see the other's objects, and what a wire would refuse is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
 
 import attrs
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, Outgoing
+from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, Outgoing, Sink
 from trimcp.session.job import CancelReason
 from trimcp.session.session import Session
-from trimcp.wire.jsonrpc import RequestId, parse, too_large
+from trimcp.wire.jsonrpc import parse, too_large
 
 __all__ = ["DirectEnd", "direct_ends", "wind_down"]
 
@@ -33,7 +32,7 @@ def direct_ends() -> tuple[DirectEnd, DirectEnd]:
 
 
 @attrs.define(eq=False, repr=False)
-class DirectEnd:
+class DirectEnd(Sink):
     """One end of a direct connection: the sink of the session that is driven over it.
 
     Room is the other session's: a sender waits while the other one would not read.
@@ -50,13 +49,13 @@ class DirectEnd:
 
     def attach(self, session: Session) -> None:
         """Deliver to this session from now on, beginning with what came before it was there."""
-        self.session = session
+        self.session, self.max_message = session, session.max_message
         early, self._early = self._early, []
         session.deliver(early)
         if self.other.closed:
             self._peer_left()
 
-    def obituary(self) -> str | None:
+    def close_reason(self) -> str | None:
         """Return how the other side ended, for an error message: there is nothing to say."""
         return None
 
@@ -88,27 +87,6 @@ class DirectEnd:
         else:
             other.session.deliver((incoming,))
 
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Deliver a message: nothing waits here that a later one could replace."""
-        self.post(outgoing)
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Do nothing: nothing waits here."""
-
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Return False: what was posted has left."""
-        return False
-
-    def unanswered(self, request_id: RequestId) -> None:
-        """Do nothing: no road waits for the answer."""
-
-    def release(self) -> None:
-        """Do nothing: there is one road, and it stays."""
-
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Nothing waits here: what was posted has left, and waits, if at all, in the other session."""
-        return (), 0
-
     def close(self) -> None:
         """Deliver nothing more, and let the other session know that its peer is gone. Safe to call twice."""
         if not self.closed:
@@ -122,8 +100,7 @@ class DirectEnd:
         why = "the peer closed the connection"
         session.lose(why)
         log.debug("the peer is gone: %s", why)
-        assert session.runner is not None
-        session.runner.nursery.start_soon(wind_down, session, session.limits.eof_grace)
+        session.nursery.start_soon(wind_down, session, session.limits.eof_grace)
 
 
 async def wind_down(session: Session, grace: float) -> None:

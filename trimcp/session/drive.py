@@ -9,28 +9,30 @@ besides them only a cancelled request waits, shielded, for the clean-up of the w
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeAlias
 
 import attrs
 import trio
 
+from trimcp.budget import Holder
 from trimcp.channel import MessageChannel
 from trimcp.session.crew import Crew
 from trimcp.session.direct import DirectEnd, wind_down
 from trimcp.session.job import CancelReason
-from trimcp.session.outbox import Outbox
+from trimcp.session.outgoing import Outbox
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
+from trimcp.session.stall import StallWatch
 
-__all__ = ["Road", "StallWatch", "drive", "driving"]
+__all__ = ["Road", "drive", "driving"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _SHORT: Final = 0.02  # seconds of not reading before it is watched whether the peer is still there
-_LOOKS: Final = 4  # within the time allowed, while writes last: so nobody is kept for more than a quarter longer
+
+_NO_ADDRESS: Final = "local"  # whose it is where there are no addresses: a pipe, another part of this program
 
 Road: TypeAlias = MessageChannel | DirectEnd
 """What a session can be driven over: a channel that is pulled, or a direct end that needs no reader and writer."""
@@ -51,18 +53,47 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
 
     What the body raises leaves as itself. The peer's leaving ends no body: it fails calls with `ConnectionLost`.
     """
-    if isinstance(channel, DirectEnd):
-        async with _driving_directly(session, channel):
-            yield
+    with _counted(session, channel):
+        if isinstance(channel, DirectEnd):
+            async with _driving_directly(session, channel):
+                yield
+        else:
+            async with _driving_channel(session, channel):
+                yield
+
+
+@contextmanager
+def _counted(session: Session, channel: Road) -> Iterator[None]:
+    """Count what the peer makes us keep for as long as the body runs, where there is a budget for it."""
+    holding = None if isinstance(channel, DirectEnd) else channel.holding
+    if session.budget is None or holding is not None:
+        session.amount.belong_to(holding)
+        yield
         return
+    holding = session.budget.holding(_NO_ADDRESS)
+    session.amount.belong_to(holding)
+    if not isinstance(channel, DirectEnd):
+        channel.holding = holding
+    try:
+        yield
+    finally:
+        holding.close()
+
+
+@asynccontextmanager
+async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
+    """Run a session over a channel with a reader and a writer, and end both in order."""
     session.mirrors_headers = channel.mirrors_headers
-    session.mailbox.leave_room(*channel.read_ahead)
+    channel.set_max_message(session.max_message)
+    session.jobs.mailbox.leave_room(*channel.read_ahead)
     async with _closing(channel), open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)
         # Shielded, so that the last words of whoever is cancelled still leave; below it gets its deadline.
         writer = trio.CancelScope(shield=True)
         watch = StallWatch(outbox, channel, session.limits.stall_timeout)
+        if channel.holding is not None:
+            channel.holding.holder = _Driven(session, writer, channel.holding.holder)
         wire.start_soon(_write, session, watch, writer)
         try:
             async with open_service_nursery() as jobs:
@@ -132,7 +163,10 @@ async def _read(session: Session, watch: StallWatch, writer: trio.CancelScope) -
             await wind_down(session, max(0.0, until - trio.current_time()))
             return
         if watch.stalled():
-            _drop(session, watch, writer)
+            why = f"the peer read nothing for {watch.patience:g} seconds"
+            session.lose(why)
+            _report(session)
+            _drop(session, writer, why)
             return
 
 
@@ -144,7 +178,7 @@ async def _deliver(session: Session, channel: MessageChannel) -> None:
                 await _readable(session, channel)
             session.deliver(await channel.receive())
     except trio.EndOfChannel:
-        _lose(session, channel, channel.obituary() or "the peer closed the connection")
+        _lose(session, channel, channel.close_reason() or "the peer closed the connection")
     except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
         _lose(session, channel, f"the connection broke: {error}" if str(error) else "the connection broke")
     log.debug("the peer is gone: %s", session.lost)
@@ -180,16 +214,35 @@ def _lose(session: Session, channel: MessageChannel, why: str) -> None:
     """Note that the peer is gone, and whether it was its channel that dropped it for taking nothing."""
     first = session.lost is None
     slow = first and channel.too_slow
-    session.lose((slow and channel.obituary()) or why)
+    session.lose((slow and channel.close_reason()) or why)
     if slow:
         _report(session)
 
 
-def _drop(session: Session, watch: StallWatch, writer: trio.CancelScope) -> None:
-    """End a session whose peer takes nothing. What waits for it goes nowhere, so nobody waits for that."""
-    why = f"the peer read nothing for {watch.patience:g} seconds"
+@attrs.frozen(eq=False, repr=False)
+class _Driven:
+    """A session that can be ended when too much is held; see `Holder`."""
+
+    session: Session
+    writer: trio.CancelScope
+    connection: Holder | None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is at work."""
+        return self.session.at_rest
+
+    def give_way(self, why: str) -> None:
+        """Drop the peer, and cut its connection: to say goodbye would take time, in which all of it is kept."""
+        _drop(self.session, self.writer, why)
+        if self.connection is not None:
+            self.connection.give_way(why)
+
+
+def _drop(session: Session, writer: trio.CancelScope, why: str) -> None:
+    """Drop a peer, with what is queued for it."""
     session.lose(why)
-    _report(session)
+    session.cancel_jobs(CancelReason.LIMIT, why)
     writer.cancel(reason=why)
     session.close()
 
@@ -216,6 +269,9 @@ async def _write(session: Session, watch: StallWatch, scope: trio.CancelScope) -
                     watch.wake()
                 await channel.send(batch)
                 del batch  # a large result must not stay until there is something else to say
+                if session.amount.counted:
+                    outbox.leaving = 0
+                    session.weigh()
         except trio.EndOfChannel:
             pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -224,67 +280,3 @@ async def _write(session: Session, watch: StallWatch, scope: trio.CancelScope) -
             session.cancel_jobs(CancelReason.DISCONNECTED)
             session.close()
     outbox.abandon()
-
-
-@attrs.define(eq=False, repr=False)
-class StallWatch:
-    """Notices a peer that takes nothing of what is being written to it, without a timer for every write.
-
-    Most writes are over at once, and a timer for each would cost more than the write. So the first write after a pause
-    sets an alarm, and the reader looks when it rings: at a pause it is switched off; while a write lasts it looks
-    whether the peer has taken anything since.
-
-    Args:
-        outbox: where the writer takes messages from.
-        channel: what it writes them to.
-        patience: seconds in which the peer has to take something; infinity for no limit.
-
-    Attributes:
-        asleep: whether the alarm is off, and the next write has to `wake` this.
-    """
-
-    outbox: Outbox
-    channel: MessageChannel
-    patience: float
-    asleep: bool = attrs.field(init=False, default=True)
-    _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
-    _due: float = attrs.field(init=False, default=math.inf)
-    _since: float = attrs.field(init=False, default=0.0)
-    _mark: Hashable = attrs.field(init=False, default=None)
-
-    def __attrs_post_init__(self) -> None:
-        self.asleep = self.patience < math.inf
-
-    def wake(self) -> None:
-        """Set the alarm, because a write begins."""
-        self.asleep = False
-        self._since = trio.current_time()
-        self._mark = self._progress()
-        self._ring_at(self._since + self.patience / _LOOKS)  # what the system took at first is no reading yet
-
-    def alarm(self) -> trio.CancelScope:
-        """Return a scope for the reader, which is cancelled when it is time to ask `stalled`."""
-        self._scope = trio.CancelScope(deadline=self._due)
-        return self._scope
-
-    def stalled(self) -> bool:
-        """Return whether the peer has taken nothing for too long; if not, set the alarm anew or switch it off."""
-        if not self.outbox.writing:
-            self.asleep = True
-            self._due = math.inf
-            return False
-        now, progress = trio.current_time(), self._progress()
-        if progress != self._mark:
-            self._mark, self._since = progress, now
-        elif now - self._since >= self.patience:
-            return True
-        self._due = min(now + self.patience / _LOOKS, self._since + self.patience)
-        return False
-
-    def _progress(self) -> Hashable:
-        return self.outbox.steps, self.channel.taken()
-
-    def _ring_at(self, due: float) -> None:
-        self._due = due
-        if self._scope is not None:
-            self._scope.deadline = due

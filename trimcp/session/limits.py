@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import attrs
 
+from trimcp.bounds import checked
+from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
+from trimcp.protocol.profile import Role
 from trimcp.values import valued
 
 __all__ = ["Limits", "Quota"]
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=checked(zero=("waiting",)))
 @valued
 class Quota:
     """How much of a server one of many may use: one session, one principal, or the calls of one tool.
@@ -30,14 +33,6 @@ class Quota:
     burst: int | None = None
     waiting: int = 1_000
 
-    def __attrs_post_init__(self) -> None:
-        for name in ("running", "per_second", "burst"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is a positive number or None, not {value!r}")
-        if self.waiting < 0:
-            raise ValueError(f"waiting is at least 0, not {self.waiting!r}")
-
     @property
     def bounds(self) -> bool:
         """Whether it bounds anything."""
@@ -47,19 +42,23 @@ class Quota:
 _ANY = Quota()
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=checked(zero=("eof_grace", "drain_timeout")))
 @valued
 class Limits:
     """How much one session may hold, and how long it waits. Sizes are bytes, times are seconds.
 
     Attributes:
+        max_message: of the largest message taken in, over every transport; None for 4 MiB into a server and 64 MiB into
+            a client. A larger one is refused by its id, or fails the call it answers.
         max_running: requests of the peer worked on at once. One that waits for the peer's answer does not count.
         backlog_requests: requests that may wait behind them, together with those that wait for the peer.
         backlog_bytes: what the waiting ones may weigh, each with 2,100 bytes beside its text. With a full backlog
             reading pauses, so this is the window of a peer that pipelines without reading. One message may pass it.
-        running_bytes: what the requests under way may weigh, those that wait for the peer counted; the next one waits.
+        running_bytes: what the requests under way may weigh, those that wait for the peer and the results that wait to
+            be read counted; the next one waits. Of requests that end at once, a result that passes twice as much
+            becomes an error (-32603, reason "results_unread"): its call was carried out.
         outbox_messages, outbox_bytes: what may wait for a peer that reads slowly; senders wait for room. Twice as much
-            again may be in the writer's hands: a slow reader costs less than 2 MiB.
+            again may have been taken by the writer: a slow reader costs less than 2 MiB.
         progress_kept: progress messages a call keeps for its reader; then the oldest give way and are counted.
         logs_kept: log messages kept for a client's handler; then the oldest give way and are counted.
         kept_bytes: what each of these may weigh before fewer are kept.
@@ -72,12 +71,18 @@ class Limits:
         answer_timeout: how long the peer, and the person in front of it, may take to answer a question in the middle of
             a request, where the handler waits for it in place. It counts for no tool's own timeout.
         max_result: of one answer; a larger one becomes an error. What clients of trimcp take by default.
+        max_client_info: of memory that a server keeps of what a client says of itself, in `initialize` (for as long as
+            the session is) or in the envelope of a request: its name and its capabilities. A request with more is
+            refused (-32602). Icons in it may be given as `data:`; most clients need less than 2 KiB.
+        max_server_info: of memory that a client keeps of what a server says of itself: its name, its capabilities and
+            its instructions. To a server that says more it does not connect (`InvalidReply`).
         session, principal: what one session, and one authenticated principal over all its sessions, may use of a
             server, of tools, resources, prompts and completion together.
         tool, resource, prompt, completion: what the calls of any one tool, the reads of any one resource or template,
             and so on, may use, over all sessions, unless it has a quota of its own.
     """
 
+    max_message: int | None = None
     max_running: int = 1_000
     backlog_requests: int = 10_000
     backlog_bytes: int = 16 * 1024 * 1024
@@ -92,12 +97,20 @@ class Limits:
     stall_timeout: float = 60.0
     answer_timeout: float = 3_600.0
     max_result: int = 64 * 1024 * 1024
+    max_client_info: int = 64 * 1024
+    max_server_info: int = 1024 * 1024
     session: Quota = _ANY
     principal: Quota = _ANY
     tool: Quota = _ANY
     resource: Quota = _ANY
     prompt: Quota = _ANY
     completion: Quota = _ANY
+
+    def largest_into(self, role: Role) -> int:
+        """Return the bytes of the largest message that a session of this role takes in."""
+        if self.max_message is not None:
+            return self.max_message
+        return SERVER_MAX_MESSAGE if role is Role.SERVER else CLIENT_MAX_MESSAGE
 
     def kept_of(self, most: int, size: int) -> int:
         """Return how many messages of `size` bytes may be kept for a slow reader where at most `most` are."""

@@ -19,6 +19,7 @@ import trio
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.protocol.events import Notified, Replied
 from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.conflated import Changes
 from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.session import Session
 from trimcp.values import valued
@@ -32,7 +33,6 @@ from trimcp.wire.subscriptions import SubscriptionFilter, SubscriptionsListenPar
 
 __all__ = [
     "Change",
-    "Changes",
     "PromptsChanged",
     "ResourceUpdated",
     "ResourcesChanged",
@@ -41,7 +41,6 @@ __all__ = [
     "ToolsChanged",
 ]
 
-_MOST_UPDATES: Final = 10_000
 _LISTEN: Final = "subscriptions/listen"
 
 
@@ -81,53 +80,6 @@ _LISTS: Final[dict[str, tuple[str, Change]]] = {
 
 
 @attrs.define(eq=False, repr=False)
-class Changes:
-    """Changes that nobody has received yet, each once and in the order they came, up to a number or a weight.
-
-    Attributes:
-        end: what is raised once all were received, or None while more may come.
-    """
-
-    end: BaseException | None = attrs.field(init=False, default=None)
-    _kept: dict[Change, None] = attrs.field(init=False, factory=dict)
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-
-    async def receive(self) -> Change:
-        """Wait for the next one, or raise the end. Cancelling it loses nothing."""
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._kept:
-            if self.end is not None:
-                raise self.end
-            await self._waiting.park()
-        change = next(iter(self._kept))
-        del self._kept[change]
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return change
-
-    def keep(self, change: Change, size: int, session: Session) -> None:
-        """Keep a change, or drop and count it as the session's.
-
-        Args:
-            change: what has changed.
-            size: bytes of the message that said so, as far as they are its own.
-            session: which it came over.
-        """
-        if self.end is not None:
-            return
-        if len(self._kept) >= session.limits.kept_of(_MOST_UPDATES, size) and change not in self._kept:
-            session.counts.drop("changes")
-            return
-        self._kept[change] = None
-        self._waiting.unpark_all()
-
-    def finish(self, end: BaseException) -> None:
-        """Keep no more. Of several ends the first counts."""
-        if self.end is None:
-            self.end = end
-        self._waiting.unpark_all()
-
-
-@attrs.define(eq=False, repr=False)
 class Subscription:
     """Changes as they come; iterate over it, or `receive` them one by one.
 
@@ -138,7 +90,7 @@ class Subscription:
     _wanted: SubscriptionFilter
     _session: Session
     acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
-    _changes: Changes = attrs.field(init=False, factory=Changes)
+    _changes: Changes[Change] = attrs.field(init=False, factory=Changes)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     async def receive(self) -> Change:
@@ -180,10 +132,10 @@ class Subscription:
         self._changes.keep(change, self._session.arriving, self._session)
 
     def progressed(self, params: ProgressParams) -> None:
-        """Nothing: a subscription makes no progress."""
+        """Do nothing: a subscription makes no progress."""
 
     def replied(self, reply: Replied) -> None:
-        """Note the server's last word: a result closes, an error or a cancellation cuts."""
+        """Note that the server ended the subscription: a result closes it, an error or a cancellation breaks it."""
         self._finish(trio.EndOfChannel() if reply.error is None else reply.error)
 
     def lost(self, error: ConnectionLost) -> None:
@@ -234,8 +186,8 @@ class Subscriptions:
     @asynccontextmanager
     async def _by_request(self, subscription: Subscription) -> AsyncIterator[None]:
         session = self.session
-        pending: Pending = await session.begin(_LISTEN, SubscriptionsListenParams(notifications=subscription._wanted))
-        pending.follower = subscription
+        params = SubscriptionsListenParams(notifications=subscription._wanted)
+        pending = await session.begin(_LISTEN, params, follower=subscription)
         self._by_id[pending.id] = subscription
         why = "the subscription was closed"
         try:

@@ -1,21 +1,22 @@
-"""A request of ours on its way: what its caller waits on, and who follows it."""
+"""A request of ours on its way: what its caller waits on, who follows it, and the headers it carries."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from trimcp.channel import Origin
+from trimcp.framing.headers import request_headers
+from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Replied
 from trimcp.protocol.vocabulary import Verb
 from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.revisions import Revision
 
-if TYPE_CHECKING:
-    from trimcp.session.speaking import Speaking
-
-__all__ = ["Follower", "Pending", "cancellation_text"]
+__all__ = ["Follower", "Pending", "cancellation_text", "mirrored"]
 
 _LONGEST_REASON = 500
 
@@ -37,7 +38,7 @@ class Pending:
     `origin` is where the request of the peer came in that it belongs to, if it belongs to one.
     """
 
-    session: Speaking
+    engine: Connection
     id: int
     verb: Verb
     origin: Origin | None = None
@@ -73,7 +74,7 @@ class Pending:
 
     def payload_now(self) -> Any:
         """Return the payload of the answer, which must be there; raises as `raw` does."""
-        return self.session.engine.load_result(self.verb, self._unwrap())
+        return self.engine.load_result(self.verb, self._unwrap())
 
     async def _answered(self) -> None:
         if self.reply is None:
@@ -103,3 +104,23 @@ def cancellation_text(cancelled: BaseException) -> str:
         return "cancelled by the caller"
     # Never a reason for a cancellation to fail: what UTF-8 cannot carry is replaced.
     return str(reason)[:_LONGEST_REASON].encode("utf-8", "replace").decode("utf-8")
+
+
+def mirrored(
+    revision: Revision | None, verb: Verb, params: Any, more: Mapping[str, str] | None = None
+) -> Mapping[str, str] | None:
+    """Return the headers in which a request repeats what it is (2026-07-28 streamable-http), where channels carry them.
+
+    Args:
+        revision: what it is spoken in; in one that repeats nothing, `more` is returned.
+        verb: its method.
+        params: its payload, or None.
+        more: what it carries besides, such as repeated arguments.
+
+    Raises:
+        LocalError: its name cannot be put in a header.
+    """
+    if revision is None or not revision.method_headers:
+        return more
+    name = None if verb.method.mirrored is None else getattr(params, verb.method.mirrored)
+    return {**request_headers(revision.name, verb.name, name), **(more or {})}

@@ -1,7 +1,7 @@
-"""Drives a session into which messages are pushed, as HTTP does: no reader, no writer, and no task while it is idle.
+"""Drives a session into which a transport pushes messages, as HTTP does: no reader, no writer, no task while idle.
 
-Its jobs run in a nursery that it shares with others; it has ended when they have. What its handlers start for the
-session gets a nursery of its own, opened on first use.
+Its jobs run in a nursery that it shares with other sessions; it has ended when they have. What its handlers start for
+the session gets a nursery of its own, opened on first use.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Pushed:
     Args:
         session: what is driven; nothing was delivered to it yet. Its sink takes what belongs to no request.
         crew: who runs its jobs, beside those of others.
-        take_back: is offered it when it is closed as if it had never been used, and returns whether it keeps it: then
-            it serves another request, which is cheaper than to make a new one. None where it serves more than one.
+        take_back: called when it is closed and as good as new; returns whether it keeps it for another request, which
+            is cheaper than a new session. None where it serves more than one request.
     """
 
     session: Session
@@ -61,9 +61,13 @@ class Pushed:
     @property
     def busy(self) -> bool:
         """Whether handlers are at work or wait for a slot, or what they started is. Who waits for the peer is not."""
-        session = self.session
-        assert session.runner is not None
-        return bool(session.runner.running or session.mailbox or self._work is not None)
+        jobs = self.session.jobs
+        return bool(jobs.running or jobs.mailbox or self._work is not None)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is at work. What there is waits for the client to read."""
+        return self.session.at_rest
 
     @property
     def counts(self) -> LaneCounts:
@@ -72,7 +76,7 @@ class Pushed:
 
     @property
     def unused(self) -> bool:
-        """Whether nothing tells that it was ever used, as after one request that was answered and left nothing."""
+        """Whether it is as good as new, as after one request that was answered, and may be used again."""
         session = self.session
         engine = session.engine
         return not (
@@ -85,7 +89,7 @@ class Pushed:
             or session.watchers
             or engine.inbound
             or engine.outbound
-            or session.parked
+            or session.jobs.parked
             or session.abandoned_threads
             or session.notices
             or session.counts.dropped
@@ -120,7 +124,7 @@ class Pushed:
         session.close()
 
     def close(self) -> None:
-        """End the session in which nothing is under way any more; what is, is stopped. Whoever calls it forgets it."""
+        """End the session; what is still under way is stopped. The caller must not use it any more."""
         session = self.session
         if self._take_back is not None and self.unused and self._take_back(self):
             return
@@ -151,6 +155,8 @@ class Pushed:
             self._work.scope.cancel(reason="the session has ended")
         sink, session.sink = session.sink, NOWHERE  # it may hold this session, and they would keep each other alive
         sink.close()
+        if not session.jobs:  # else the last of them counts
+            session.amount.belong_to(None)
         session.endpoint.closed(session)
 
 

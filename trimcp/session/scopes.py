@@ -1,44 +1,54 @@
-"""Work that ends before its owner: tasks a handler starts for its request, its session or its server."""
+"""Tasks that end before their owner, a request, a session or a server; and containment of what users' code does.
+
+Whatever that code raises or leaves open is its own failure and ends nothing else. `KeyboardInterrupt` and a
+cancellation in force pass; all else is a crash: `SystemExit`, `GeneratorExit`, exceptions of other event loops, and a
+`trio.Cancelled` that was kept from somewhere else.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import attrs
 import trio
 
 from trimcp.errors import LocalError
 
-if TYPE_CHECKING:
-    from trimcp.session.job import Job
-    from trimcp.session.session import Session
-
 __all__ = [
     "Background",
-    "RequestScope",
     "Scope",
     "Work",
+    "abandon_left_open",
+    "blamed",
     "cancelled_around",
+    "contained",
     "deadline_around",
     "guarded",
+    "has_left_open",
+    "innermost_scope",
+    "is_cancelled",
+    "log_crash",
+    "named",
     "open_service_nursery",
     "parted",
     "reconciled",
     "sole",
+    "written",
 ]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 def deadline_around() -> float:
-    """Return the earliest deadline of the scopes around the current task, as `trio.current_effective_deadline` does.
+    """Return what `trio.current_effective_deadline` does, in less time.
 
-    That takes two calls for each scope, a tenth of a whole request. So the scopes are looked at here, as far as Trio
-    lets its own be seen.
+    Trio makes two calls for each scope, a tenth of a whole request; here its scopes are read directly.
     """
     try:
         status: Any = trio.lowlevel.current_task()._cancel_status
@@ -60,7 +70,7 @@ def deadline_around() -> float:
 def cancelled_around(scope: trio.CancelScope) -> bool:
     """Return whether the current task, which runs in `scope`, is being cancelled from outside of it.
 
-    Trio has no question for it. With a shield for a moment, a cancellation that does not show any more is from outside.
+    Trio cannot be asked. A cancellation that a shield on `scope` hides came from outside.
     """
     if trio.current_effective_deadline() != -inf:
         return False
@@ -89,10 +99,9 @@ def parted(error: BaseException) -> tuple[BaseException | None, BaseException | 
 
 
 def reconciled(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:
-    """Return what should leave a block whose body failed with `failure` and around which `error` came up.
+    """Merge the body's failure with the nursery's, and return what should leave the block; None for a cancellation.
 
-    One real failure leaves as itself, without the groups that nurseries put around it; two leave as a group called
-    `text`. None stands for nothing but a cancellation.
+    One failure leaves as itself, without the groups that nurseries put around it; two leave as a group called `text`.
     """
     crash, _ = parted(error)
     if crash is None:
@@ -132,23 +141,158 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
         failure = None  # a frame and what was raised from it would keep each other alive
 
 
+# What users' code may raise, and leave open
+
+
+def innermost_scope(task: trio.lowlevel.Task) -> object:
+    """Return an object that stands for the task's innermost cancel scope. Trio has no public name for it."""
+    return getattr(task, "_cancel_status", None)
+
+
+def is_cancelled(scope: object) -> bool:
+    """Return whether what an `innermost_scope` stands for is being cancelled, itself or from around it."""
+    known: bool | None = getattr(scope, "effectively_cancelled", None)
+    return trio.current_effective_deadline() == -inf if known is None else known
+
+
+def blamed(error: BaseException, around: object) -> tuple[BaseException | None, BaseException | None]:
+    """Return what code did wrong by raising this, and the cancellation in it that is in force around the code.
+
+    Args:
+        error: what was raised.
+        around: the `innermost_scope` the code was called in.
+
+    Raises:
+        BaseException: `error` itself, since it is or holds a `KeyboardInterrupt`, or the code's coroutine was closed
+            outside of Trio, where nothing can be waited for.
+    """
+    crash, cancelled = parted(error)
+    if isinstance(crash, KeyboardInterrupt) or (
+        isinstance(crash, BaseExceptionGroup) and crash.subgroup(KeyboardInterrupt) is not None
+    ):
+        raise error
+    if isinstance(crash, GeneratorExit) and not trio.lowlevel.in_trio_task():
+        raise error
+    if cancelled is not None and not is_cancelled(around):
+        return error, None
+    return crash, cancelled
+
+
+def has_left_open(task: trio.lowlevel.Task, around: object, nurseries: int = 0) -> bool:
+    """Return whether code has left a cancel scope or a nursery open in this task; the arguments of `abandon_left_open`.
+
+    A scope between may have been left already, with an error. Then only the nursery shows.
+    """
+    seen: Any = task  # what Trio has in public makes a list each time, and this is asked after each request
+    try:
+        return seen._cancel_status is not around or seen._child_nurseries[nurseries:] != []
+    except AttributeError:  # another Trio
+        return False
+
+
+def abandon_left_open(task: trio.lowlevel.Task, around: object, nurseries: int = 0) -> RuntimeError | None:
+    """Return what is wrong if code has left a cancel scope or a nursery open in this task, else None.
+
+    Tasks in such a nursery are cancelled and unwind on their own, as Trio does when the task ends; but Trio also raises
+    an error around the task, which would end all that runs beside it.
+
+    Args:
+        task: the current one.
+        around: its `innermost_scope` before; leaving that scope raises a RuntimeError now.
+        nurseries: how many it had open before.
+    """
+    if not has_left_open(task, around, nurseries):
+        return None
+    left: list[Any] = getattr(task, "_child_nurseries", [])
+    crashes: list[BaseException] = []
+    for nursery in left[nurseries:]:
+        nursery.cancel_scope.cancel(reason="the handler that opened this nursery has ended and left it open")
+        nursery._closed = True
+        crashes += [each for each in nursery._pending_excs if not isinstance(each, trio.Cancelled)]
+    del left[nurseries:]
+    error = RuntimeError("the handler left a cancel scope or a nursery open")
+    if crashes:
+        error.__cause__ = BaseExceptionGroup("raised by tasks in the nursery", crashes)
+    return error
+
+
+async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+    """Return what `await function(*args, **options)` returns, where it is anybody's code.
+
+    Raises:
+        Exception: the code's own; a RuntimeError in place of anything that is none, or if it left something open.
+        trio.Cancelled: a scope around this is cancelled.
+        KeyboardInterrupt: as it came.
+    """
+    task = trio.lowlevel.current_task()
+    nurseries = len(task.child_nurseries)
+    left: RuntimeError | None = None
+    try:
+        with trio.CancelScope():
+            around = innermost_scope(task)
+            try:
+                return await function(*args, **options)
+            except BaseException as error:
+                left = abandon_left_open(task, around, nurseries)
+                crash, _ = blamed(error, around)
+                try:
+                    if left is None and crash is None:
+                        raise  # cancelled, and nothing else
+                    if left is None and isinstance(crash, Exception):
+                        raise crash from crash.__cause__
+                    if left is None:
+                        left = RuntimeError(f"{named(function)} raised {type(sole(crash or error)).__name__}")
+                    if left.__cause__ is None:
+                        left.__cause__ = error
+                    raise left from left.__cause__
+                finally:
+                    del crash  # a frame and what was raised from it would keep each other alive
+            finally:
+                if left is None:
+                    left = abandon_left_open(task, around, nurseries)
+    except RuntimeError:
+        if left is None:
+            raise
+        raise left from left.__cause__  # instead of what Trio says of the scopes
+    finally:
+        left = None
+
+
+def named(function: object) -> str:
+    """Return the name of a function, for people."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", function))
+
+
+def written(function: Any) -> str | None:
+    """Return a function's name and where it was written, for a log; None for what is no function of Python."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return None if code is None else f"{named(function)} in {code.co_filename}:{code.co_firstlineno}"
+
+
+def log_crash(logger: logging.Logger, error: BaseException, message: str, *args: object) -> None:
+    """Log one ERROR with the traceback of what anybody's code raised. What it says cannot be taken for other lines."""
+    if not logger.isEnabledFor(logging.ERROR):
+        return
+    from trimcp.cleaning import traceback_text
+
+    file, line, function, _ = logger.findCaller(stacklevel=2)
+    told = (type(error), error, error.__traceback__)
+    record = logger.makeRecord(logger.name, logging.ERROR, file, line, message, args, told, function)
+    record.exc_text = traceback_text(error)  # which formatters take instead of one of their own
+    logger.handle(record)
+
+
 async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
     """Run background work so that its crash is logged whole and ends nothing else."""
     try:
-        await function(*args)
-    except trio.Cancelled:
-        raise  # not named: a frame and what was raised from it would keep each other alive
-    except BaseException as error:  # a crash, and the cancellation that may have come with it
-        crash, cancelled = parted(error)
-        try:
-            if crash is not None and not isinstance(crash, Exception):
-                raise
-            if crash is not None:
-                log.error("background work %r crashed", getattr(function, "__qualname__", function), exc_info=crash)
-            if cancelled is not None:
-                raise cancelled from None
-        finally:
-            del crash, cancelled  # as above
+        await contained(function, *args)
+    except Exception as error:  # whatever it is, it is the work's
+        log_crash(log, error, "background work %r crashed", named(function))
 
 
 class Background(Protocol):
@@ -200,7 +344,7 @@ class Work:
         if self._over.is_set():
             raise LocalError("the request is over; nothing can be started for it")
         if self._nursery is not None:
-            self._nursery.start_soon(function, *args)
+            self._nursery.start_soon(contained, function, *args, name=function)
             return
         self._waiting.append((function, args))
         if not self._started:
@@ -213,7 +357,7 @@ class Work:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     for function, args in self._waiting:
-                        nursery.start_soon(function, *args)
+                        nursery.start_soon(contained, function, *args, name=function)
                     self._waiting.clear()
                     # Kept open until the handler is done: a nursery whose last task has ended takes no new ones.
                     await self._joined.wait()
@@ -223,9 +367,9 @@ class Work:
             crash, cancelled = parted(error)
             try:
                 if crash is not None and not isinstance(crash, Exception):
-                    raise
+                    raise  # an interrupt: all else is an exception by now, see `contained`
                 self.failure = crash
-                self.owner.cancel(reason="work started for this request crashed")
+                self.owner.cancel(reason="work started for this request failed")
                 if cancelled is not None:
                     raise cancelled from None
             finally:
@@ -248,26 +392,3 @@ class Work:
         self.scope.cancel(reason="the request is over")
         with trio.CancelScope(shield=True):
             await self.join()
-
-
-@attrs.define(eq=False, repr=False)
-class RequestScope:
-    """Work that ends before the request's answer leaves."""
-
-    _session: Session
-    _job: Job
-
-    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
-        crash is the request's.
-
-        Raises:
-            LocalError: the request is over.
-        """
-        job, runner = self._job, self._session.runner
-        assert runner is not None
-        if job.work is None:
-            if job.scope is None:
-                raise LocalError("the request is over; nothing can be started for it")
-            job.work = Work(runner.nursery, job.scope)
-        job.work.start_soon(function, *args)

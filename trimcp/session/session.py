@@ -1,22 +1,23 @@
-"""The actor without tasks: one engine, its backlog, its jobs under way and its calls pending, under one law.
+"""The actor: one engine, composed of its jobs, its calls and what leaves. It owns no task.
 
-`deliver` takes what arrived and never waits; whoever reads asks `readable` before it reads again. Handlers run as
-jobs in the nursery a driver lends (`start`), within the running slots. Everything that leaves goes through one
-sink, room first, then the engine's state, then the queue, with no checkpoint between the last two.
+`deliver` takes what arrived and never waits; whoever reads asks `readable` before it reads again. Handlers run as jobs
+in the nursery of a crew that a driver lends (`start`). Everything that leaves goes through one sink: room first, then
+the engine's state, then the queue, with no checkpoint between the last two. So a call that is cancelled early was
+never sent, and one that was sent is announced as cancelled.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, LaneCounts, Outgoing, Sink
-from trimcp.errors import ConnectionLost, ErrorReply
+from trimcp.budget import LITTLE, STEP, Amount, Budget
+from trimcp.channel import Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
+from trimcp.errors import ConnectionLost, LocalError
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
@@ -31,29 +32,61 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.request_state import Sealer
+from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.crew import Crew
-from trimcp.session.endpoint import Endpoint, Watcher
 from trimcp.session.job import CancelReason, Job
+from trimcp.session.jobs import Jobs, weight
 from trimcp.session.limits import Limits
-from trimcp.session.mailbox import Mailbox, weight
-from trimcp.session.outbox import Outbox
-from trimcp.session.pending import Pending
-from trimcp.session.replies import Replies
-from trimcp.session.runner import Runner
+from trimcp.session.outgoing import BatchSink, HeldReplies, Outbox
+from trimcp.session.pending import Follower, Pending, cancellation_text, mirrored
 from trimcp.session.scopes import Background
-from trimcp.session.speaking import Speaking
-from trimcp.session.statistics import Statistics, snapshot
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED
-from trimcp.wire.jsonrpc import RequestId, encode_error
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
+from trimcp.wire.common import SEVERITY
+from trimcp.wire.jsonrpc import JSON, RequestId
+from trimcp.wire.lifecycle import CancelledParams, LoggingMessageParams
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Session"]
+if TYPE_CHECKING:
+    from trimcp.session.statistics import Statistics
+
+__all__ = ["Endpoint", "Session", "Watcher"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 
+class Endpoint(Protocol):
+    """What a session serves: a server's registries, or a client's handlers."""
+
+    @property
+    def served(self) -> Container[str]:
+        """The names of the request methods that have a handler."""
+        ...
+
+    async def handle(self, session: Session, job: Job, /) -> Any:
+        """Work on one request and return its result payload; cancelled when the request is."""
+
+    async def failure(self, session: Session, job: Job, error: BaseException, /) -> Any:
+        """Return the result payload that tells the peer of what a handler raised, or None where an error answers."""
+
+    def whereabouts(self, job: Job) -> str | None:
+        """Return where the function that handles a request was written, for the log, or None where there is none."""
+
+    def notified(self, session: Session, event: Notified, /) -> None:
+        """Take note of a notification. Synchronous and quick: the reader calls it."""
+
+    def closed(self, session: Session, /) -> None:
+        """Forget the session: it has ended."""
+
+
+class Watcher(Protocol):
+    """Whoever wants to know that the peer is gone although no call of theirs is pending."""
+
+    def lost(self, error: ConnectionLost) -> None:
+        """Note that the peer is gone. Synchronous and quick."""
+
+
 @attrs.define(eq=False, repr=False)
-class Session(Speaking):
+class Session:
     """One side of one connection.
 
     Args:
@@ -62,20 +95,27 @@ class Session(Speaking):
         limits: every bound and grace period.
         sink: where messages go that belong to no request; by default an `Outbox` for a writer task, which takes all.
         handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then lets it end the
-            session.
+            session; "tell" is up to the endpoint.
         force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
         sealer: seals and opens `requestState`.
         state: what the server's or client's lifespan made, for handlers.
+        budget: what counts what all peers make us keep together; None counts nothing.
 
     Attributes:
+        amount: what the peer makes us keep here, as counted in the budget.
+        jobs: requests of the peer under way and waiting.
+        pending: requests of ours that are not answered.
+        watchers: who else is told that the peer is gone.
+        lost: why the peer is gone, or None.
         counts: what gave way because a reader was slow, by lane.
         arriving: bytes of the message being taken right now.
         refused: requests that were turned away because too much was under way, or it was ending.
         notices: handlers of notifications at work.
         background: where work that belongs to the session is started, once it is driven.
         mirrors_headers: whether its channel carries headers beside our requests.
-        pushed: whether messages are pushed into it: then nobody can stop reading, and what is too much is refused.
+        pushed: whether the transport pushes messages: overload is refused, not paused.
         brief: whether it ends with the one request it is for.
+        via: the part of a program by which it came, where it is ended by that; None for the run as a whole.
         when_closed: called by `close`, once, where no driver waits for it.
         on_finished: called once for every request of the peer that was admitted, when its reply is queued (the second
             argument) or it is clear that it gets none (None). It must not wait; what it raises is logged.
@@ -89,38 +129,52 @@ class Session(Speaking):
     force_rerun: bool = False
     sealer: Sealer = attrs.field(factory=Sealer)
     state: Any = None
-    jobs: dict[RequestId, Job] = attrs.field(init=False, factory=dict)
+    budget: Budget | None = None
+    amount: Amount = attrs.field(init=False, factory=Amount)
+    jobs: Jobs = attrs.field(init=False)
     pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
     watchers: set[Watcher] = attrs.field(init=False, factory=set)
-    mailbox: Mailbox = attrs.field(init=False)
-    runner: Runner | None = attrs.field(init=False, default=None)
     peer_session: Session | None = attrs.field(init=False, default=None)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
     lost: ConnectionLost | None = attrs.field(init=False, default=None)
     mirrors_headers: bool = attrs.field(init=False, default=False)
-    parked: int = attrs.field(init=False, default=0)
     counts: LaneCounts = attrs.field(init=False)
     abandoned_threads: int = attrs.field(init=False, default=0)
-    humans: int = attrs.field(init=False, default=0)
     arriving: int = attrs.field(init=False, default=0)
     notices: int = attrs.field(init=False, default=0)
     refused: int = attrs.field(init=False, default=0)
     background: Background = attrs.field(init=False)
     pushed: bool = attrs.field(init=False, default=False)
     brief: bool = attrs.field(init=False, default=False)
+    via: object = attrs.field(init=False, default=None)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
-    _replies: Replies = attrs.field(init=False)
+    _handshake: int = attrs.field(init=False, default=0)
+    _held: HeldReplies | None = attrs.field(init=False, default=None)
     _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
-        self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
-        self._replies = Replies(self.limits.backlog_bytes)
+        self.jobs = Jobs(self.limits)
         self.counts = self.sink.counts if isinstance(self.sink, Outbox) else LaneCounts()
 
+    def start(self, crew: Crew, background: Background | None = None) -> None:
+        """Begin to have jobs run by `crew`, in whose nursery work of the session lives, too, unless it has its own."""
+        self.jobs.crew = crew
+        self.background = crew.nursery if background is None else background
+
     # Facts
+
+    @property
+    def driven(self) -> bool:
+        """Whether it was started."""
+        return self.jobs.crew is not None
+
+    @property
+    def nursery(self) -> trio.Nursery:
+        """Where its jobs live, once it is driven."""
+        assert self.jobs.crew is not None
+        return self.jobs.crew.nursery
 
     @property
     def revision(self) -> Revision | None:
@@ -128,13 +182,47 @@ class Session(Speaking):
         return self.engine.revision
 
     @property
+    def max_message(self) -> int:
+        """Bytes of the largest message taken in."""
+        return self.limits.largest_into(self.engine.role)
+
+    @property
     def dropped(self) -> int:
         """Messages that nobody will see, because a reader was slow or gone."""
         return sum(self.counts.dropped.values())
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is at work: what there is waits for the peer to read."""
+        return self.jobs.at_rest
+
     def statistics(self) -> Statistics:
         """Return a snapshot of what is under way."""
-        return snapshot(self)
+        from trimcp.session.statistics import Statistics, lanes_of  # a session that nobody asks does not load it
+
+        # Over HTTP each request has a road of its own, and what belongs to none has another.
+        sinks = {id(sink): sink for sink in (self.sink, *(self.road(job.origin) for job in self.jobs))}
+        held: list[Outgoing] = []
+        unread = 0
+        for sink in sinks.values():
+            messages, handed_on = sink.waiting()
+            held += messages
+            unread += handed_on
+        lanes = lanes_of(self.counts, held)
+        return Statistics(
+            running=self.jobs.running,
+            parked=self.jobs.parked,
+            waiting=len(self.jobs.mailbox),
+            waiting_bytes=self.jobs.mailbox.bytes_queued,
+            pending=len(self.pending),
+            outbox=len(held),
+            outbox_bytes=sum(len(outgoing.data) for outgoing in held),
+            merged=lanes.merged,
+            dropped=lanes.dropped,
+            abandoned_threads=self.abandoned_threads,
+            unread_bytes=unread,
+            lanes=lanes,
+        )
 
     # What arrives
 
@@ -144,20 +232,26 @@ class Session(Speaking):
         for incoming in batch:
             self._apply(receive(incoming.message, incoming.principal), incoming)
 
-    def _apply(self, event: Event, incoming: Incoming) -> None:
+    def _apply(self, event: Event, incoming: Incoming, batch: BatchSink | None = None) -> None:
         self.arriving = incoming.size
         if isinstance(event, RequestReceived):
-            self._take_request(event, incoming)
+            self._take_request(event, incoming, batch)
         elif isinstance(event, Replied):
-            self._take_reply(event)
+            if (pending := self.pending.pop(event.id, None)) is not None:
+                pending.replied(event)
         elif isinstance(event, Progressed):
             self.pending[event.id].progressed(event.params)
         elif isinstance(event, Notified):
             self.endpoint.notified(self, event)
         elif isinstance(event, Settled):
             self._reply(event.id, event.reply, incoming)
+            if event.method == "initialize":
+                self._handshake = self.engine.legacy.kept
+                if self._handshake >= STEP:
+                    self.weigh()
         elif isinstance(event, Cancelled):
-            self._take_cancel(event)
+            if (job := self.jobs.by_id.get(event.id)) is not None:
+                self.jobs.cancel(job, CancelReason.PEER, event.reason)
         elif isinstance(event, Rejected):
             log.debug("refused: %s", event.why)
             if event.reply is not None:
@@ -170,62 +264,55 @@ class Session(Speaking):
         else:
             log.debug("ignored: %s", event.why)
 
-    def _take_request(self, event: RequestReceived, incoming: Incoming) -> None:
+    def _take_request(self, event: RequestReceived, incoming: Incoming, batch: BatchSink | None) -> None:
+        jobs, holding = self.jobs, self.amount.holding
         request = self.engine.inbound[event.id]
         size = weight(event.raw, incoming.size)
         origin = incoming.origin
-        job = Job(request, event.params, event.raw, self.road(origin), size, origin, incoming.headers)
-        runner = self.runner
-        if runner is None or self.draining.is_set():
+        sink = self.road(origin) if batch is None else batch
+        job = Job(self, request, event.params, event.raw, sink, size, origin, incoming.headers)
+        if jobs.crew is None or self.draining.is_set():
             self._refuse(job, CANCELLED_BY_DRAIN, "shutting down; not started")
-        elif (self.pending or self.pushed) and self.mailbox.full(self.parked):
+        elif (self.pending or self.pushed) and (
+            jobs.full or (holding is not None and holding.held + size > LITTLE and not holding.fits(size))
+        ):
             # Reading must go on, since something here waits for the peer; so this one is turned away instead. Also
             # where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
+            if holding is not None and not jobs.full:
+                holding.refuse("requests")
             self._refuse(job, OVERLOADED, "too much under way; try again later")
-        elif not self.mailbox and runner.has_room(job):
-            self.jobs[event.id] = job
-            runner.start(self, job)
+        elif not jobs.mailbox and jobs.has_room(job):
+            jobs.by_id[event.id] = job
+            jobs.start(job)
+            if holding is not None and (size >= STEP or not jobs.running + jobs.parked & 3):
+                self.weigh()  # small calls are counted in fours
+            return
         else:
-            self.jobs[event.id] = job
+            jobs.by_id[event.id] = job
             job.queued = trio.current_time()
-            self.mailbox.put(job)
+            jobs.mailbox.put(job)
+        if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):
+            self.weigh()
 
     def _refuse(self, job: Job, code: int, message: str) -> None:
-        id = job.request.id
-        job.over = True
-        job.error = code
-        if code == OVERLOADED:
-            from trimcp.security import security_event
-
-            security_event("flood_refused", what=job.request.verb.name, principal=job.request.admission.principal)
         self.refused += 1
-        reply = encode_error(id, code, message)
-        wanted = self.engine.answered(id)
-        if self.on_finished is not None:
-            self._report(job, reply if wanted else None)
-        if wanted:
-            self._replies.post(job.sink, id, reply, job.origin, code)
-        else:
-            self._replies.none(job.sink, id, job.origin)
-
-    def _take_reply(self, event: Replied) -> None:
-        if (pending := self.pending.pop(event.id, None)) is not None:
-            pending.replied(event)
-
-    def _take_cancel(self, event: Cancelled) -> None:
-        job = self.jobs.get(event.id)
-        if job is not None:
-            job.cancel(CancelReason.PEER, event.reason)
-            if not job.started and self.mailbox.remove(job):
-                self.finish(job, None)
+        job.refuse(code, message)
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
-        self._replies.expect(self.road(incoming.origin), event, incoming.origin)
+        if self._held is None:
+            self._held = HeldReplies(self.limits.backlog_bytes)
+        sink = BatchSink(self.road(incoming.origin), incoming.origin, self._held)
+        sink.expect(event)
         # Its members share the weight of the text they came in.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
         for member in event.events:
             if not isinstance(member, Settled | Rejected):
-                self._apply(member, share)
+                self._apply(member, share, sink)
+
+    def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
+        self.road(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
+
+    # Whether to read on
 
     async def readable(self) -> None:
         """Wait until it is right to read on: there is room, or something here waits for the peer.
@@ -234,6 +321,9 @@ class Session(Speaking):
         requests that are not being read.
         """
         while self.paused:
+            holding = self.amount.holding
+            if holding is not None and not holding.may_grow and not holding.when_it_may_grow(self.nudge):
+                continue
             await self._reading.park()
 
     @property
@@ -247,78 +337,215 @@ class Session(Speaking):
             # A peer that floods us while it owes us an answer gets to read first: then its answer is read, too.
             return outbox is not None and outbox.flooded
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
-        return self.mailbox.full(self.parked) or (outbox is not None and outbox.full_of_replies)
+        if self.jobs.full or (outbox is not None and outbox.full_of_replies):
+            return True
+        holding = self.amount.holding
+        return holding is not None and holding.held > LITTLE and not holding.may_grow
 
-    # Jobs
+    def nudge(self) -> None:
+        """Let the reader look again whether it may go on."""
+        self._reading.unpark_all()
 
-    def start(self, crew: Crew, background: Background | None = None) -> None:
-        """Begin to have jobs run by `crew`, in whose nursery work of the session lives, too, unless it has its own."""
-        self.runner = Runner(crew, self.limits.max_running, self.limits.running_bytes)
-        self.background = crew.nursery if background is None else background
+    def weigh(self) -> None:
+        """Count what the peer makes us keep now: what waits and is under way, and what it has not read."""
+        held, sink = self.jobs.bytes_held + self._handshake, self.sink
+        if not self.pushed and isinstance(sink, Outbox):  # where messages are pushed, the sink is the transport's
+            held += sink.bytes_queued + sink.leaving
+        self.amount.set(held)
+
+    # Its jobs
 
     def next_jobs(self) -> None:
-        """Start jobs that wait, as far as slots allow."""
-        runner = self.runner
-        while runner is not None and self.mailbox and runner.has_room(self.mailbox.first()):
-            runner.start(self, self.mailbox.take())
+        """Start jobs that wait, as far as slots allow, and let the reader look again."""
+        self.jobs.start_waiting()
         self.nudge()
 
-    def finish(self, job: Job, reply: bytes | None) -> None:
-        """End a job: queue its reply, unless the peer gave the request up, and let the next one begin."""
-        id = job.request.id
-        job.over = True
-        self.jobs.pop(id, None)
-        wanted = self.engine.answered(id)
-        if job.request.admission.progress_token is not None:
-            job.sink.settle_latest(("progress", id), keep=wanted)
-        if self.on_finished is not None:
-            self._report(job, reply if wanted else None)
-        if self.counts.untold and wanted:
-            self._tell_dropped_logs(job)
-        if wanted and reply is not None:
-            headers = None if job.retry_after is None else {"retry-after": str(math.ceil(job.retry_after))}
-            self._replies.post(job.sink, id, reply, job.origin, job.error, headers)
-        else:
-            self._replies.none(job.sink, id, job.origin)
-        if self.mailbox or self._reading:
+    def job_ended(self, job: Job) -> None:
+        """Go on after a job: with the next one, and with whoever waits for the last one's end."""
+        jobs = self.jobs
+        if jobs.mailbox or self._reading:
             self.next_jobs()
-        if not self.jobs:
-            self._idle.unpark_all()
+        if not jobs.by_id:
+            jobs.tell_idle()
+            if self.amount.counted and not isinstance(self.sink, Outbox):  # else once it is written
+                self.weigh()
+        elif self.pushed and job.size >= STEP:
+            self.weigh()
 
-    def _tell_dropped_logs(self, job: Job) -> None:
-        from trimcp.session.lanes import tell_dropped_logs
+    def tell_dropped_logs(self, job: Job | None) -> None:
+        """Send one log message that says how many were dropped while the peer was slow, if it wants warnings.
 
-        tell_dropped_logs(self, job)
+        It goes before the next message or result that the peer gets: who reads the rest should know that it is a rest.
 
-    def _report(self, job: Job, reply: bytes | None) -> None:
-        assert self.on_finished is not None
+        Args:
+            job: on whose road it goes and whose level counts; None for what belongs to no request.
+        """
+        engine = self.engine
+        wanted = engine.legacy.log_level if job is None else engine.log_level(job.request.admission)
+        if wanted is None or SEVERITY["warning"] < SEVERITY[wanted]:
+            return
+        dropped, self.counts.untold = self.counts.untold, 0
+        params = LoggingMessageParams(level="warning", data={"dropped": dropped}, logger="trimcp")
+        if job is None:
+            data = self.encode_notification("notifications/message", params)
+            self.sink.post(Outgoing(data, Kind.NOTIFICATION))
+        else:
+            data = self.encode_related(job, "notifications/message", params)
+            job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))
+
+    # Its calls
+
+    async def call(
+        self,
+        name: str,
+        params: Any = None,
+        *,
+        meta: Mapping[str, JSON] | None = None,
+        origin: Origin | None = None,
+    ) -> Any:
+        """Send a request and return the payload of its answer.
+
+        Cancelling it (a deadline included) tells the peer, which stops its handler. What it belongs to, if anything,
+        is the request that came from `origin`.
+
+        Raises:
+            RemoteError: the peer answered with an error.
+            InvalidReply: it answered with what is no answer.
+            ConnectionLost: the connection ended meanwhile.
+            LocalError: the request may not be sent now; nothing was.
+        """
+        pending = await self.begin(name, params, meta=meta, origin=origin)
         try:
-            self.on_finished(job, reply)
-        except Exception:  # whoever keeps books must not cost a reply
-            log.exception("what is told of every request that ends crashed")
+            return await pending.payload()
+        except BaseException as error:
+            # Nothing to do where an answer came; a cancellation or an interrupt leaves it under way.
+            self.abandon(pending, cancellation_text(error))
+            raise
 
-    def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
-        self.road(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
+    async def begin(
+        self,
+        name: str,
+        params: Any = None,
+        *,
+        wants_progress: bool = False,
+        meta: Mapping[str, JSON] | None = None,
+        headers: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
+        follower: Follower | None = None,
+    ) -> Pending:
+        """Send a request and return it, to be waited for or abandoned. Cancelled, it has sent nothing.
 
-    def crashed(self, job: Job, error: BaseException) -> ErrorReply:
-        """Log a handler's crash whole and return an answer that says nothing of it."""
-        log.error("the handler of %s crashed", job.request.verb.name, exc_info=error)
-        return ErrorReply(INTERNAL_ERROR, "internal error")
+        In one process the answer may be there when this returns; so whoever follows the request is named here.
+        """
+        if self.lost is not None:
+            raise ConnectionLost(*self.lost.args)
+        engine = self.engine
+        verb = engine.verb(name)
+        engine.may_call(verb)
+        id = engine.new_id()
+        data = engine.encode_request(id, verb, params, wants_progress=wants_progress, meta=meta)
+        pending = Pending(engine, id, verb, origin, follower)
+        if self.mirrors_headers:
+            headers = mirrored(engine.revision, verb, params, headers)
+        return await self.send_request(pending, data, wants_progress=wants_progress, headers=headers)
+
+    async def send_request(
+        self,
+        pending: Pending,
+        data: bytes,
+        *,
+        wants_progress: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> Pending:
+        """Send an encoded request: room, then state, then queue."""
+        origin = pending.origin
+        sink = self.road(origin)
+        if sink.full:
+            await sink.room()
+        if self.lost is not None:
+            raise ConnectionLost(*self.lost.args)
+        self.engine.sent(pending.id, pending.verb, wants_progress=wants_progress)
+        self.pending[pending.id] = pending
+        try:
+            sink.post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
+        except LocalError:
+            del self.pending[pending.id]
+            self.engine.give_up(pending.id)
+            raise
+        self.nudge()
+        return pending
+
+    def abandon(self, pending: Pending, why: str) -> None:
+        """Give a request up and tell the peer, unless it was never written. Never blocks."""
+        if self.pending.pop(pending.id, None) is None:
+            return
+        self.engine.give_up(pending.id)
+        sink = self.road(pending.origin)
+        if sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
+            return
+        verb = self.engine.verb("notifications/cancelled")
+        data = self.engine.encode_notification(verb, CancelledParams(request_id=pending.id, reason=why))
+        sink.post(Outgoing(data, Kind.CANCEL, pending.id, pending.origin))
+
+    # Its notifications
+
+    def road(self, origin: Origin | None) -> Sink:
+        """Return where messages go that belong to what came from there."""
+        return self.sink if origin is None or origin.sink is None else origin.sink
+
+    def encode_related(self, job: Job, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
+        """Return a notification that belongs to a request of the peer's, in the words of that request's revision."""
+        verb = vocabulary(job.request.admission.revision)[name]
+        return self.engine.encode_notification(verb, params, subscription=subscription)
+
+    def encode_notification(self, name: str, params: Any) -> bytes:
+        """Return a notification of ours as bytes.
+
+        Raises:
+            LocalError: this revision has no such notification in this direction, or it cannot be encoded.
+        """
+        return self.engine.encode_notification(self.engine.verb(name), params)
+
+    async def notify(self, name: str, params: Any = None) -> None:
+        """Send a notification that belongs to no request; waits for room."""
+        data = self.encode_notification(name, params)
+        await self.room()
+        self.sink.post(Outgoing(data, Kind.NOTIFICATION))
+
+    async def room(self) -> None:
+        """Wait for room in the outbox; always a checkpoint."""
+        if self.sink.full:
+            await self.sink.room()
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def notify_latest(self, name: str, params: Any = None, *, key: object = None) -> None:
+        """Send a notification of which only the latest of its `key` (by default its name) counts; never blocks."""
+        data = self.encode_notification(name, params)
+        self.sink.post_latest((name, key), Outgoing(data, Kind.NOTIFICATION))
+
+    # Its end
+
+    def lose(self, why: str) -> None:
+        """Note that the peer is gone: every call under way fails now, and later ones at once."""
+        if self.lost is not None:
+            return
+        self.lost = ConnectionLost(why)
+        self.engine.lose_all()
+        pending, self.pending = self.pending, {}
+        for call in pending.values():
+            call.replied(Replied(call.id, None, ConnectionLost(why)))
+        for watcher in list(self.watchers):
+            watcher.lost(self.lost)
+        self.nudge()
 
     async def wait_idle(self) -> None:
         """Wait until no request of the peer is under way."""
-        await trio.lowlevel.checkpoint()
-        while self.jobs:
-            await self._idle.park()
-
-    # The end
+        await self.jobs.wait_idle()
 
     def cancel_jobs(self, reason: CancelReason, detail: str | None = None) -> None:
         """Stop every handler, and refuse what waits."""
-        for job in list(self.jobs.values()):
-            job.cancel(reason, detail)
-            if not job.started and self.mailbox.remove(job):
-                self.finish(job, job.farewell())
+        self.jobs.cancel_all(reason, detail)
 
     async def drain(self, grace: float, overdue: Callable[[], object] | None = None) -> None:
         """Stop taking requests, let those under way answer for `grace` seconds, then cancel them with an error reply.

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from trimcp.channel import LANES, LaneCounts, Outgoing, lane_of
 from trimcp.values import valued
 
-if TYPE_CHECKING:
-    from trimcp.session.session import Session
+__all__ = ["Lane", "Lanes", "QueueStatistics", "Statistics", "lanes_of"]
 
-__all__ = ["Lane", "Lanes", "Statistics", "lanes_of", "snapshot"]
+
+@attrs.frozen
+@valued
+class QueueStatistics:
+    """How full a queue of a session is, in the words of Trio's memory channels.
+
+    Attributes:
+        current_buffer_used, max_buffer_size: items in it, and how many there may be; bytes are bounded, too.
+        tasks_waiting_send, tasks_waiting_receive: who waits for room, or for an item.
+    """
+
+    current_buffer_used: int
+    max_buffer_size: int
+    tasks_waiting_send: int
+    tasks_waiting_receive: int
 
 
 @attrs.frozen
@@ -99,33 +110,6 @@ class Statistics:
     abandoned_threads: int
     unread_bytes: int = 0
     lanes: Lanes = Lanes()
-
-
-def snapshot(session: Session) -> Statistics:
-    """Return what is under way in a session now."""
-    # Over HTTP each request has a road of its own, and what belongs to none has another.
-    sinks = {id(sink): sink for sink in (session.sink, *(job.sink for job in session.jobs.values()))}
-    held: list[Outgoing] = []
-    unread = 0
-    for sink in sinks.values():
-        messages, handed_on = sink.waiting()
-        held += messages
-        unread += handed_on
-    lanes = lanes_of(session.counts, held)
-    return Statistics(
-        running=session.runner.running if session.runner is not None else 0,
-        parked=session.parked,
-        waiting=len(session.mailbox),
-        waiting_bytes=session.mailbox.bytes_queued,
-        pending=len(session.pending),
-        outbox=len(held),
-        outbox_bytes=sum(len(outgoing.data) for outgoing in held),
-        merged=lanes.merged,
-        dropped=lanes.dropped,
-        abandoned_threads=session.abandoned_threads,
-        unread_bytes=unread,
-        lanes=lanes,
-    )
 
 
 def lanes_of(counts: LaneCounts, held: list[Outgoing] | None = None) -> Lanes:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from trimcp.channel import MessageChannel
 from trimcp.client.client import Client
-from trimcp.client.facade import ClientSession
+from trimcp.client.session import ClientSession
 from trimcp.server.server import Server
 from trimcp.session.direct import direct_ends
 from trimcp.session.drive import Road, drive
@@ -64,7 +64,7 @@ async def connected(
     else:
         ours, theirs = direct_ends()
     async with server.running() as running, open_service_nursery() as nursery:
-        peer = server.session(running, force_rerun=force_rerun)
+        peer = running.session(force_rerun=force_rerun)
         nursery.start_soon(drive, peer, ours)
         async with client.connect(theirs, revision=revision) as session:
             session.peer = peer

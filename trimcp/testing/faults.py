@@ -17,8 +17,9 @@ import attrs
 import orjson
 import trio
 
+from trimcp.bounds import checked
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.client.connect import Connectable, Target
+from trimcp.client.connect import Connectable, Target, named
 from trimcp.run import InProcess
 from trimcp.session.drive import Road
 from trimcp.testing.fault_streams import CutStream
@@ -110,6 +111,9 @@ class Chances(TypedDict, total=False):
     on: Literal["both", "send", "receive"]
 
 
+_AMOUNTS = ("cut", "stall", "stall_seconds", "delay", "duplicate", "reorder", "garble", "garbage")
+
+
 @attrs.frozen
 class Fault:
     """One thing that was done to a message on purpose.
@@ -141,7 +145,7 @@ class _Fate:
     garbage: bytes | None = None
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, field_transformer=checked(zero=_AMOUNTS, unchecked=("seed",)))
 class Faults:
     """How often a connection misbehaves. All chances are between 0 and 1 and are taken for each message.
 
@@ -356,7 +360,8 @@ class FaultyTarget:
             yield FaultyChannel(channel, self.faults)
 
 
-def _opened(target: Target) -> AbstractAsyncContextManager[Road]:
+def _opened(given: Target) -> AbstractAsyncContextManager[Road]:
+    target = named(given)
     if isinstance(target, InProcess) and not target.framed:
         target = attrs.evolve(target, framed=True)  # else there is no wire between the sides that could be faulty
     if isinstance(target, MessageChannel):

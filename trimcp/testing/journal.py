@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from trimcp.masking import MASK, mask_text, names_a_secret
+from trimcp.cleaning import MASK, mask_text, names_a_secret
 
 __all__ = ["FORMAT", "JournalWriter", "read_journal"]
 

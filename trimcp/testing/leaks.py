@@ -276,7 +276,7 @@ def _is_cached(thread: threading.Thread) -> bool:
 
 def _is_open(session: Session) -> bool:
     """Whether a session was ever driven and has not ended; one that was not is no more than an object."""
-    return session.runner is not None and not session.closed.is_set()
+    return session.driven and not session.closed.is_set()
 
 
 def _session_leak(session: Session, place: Place) -> Leak:

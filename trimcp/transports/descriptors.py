@@ -289,24 +289,24 @@ async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
     if sys.platform == "linux" and sock is not None:
         if sock.fileno() < 0:
             return errno.EBADF
-        await _told(sock.fileno(), select.EPOLLRDHUP)
+        await _wait_epoll(sock.fileno(), select.EPOLLRDHUP)
         return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return await trio.sleep_forever()
 
 
 async def unheard(fd: int) -> None:
-    """Wait until nobody reads any more what is written to a pipe or socket, which is told else by the next write.
+    """Wait until nobody reads any more what is written to a pipe or socket; else only the next write would tell.
 
     Who has only ended what it says may still listen. Where nobody can tell, this waits until it is cancelled.
     """
     if sys.platform == "linux" and fd >= 0:
-        await _told(fd, 0)
+        await _wait_epoll(fd, 0)
     else:
         await trio.sleep_forever()
 
 
-async def _told(fd: int, events: int) -> None:
-    """Wait until the system tells one of these of a descriptor, or that it is broken; for ever where it cannot."""
+async def _wait_epoll(fd: int, events: int) -> None:
+    """Wait with epoll for `events` or an error; for ever where the system cannot tell."""
     if sys.platform == "linux":
         with suppress(OSError), select.epoll(1) as watch:  # there is no descriptor to spare, or it is a file
             watch.register(fd, events)

@@ -22,28 +22,30 @@ _CHUNKS = 8
 _CHUNK_SIZE = 8192
 
 
-def memory_channels(*, framed: bool = False, max_message: int | None = None) -> tuple[MessageChannel, MessageChannel]:
+def memory_channels(*, framed: bool = False) -> tuple[MessageChannel, MessageChannel]:
     """Return the two ends of an in-process connection; what one sends the other receives.
 
     Both directions are bounded, so a peer that stops reading is felt, as on any wire.
 
+    Until a session says otherwise the first end takes messages as large as a server does (4 MiB), the second as large
+    as a client does (64 MiB).
+
     Args:
         framed: pass everything through line framing and a pipe of 64 KiB, as stdio would.
-        max_message: bytes of the largest message either end takes in; by default as much as over any transport, the
-            first end being a server's and the second one a client's.
     """
-    first = SERVER_MAX_MESSAGE if max_message is None else max_message
-    second = CLIENT_MAX_MESSAGE if max_message is None else max_message
+    left: MessageChannel
+    right: MessageChannel
     if framed:
         left_sender, right_receiver = _byte_pipe()
         right_sender, left_receiver = _byte_pipe()
-        return (
-            StreamChannel(left_receiver, left_sender, max_message=first),
-            StreamChannel(right_receiver, right_sender, max_message=second),
-        )
+        left, right = StreamChannel(left_receiver, left_sender), StreamChannel(right_receiver, right_sender)
+        right.set_max_message(CLIENT_MAX_MESSAGE)
+        return left, right
     to_right, from_left = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
     to_left, from_right = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
-    return MemoryChannel(to_right, from_right, first), MemoryChannel(to_left, from_left, second)
+    left, right = MemoryChannel(to_right, from_right), MemoryChannel(to_left, from_left)
+    right.set_max_message(CLIENT_MAX_MESSAGE)
+    return left, right
 
 
 @attrs.define(eq=False, repr=False)
@@ -52,7 +54,7 @@ class MemoryChannel(MessageChannel):
 
     _outgoing: trio.MemorySendChannel[tuple[bytes, ...]]
     _incoming: trio.MemoryReceiveChannel[tuple[bytes, ...]]
-    max_message: int = CLIENT_MAX_MESSAGE
+    _max_message: int = attrs.field(default=SERVER_MAX_MESSAGE, init=False)
     _sending: bool = attrs.field(default=False, init=False)
     _receiving: bool = attrs.field(default=False, init=False)
 
@@ -82,8 +84,12 @@ class MemoryChannel(MessageChannel):
                 pass
         finally:
             self._receiving = False
-        most = self.max_message
+        most = self._max_message
         return [Incoming(parse(text) if len(text) <= most else too_large(text, most), len(text)) for text in texts]
+
+    def set_max_message(self, size: int) -> None:
+        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
+        self._max_message = size
 
     async def aclose(self) -> None:
         """Close both directions; see `MessageChannel.aclose`."""

@@ -11,12 +11,13 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
-from trimcp.framing.lines import Decoder, encode_lines
+from trimcp.budget import Amount
+from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
+from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.transports.descriptors import PIECE, READ_SIZE, FdSender, progress_of, socket_under, unheard
-from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Limits
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
-__all__ = ["CLIENT_MAX_MESSAGE", "SERVER_MAX_MESSAGE", "StreamChannel"]
+__all__ = ["StreamChannel"]
 
 _SMALLEST: Final = 64  # bytes of a line that asks for something, give or take a few
 
@@ -26,23 +27,22 @@ class StreamChannel(MessageChannel):
     """Messages as lines over a receiving and a sending byte stream (specification, "Transports", stdio).
 
     The specification asks custom transports over byte streams to use this framing, so a channel around a
-    `trio.SocketStream` is a whole TCP transport. Every message that one read completes is returned together;
-    a batch is sent in one write. A send that was cut short leaves half a line behind, so afterwards the
-    channel is broken.
+    `trio.SocketStream` is a whole TCP transport. The messages that one read completes are returned together, up
+    to 128 of them; a batch is sent in one write. A send that was cut short leaves half a line behind, so afterwards the
+    channel is broken. A message may have 4 MiB until a session says otherwise; a larger one arrives as `Malformed` as
+    soon as its id is known, and costs no memory. One that goes on for sixteen times as long ends the connection.
 
     Args:
         receiver: where bytes come from; closed with the channel.
         sender: where bytes go; closed with the channel. May be the same object.
-        max_message: bytes of the largest message taken in; a larger one arrives as `Malformed` and costs no
-            memory.
         limits: what else one message may cost.
     """
 
     _receiver: trio.abc.ReceiveStream
     _sender: trio.abc.SendStream
-    max_message: int = attrs.field(default=SERVER_MAX_MESSAGE, kw_only=True)
-    limits: Limits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
-    _decoder: Decoder = attrs.field(init=False)
+    limits: ParseLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
+    _decoder: LineDecoder = attrs.field(init=False)
+    _unfinished: Amount = attrs.field(init=False, factory=Amount)
     _pieces: int = attrs.field(default=0, init=False)
     _sending: bool = attrs.field(default=False, init=False)
     _receiving: bool = attrs.field(default=False, init=False)
@@ -51,7 +51,7 @@ class StreamChannel(MessageChannel):
     _closed: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._decoder = Decoder(self.max_message, self.limits)
+        self._decoder = LineDecoder(SERVER_MAX_MESSAGE, self.limits, LINES)
         self.read_ahead: tuple[int, int] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
@@ -76,6 +76,10 @@ class StreamChannel(MessageChannel):
             self._broken = False
         finally:
             self._sending = False
+
+    def set_max_message(self, size: int) -> None:
+        """Take in no larger message from now on; one costs no memory. See `MessageChannel.set_max_message`."""
+        self._decoder.max_size = size
 
     async def _send_large(self, data: bytes) -> None:
         """Write what may take its time, so that it can be seen how far it is."""
@@ -102,28 +106,48 @@ class StreamChannel(MessageChannel):
         return self._pieces, progress_of(self._sender)
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return every message that has arrived; see `MessageChannel.receive`.
+        """Return messages that have arrived; see `MessageChannel.receive`.
 
-        A last line without its newline counts as a message.
+        A last line without its newline counts as a message. Of more lines than a few the others wait for the next call.
+
+        Raises:
+            trio.BrokenResourceError: a message goes on and on.
         """
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this channel")
         self._receiving = True
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
+            decoder = self._decoder
             while True:
                 self._check_open()
+                if decoder.behind:
+                    await trio.lowlevel.checkpoint()
+                    if arrived := decoder.feed(b""):
+                        return [Incoming(message, size) for message, size in arrived]
+                    continue
+                if decoder.endless:
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    raise trio.BrokenResourceError(f"a message goes on after {PATIENCE} times the bytes it may have")
                 if self._ended:
                     await trio.lowlevel.cancel_shielded_checkpoint()
                     raise trio.EndOfChannel("the peer has closed its side")
                 chunk = await self._receiver.receive_some(READ_SIZE)
                 if chunk:
-                    arrived = self._decoder.feed(bytes(chunk))
+                    arrived = decoder.feed(bytes(chunk))
                 else:
                     self._ended = True
-                    arrived = self._decoder.eof()
+                    arrived = decoder.eof()
                 if arrived:
+                    if self._unfinished.counted:
+                        self._unfinished.set(decoder.held)
                     return [Incoming(message, size) for message, size in arrived]
+                # The beginning of a message is counted, and more of it is read when there is room.
+                if (size := decoder.held) and (holding := self.holding) is not None:
+                    self._unfinished.holding = holding
+                    self._unfinished.set(size)
+                    if not holding.may_grow:
+                        await holding.room()
         finally:
             self._receiving = False
 

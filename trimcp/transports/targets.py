@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 from trimcp.errors import LocalError
 
-__all__ = ["checked_headers", "masked_url", "unreachable"]
+__all__ = ["checked_headers", "masked_url", "shown_url", "unreachable"]
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
+_LONGEST_PART: Final = 16
 _FRAMING: Final = ("content-length", "transfer-encoding")  # they say where a message ends, which only its sender knows
 
 
@@ -36,11 +37,28 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     return checked
 
 
-def masked_url(url: str) -> str:
-    """Return the part of a URL that is no secret: many services put a key into the path or the query."""
+def masked_url(url: str, *, path: bool = False) -> str:
+    """Return a URL without what may be secret in it: user, path, query and fragment.
+
+    Args:
+        url: the whole.
+        path: keep the path; for where the person who typed it is to tell one URL from another.
+    """
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}/..."
+    place = f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}"
+    return f"{place}{parts.path or '/'}{'?...' if parts.query else ''}" if path else f"{place}/..."
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as an error names it: without credentials and query, and "..." for what may be a key in its path.
+
+    A part of the path is shown if it has at most 16 characters, and no more than three digits among them.
+    """
+    parts = urlsplit(url).path.split("/")
+    harmless = [len(part) <= _LONGEST_PART and sum(map(str.isdigit, part)) <= 3 for part in parts]
+    path = "/".join([part if shown else "..." for part, shown in zip(parts, harmless, strict=True)])
+    return masked_url(url).removesuffix("/...") + path.encode("ascii", "backslashreplace").decode()
 
 
 def unreachable(error: BaseException, trusting: str) -> str | None:

@@ -14,7 +14,7 @@ import attrs
 import orjson
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.masking import mask, shorten
+from trimcp.cleaning import mask, shorten
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import attrs
 
+from trimcp.budget import Holding
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 
 __all__ = ["WrappedChannel"]
@@ -34,6 +35,10 @@ class WrappedChannel(MessageChannel):
         """Receive; see `MessageChannel.receive`."""
         return await self.channel.receive()
 
+    def set_max_message(self, size: int) -> None:
+        """Bound what the channel underneath takes in."""
+        self.channel.set_max_message(size)
+
     async def aclose(self) -> None:
         """Close the channel underneath."""
         await self.channel.aclose()
@@ -42,9 +47,9 @@ class WrappedChannel(MessageChannel):
         """Wait until the channel underneath knows that nobody is there any more."""
         await self.channel.hung_up()
 
-    def obituary(self) -> str | None:
+    def close_reason(self) -> str | None:
         """Say what the channel underneath knows of the other side's end."""
-        return self.channel.obituary()
+        return self.channel.close_reason()
 
     def taken(self) -> Hashable:
         """Return what changes whenever the peer takes more of what the channel underneath sends."""
@@ -54,3 +59,12 @@ class WrappedChannel(MessageChannel):
     def too_slow(self) -> bool:  # type: ignore[override]  # it is known only in the end, so it cannot be copied
         """Whether the channel underneath was ended because the peer took nothing."""
         return self.channel.too_slow
+
+    @property
+    def holding(self) -> Holding | None:
+        """What the channel underneath counts of the memory that this connection makes us keep."""
+        return self.channel.holding
+
+    @holding.setter
+    def holding(self, holding: Holding | None) -> None:
+        self.channel.holding = holding

@@ -1,4 +1,24 @@
 """What may be said: every message and payload of the five revisions, as inert attrs values. No I/O, no Trio.
 
-Nothing is imported here; take names from the module that tells their story (`content`, `tools`, ...).
+The payloads that programs make or read are here; what else there is stands in the modules (`content`, `tools`, ...).
 """
+
+from trimcp.lazy import lazy_names as _lazy_names
+
+# The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
+_NAMES = {
+    "trimcp.wire.common": "Annotations Icon Implementation",
+    "trimcp.wire.completion": "Completion",
+    "trimcp.wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent ResourceLink TextContent "
+    "TextResourceContents",
+    "trimcp.wire.elicitation": "ElicitFormParams ElicitParams ElicitResult ElicitURLParams",
+    "trimcp.wire.input_required": "InputRequiredResult",
+    "trimcp.wire.lifecycle": "LoggingMessageParams ProgressParams",
+    "trimcp.wire.prompts": "GetPromptResult Prompt PromptMessage",
+    "trimcp.wire.resources": "ReadResourceResult Resource ResourceTemplate",
+    "trimcp.wire.roots": "Root",
+    "trimcp.wire.sampling": "CreateMessageParams CreateMessageResult SamplingMessage",
+    "trimcp.wire.tools": "CallToolResult Tool ToolAnnotations",
+}
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _NAMES)

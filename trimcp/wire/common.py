@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.fields import ABSENT, Absent, field, wire
@@ -21,6 +21,7 @@ __all__ = [
     "META_TRACE",
     "RESULT_COMPLETE",
     "RESULT_INPUT_REQUIRED",
+    "SEVERITY",
     "Annotations",
     "CacheScope",
     "Cacheable",
@@ -47,6 +48,8 @@ Meta: TypeAlias = dict[str, Any]
 ProgressToken: TypeAlias = str | int
 Role: TypeAlias = Literal["user", "assistant"]
 LoggingLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+SEVERITY: Final = {level: rank for rank, level in enumerate(get_args(LoggingLevel))}
+"""The rank of each level, 0 for "debug" (RFC 5424, most severe last)."""
 CacheScope: TypeAlias = Literal["public", "private"]
 
 META_PROGRESS_TOKEN: Final = "progressToken"

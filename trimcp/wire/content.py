@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 from trimcp.wire.common import Annotations, Icon, Meta, only_object
@@ -22,6 +23,7 @@ __all__ = [
     "TextResourceContents",
     "ToolResultContent",
     "ToolUseContent",
+    "joined_text",
 ]
 
 
@@ -90,9 +92,17 @@ def _contents(value: dict[str, Any]) -> Any:
     return BlobResourceContents if "blob" in value else None
 
 
-@wire(since=V2025_06_18)
+def _link_as_text(link: Any) -> TextContent:
+    named = f"{link.title or link.name}: {link.uri}"
+    return TextContent(f"{named}\n{link.description}" if link.description else named, annotations=link.annotations)
+
+
+@wire(since=V2025_06_18, instead=_link_as_text)
 class ResourceLink:
-    """A resource the server can read, which need not be in its list (server/tools, "Resource Links")."""
+    """A resource the server can read, which need not be in its list (server/tools, "Resource Links").
+
+    An older peer gets its title, address and description as text.
+    """
 
     name: str
     uri: str
@@ -145,3 +155,8 @@ class ToolResultContent:
 
 SamplingContent: TypeAlias = TextContent | ImageContent | AudioContent | ToolUseContent | ToolResultContent
 """What sampling messages are made of."""
+
+
+def joined_text(parts: Iterable[Any]) -> str:
+    """Return the text among blocks of content, or contents of a resource, joined with line ends."""
+    return "\n".join(part.text for part in parts if isinstance(part, TextContent | TextResourceContents))

@@ -3,7 +3,8 @@
 Names become camelCase. Members the revision lacks are left out on the way out and ignored on the way in.
 Primitives are strict. Members no class declares survive in `extra` where the class has one, else are dropped.
 What to do with a kind of content that the revision lacks (audio before 2025-03-26) is one rule, both ways:
-*in a list it is left out as long as something remains; anywhere else, or if nothing would remain, it is refused.*
+*in a list it is left out as long as something remains; anywhere else, or if nothing would remain, it is refused*. The
+refusal on the way out is `NotInRevision`. Where a class says what stands for it, as text does for a link, that is sent.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any, TypeVar, overload
 import attrs
 from cattrs import ClassValidationError, Converter, IterableValidationError
 
+from trimcp.errors import LocalError
 from trimcp.wire.dumping import Dump, Dumping
 from trimcp.wire.fields import wire_name
+from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.loading import MAX_PROBLEMS, Loading
-from trimcp.wire.revisions import Revision
-from trimcp.wire.shapes import Wrong
+from trimcp.wire.revisions import LATEST, Revision
+from trimcp.wire.shapes import Unsayable, Wrong, is_payload
 
-__all__ = ["WireConverter", "WireError", "converter_for"]
+__all__ = ["NotInRevision", "WireConverter", "WireError", "converter_for", "from_json", "to_json"]
 
 T = TypeVar("T")
 
@@ -40,6 +43,14 @@ class WireError(ValueError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
+
+
+class NotInRevision(LocalError, WireError):
+    """What was to be sent is said right, and the revision spoken has no words for it. Nothing was sent.
+
+    Attributes:
+        problems: as of `WireError`.
+    """
 
 
 class WireConverter:
@@ -68,7 +79,8 @@ class WireConverter:
         """The JSON value of this payload, as the revision writes it. Open JSON in it is not copied.
 
         Raises:
-            WireError: the revision has no such payload, or it holds what the revision cannot carry.
+            NotInRevision: the revision has no such payload, or none for something in it.
+            WireError: so it is, or something in it is not of its type.
         """
         return self.dumper(type(payload))(payload)
 
@@ -116,10 +128,48 @@ class WireConverter:
                 hook, made = self._dumping.hook(tp), True
             try:
                 return payload if hook is None else hook(payload)
+            except Unsayable as error:
+                raise NotInRevision([str(error)]) from None
             except Wrong as error:
                 raise WireError([str(error)]) from None
 
         return dump
+
+
+def to_json(payload: Any, *, revision: Revision = LATEST) -> JSON:
+    """The JSON value of a payload, or of a list of payloads, as a revision writes it: what `json.dumps` takes.
+
+    Args:
+        payload: such as a `CallToolResult` or a `Tool`.
+        revision: the one to write it for; what that lacks is left out.
+
+    Raises:
+        WireError: it is no payload, or holds what the revision cannot carry.
+    """
+    if isinstance(payload, list | tuple):
+        return [to_json(each, revision=revision) for each in payload]
+    if not is_payload(type(payload)):
+        raise WireError([f"{type(payload).__name__} is no payload"])
+    value: JSON = converter_for(revision).dump(payload)
+    return value
+
+
+@overload
+def from_json(value: JSON, tp: type[T], *, revision: Revision = ...) -> T: ...
+@overload
+def from_json(value: JSON, tp: Any, *, revision: Revision = ...) -> Any: ...
+def from_json(value: Any, tp: Any, *, revision: Revision = LATEST) -> Any:
+    """The payload in a JSON value, which is checked.
+
+    Args:
+        value: what `json.loads` gives.
+        tp: the payload's class, or a union, `list[...]` or `dict[str, ...]` of such.
+        revision: the one it is written in.
+
+    Raises:
+        WireError: it does not fit. It is a ValueError, and its `problems` name the places.
+    """
+    return converter_for(revision).load(value, tp)
 
 
 @cache

@@ -13,15 +13,13 @@ from trimcp.wire.revisions import Revision
 from trimcp.wire.shapes import (
     EXTRA,
     TooNew,
-    Wrong,
+    Unsayable,
     attributes,
     is_payload,
     is_union,
     known_names,
     members,
     must,
-    nothing_left,
-    say,
     too_new,
 )
 
@@ -63,7 +61,7 @@ class Dumping:
     def _payload(self, cls: Any) -> Dump:
         facts: WireFacts = cls.__wire__
         if not facts.exists_at(self._revision):
-            return too_new(cls, self._revision)
+            return too_new(cls, self._revision) if facts.instead is None else self._other(facts.instead)
         steps = tuple(
             self._step(attribute)
             for attribute in attributes(cls)
@@ -71,6 +69,16 @@ class Dumping:
         )
         known = known_names(cls) if any(attribute.name == EXTRA for attribute in attrs.fields(cls)) else None
         return _writer(cls, steps, known)
+
+    def _other(self, instead: Callable[[Any], Any]) -> Dump:
+        """The hook of a payload in whose place an older peer gets another."""
+
+        def dump(value: Any) -> Any:
+            other = instead(value)
+            hook = self.hook(type(other))
+            return other if hook is None else hook(other)
+
+        return dump
 
     def _step(self, attribute: attrs.Attribute[Any]) -> _Step:
         narrow: Dump | None = None
@@ -111,12 +119,15 @@ class Dumping:
 
     def _remaining(self, hook: Dump, value: list[Any]) -> list[Any]:
         kept = []
+        lacking: dict[str, None] = {}
         for item in value:
             try:
                 kept.append(hook(item))
-            except TooNew:
-                continue
-        return kept if kept else nothing_left(self._revision)
+            except TooNew as error:
+                lacking[str(error)] = None
+        if not kept:
+            raise Unsayable("; ".join(lacking))
+        return kept
 
     def _union(self, found: tuple[Any, ...]) -> Dump | None:
         hooks = {get_origin(member) or member: self.hook(member) for member in found}
@@ -145,7 +156,7 @@ def _narrowed(narrow: Callable[[Any], Any], attribute: attrs.Attribute[Any], rev
     def narrowed(value: Any) -> Any:
         fitting = ABSENT if value is ABSENT else narrow(value)
         if fitting is ABSENT and attribute.default is attrs.NOTHING:
-            say(f"{attribute.name} holds what revision {revision} does not allow there")
+            raise Unsayable(f"{attribute.name} holds what revision {revision} does not allow there")
         return fitting
 
     return narrowed
@@ -179,7 +190,7 @@ def _writer(cls: type, steps: tuple[_Step, ...], known: frozenset[str] | None) -
                 if value is not ABSENT and value is not none:
                     out[name] = value if hook is None else hook(value)
         except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
-            raise Wrong(*error.args) from None
+            raise Unsayable(*error.args) from None
         return out
 
     if known is None:

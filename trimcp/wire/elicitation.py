@@ -5,7 +5,7 @@ A request of its own until 2025-11-25; since 2026-07-28 one of the questions in 
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from trimcp.wire.common import Meta, Params
 from trimcp.wire.fields import ABSENT, Absent, chooses, field, wire
@@ -14,6 +14,8 @@ from trimcp.wire.tasks import TaskMetadata
 
 __all__ = [
     "BooleanSchema",
+    "Bounds",
+    "Choice",
     "ElicitAnswer",
     "ElicitFormParams",
     "ElicitParams",
@@ -37,6 +39,38 @@ __all__ = [
 ]
 
 
+class Choice(NamedTuple):
+    """A value that a field chooses from, and the name a person sees: its title, or the value itself."""
+
+    value: str
+    title: str
+
+
+class Bounds(NamedTuple):
+    """The least and the most of a field, both allowed; None where there is no such bound.
+
+    They count characters of a text and items of a selection; a number's are its own.
+    """
+
+    least: float | None = None
+    most: float | None = None
+
+
+# Every kind of field has these two, so that who shows a form, or asks with one, need not know which kind it is.
+
+
+def _bounds(least: float | Absent, most: float | Absent) -> Bounds:
+    return Bounds(None if isinstance(least, Absent) else least, None if isinstance(most, Absent) else most)
+
+
+def _untitled(values: list[str]) -> list[Choice]:
+    return [Choice(value, value) for value in values]
+
+
+def _titled(options: list[EnumOption]) -> list[Choice]:
+    return [Choice(option.const, option.title) for option in options]
+
+
 @wire(since=V2025_06_18)
 class StringSchema:
     """A line of text, perhaps of a known format."""
@@ -48,6 +82,16 @@ class StringSchema:
     format: Literal["email", "uri", "date", "date-time"] | Absent = field(default=ABSENT)
     default: str | Absent = field(default=ABSENT, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """None: the field is free."""
+        return []
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many characters it may have."""
+        return _bounds(self.min_length, self.max_length)
 
 
 @wire(since=V2025_06_18)
@@ -61,6 +105,16 @@ class NumberSchema:
     default: float | Absent = field(default=ABSENT, since=V2025_11_25)
     type: Literal["number", "integer"] = field(default="number", required=True)
 
+    @property
+    def choices(self) -> list[Choice]:
+        """None: the field is free."""
+        return []
+
+    @property
+    def bounds(self) -> Bounds:
+        """The number's own."""
+        return _bounds(self.minimum, self.maximum)
+
 
 @wire(since=V2025_06_18)
 class BooleanSchema:
@@ -70,6 +124,16 @@ class BooleanSchema:
     description: str | Absent = field(default=ABSENT)
     default: bool | Absent = field(default=ABSENT)
     type: Literal["boolean"] = field(default="boolean", required=True)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """None: the field is free."""
+        return []
+
+    @property
+    def bounds(self) -> Bounds:
+        """None."""
+        return Bounds()
 
 
 @wire(since=V2025_06_18)
@@ -81,6 +145,16 @@ class UntitledSingleSelectEnumSchema:
     description: str | Absent = field(default=ABSENT)
     default: str | Absent = field(default=ABSENT, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What is chosen from."""
+        return _untitled(self.enum)
+
+    @property
+    def bounds(self) -> Bounds:
+        """None."""
+        return Bounds()
 
 
 @wire(since=V2025_06_18)
@@ -94,6 +168,17 @@ class LegacyTitledEnumSchema:
     default: str | Absent = field(default=ABSENT, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
 
+    @property
+    def choices(self) -> list[Choice]:
+        """What is chosen from; a value without a name beside it is its own."""
+        names = self.enum_names or []
+        return [Choice(value, names[at] if at < len(names) else value) for at, value in enumerate(self.enum)]
+
+    @property
+    def bounds(self) -> Bounds:
+        """None."""
+        return Bounds()
+
 
 @wire(since=V2025_11_25)
 class EnumOption:
@@ -103,15 +188,35 @@ class EnumOption:
     title: str
 
 
-@wire(since=V2025_11_25)
+def _as_legacy(field: Any) -> LegacyTitledEnumSchema:
+    return LegacyTitledEnumSchema(
+        enum=[option.const for option in field.one_of],
+        enum_names=[option.title for option in field.one_of],
+        title=field.title,
+        description=field.description,
+        default=field.default,
+    )
+
+
+@wire(since=V2025_11_25, instead=_as_legacy)
 class TitledSingleSelectEnumSchema:
-    """One of some values, each with its name."""
+    """One of some values, each with its name. An older peer gets the older spelling."""
 
     one_of: list[EnumOption]
     title: str | Absent = field(default=ABSENT)
     description: str | Absent = field(default=ABSENT)
     default: str | Absent = field(default=ABSENT)
     type: Literal["string"] = field(default="string", required=True)
+
+    @property
+    def choices(self) -> list[Choice]:
+        """What is chosen from."""
+        return _titled(self.one_of)
+
+    @property
+    def bounds(self) -> Bounds:
+        """None."""
+        return Bounds()
 
 
 @wire(since=V2025_11_25)
@@ -141,6 +246,16 @@ class UntitledMultiSelectEnumSchema:
     default: list[str] | Absent = field(default=ABSENT)
     type: Literal["array"] = field(default="array", required=True)
 
+    @property
+    def choices(self) -> list[Choice]:
+        """What is chosen from."""
+        return _untitled(self.items.enum)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many may be chosen."""
+        return _bounds(self.min_items, self.max_items)
+
 
 @wire(since=V2025_11_25)
 class TitledMultiSelectEnumSchema:
@@ -154,6 +269,16 @@ class TitledMultiSelectEnumSchema:
     default: list[str] | Absent = field(default=ABSENT)
     type: Literal["array"] = field(default="array", required=True)
 
+    @property
+    def choices(self) -> list[Choice]:
+        """What is chosen from."""
+        return _titled(self.items.any_of)
+
+    @property
+    def bounds(self) -> Bounds:
+        """How many may be chosen."""
+        return _bounds(self.min_items, self.max_items)
+
 
 PrimitiveSchema: TypeAlias = (
     StringSchema
@@ -165,7 +290,7 @@ PrimitiveSchema: TypeAlias = (
     | UntitledMultiSelectEnumSchema
     | TitledMultiSelectEnumSchema
 )
-"""What a form may ask for: flat values only."""
+"""What a form may ask for: flat values only. Each tells its `choices` and its `bounds`."""
 
 
 @chooses(

@@ -65,6 +65,7 @@ class WireFacts:
 
     since: Revision = OLDEST
     until: Revision | None = None
+    instead: Callable[[Any], Any] | None = None
 
     def exists_at(self, revision: Revision) -> bool:
         return self.since <= revision and (self.until is None or revision < self.until)
@@ -142,8 +143,17 @@ def _repr(self: Any) -> str:
 def wire(cls: type[T], /) -> type[T]: ...
 @overload
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def wire(*, since: Revision = ..., until: Revision | None = ...) -> Callable[[type[T]], type[T]]: ...
-def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revision | None = None) -> Any:
+def wire(
+    *, since: Revision = ..., until: Revision | None = ..., instead: Callable[[Any], Any] | None = ...
+) -> Callable[[type[T]], type[T]]: ...
+def wire(
+    cls: type[T] | None = None,
+    /,
+    *,
+    since: Revision = OLDEST,
+    until: Revision | None = None,
+    instead: Callable[[Any], Any] | None = None,
+) -> Any:
     """Make a class a payload: a frozen attrs value that the converter knows how to load and dump.
 
     attrs gets to see the class at its first use, see `_Raw`.
@@ -151,12 +161,13 @@ def wire(cls: type[T] | None = None, /, *, since: Revision = OLDEST, until: Revi
     Args:
         since: the first revision that has it; older peers never see it.
         until: the first revision that no longer has it.
+        instead: makes what an older peer gets in its place, which its revision has; None where it gets nothing.
     """
 
     def decorate(cls: type[T]) -> type[T]:
         valued(cls)
         cls.__repr__ = _repr  # type: ignore[method-assign]  # before attrs makes the class, so it keeps it
-        cls.__wire__ = WireFacts(since, until)  # type: ignore[attr-defined]  # the mark of a payload
+        cls.__wire__ = WireFacts(since, until, instead)  # type: ignore[attr-defined]  # the mark of a payload
         _Raw(cls)
         return cls
 

@@ -14,22 +14,24 @@ from typing import Any, Final, TypeAlias
 import attrs
 import orjson
 
+from trimcp.bounds import checked
 from trimcp.errors import LocalError
 from trimcp.values import valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
-from trimcp.wire.scanner import IdScanner, RequestId, deeper_than, more_members_than, unreadable_number
+from trimcp.wire.scanner import IdScanner, RequestId, deeper_than, more_members_than, structure_of, unreadable_number
 
 __all__ = [
     "DEFAULT_LIMITS",
     "JSON",
+    "PATIENCE",
     "Batch",
     "ErrorResponse",
     "IdScanner",
-    "Limits",
     "Lost",
     "Malformed",
     "Message",
     "Notification",
+    "ParseLimits",
     "Request",
     "RequestId",
     "Response",
@@ -164,9 +166,9 @@ Message: TypeAlias = Request | Notification | Response | ErrorResponse | Lost | 
 _Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malformed
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=checked())
 @valued
-class Limits:
+class ParseLimits:
     """What one message may cost its reader, beside its size in bytes.
 
     Attributes:
@@ -181,32 +183,39 @@ class Limits:
     max_batch: int = 100
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = ParseLimits()
+
+PATIENCE: Final = 16
+"""A message of so many times its limit ends the connection; a smaller one is thrown away as it passes."""
 
 _COUNT_OVER: Final = 256 * 1024
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 digits
+_FEW: Final = 1_000  # places that are looked at one by one rather than all the text
 _PIECE: Final = 1 << 18  # bytes that are looked through at once: a copy is made of them
 _ABSENT: Final[Any] = object()
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[[Any, None, int], bytes]] = orjson.dumps
 
 
-def parse(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
+def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
     """One message from one JSON text in UTF-8. Never raises, whatever the bytes.
 
     Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
     UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
     """
     size = len(data)
-    if size > _COUNT_OVER and more_members_than(limits.max_members, data):
-        return _refused(data, INVALID_REQUEST, "members", f"more than {limits.max_members:,} members")
+    structure = size
+    if size > _COUNT_OVER:
+        structure = structure_of(data)
+        if structure > limits.max_members and more_members_than(limits.max_members, data):
+            return _refused(data, INVALID_REQUEST, "members", f"more than {limits.max_members:,} members")
     try:
         value = _loads(data)
     except ValueError as error:
         return _unparsable(data, str(error))
     # Text that parsed needs two brackets a level, so a short one cannot be too deep.
-    if size > 2 * limits.max_depth and deeper_than(limits.max_depth, data):
+    if size > 2 * limits.max_depth and structure > limits.max_depth and deeper_than(limits.max_depth, data):
         return _refused(data, INVALID_REQUEST, "depth", f"nested deeper than {limits.max_depth} levels")
     if _LONG_DIGITS in data.translate(_DIGITS) if size <= _PIECE else _has_long_digits(data):
         problem = unreadable_number(data)
@@ -219,7 +228,18 @@ def parse(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Message:
 
 def _has_long_digits(data: bytes) -> bool:
     """Look in pieces, so that a large message is not in memory once more."""
-    more = len(_LONG_DIGITS) - 1
+    length = len(_LONG_DIGITS)
+    more = length - 1
+    # A run of so many digits has one of every nineteenth byte, so that most of a text need not be looked at.
+    sample = data[more::length].translate(_DIGITS)
+    if sample.count(b"0") <= _FEW:
+        at = sample.find(b"0")
+        while at >= 0:
+            middle = at * length + more
+            if _LONG_DIGITS in data[middle - more : middle + length].translate(_DIGITS):
+                return True
+            at = sample.find(b"0", at + 1)
+        return False
     starts = range(0, len(data), _PIECE)
     return any(_LONG_DIGITS in data[start : start + _PIECE + more].translate(_DIGITS) for start in starts)
 
@@ -278,7 +298,7 @@ def _invalid(
     return Malformed(INVALID_REQUEST, message, id, reason, response, is_request=request and id is not None)
 
 
-def _batch(values: list[Any], limits: Limits) -> Batch | Malformed:
+def _batch(values: list[Any], limits: ParseLimits) -> Batch | Malformed:
     if not values:
         return _invalid("a batch must not be empty", None, "batch")
     if len(values) > limits.max_batch:

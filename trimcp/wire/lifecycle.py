@@ -1,12 +1,15 @@
-"""How two peers meet and how requests are followed: initialize, discover, cancelled, progress."""
+"""How two peers meet and how requests are followed: initialize, discover, cancelled, progress, logs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import (
     Cacheable,
     EmptyResult,
     Implementation,
+    LoggingLevel,
     NotificationParams,
     Params,
     ProgressToken,
@@ -23,10 +26,13 @@ __all__ = [
     "InitializeParams",
     "InitializeResult",
     "InitializedParams",
+    "LoggingLevel",
+    "LoggingMessageParams",
     "MissingCapabilityData",
     "PingParams",
     "PingResult",
     "ProgressParams",
+    "SetLevelParams",
     "UnsupportedVersionData",
 ]
 
@@ -99,3 +105,19 @@ class MissingCapabilityData:
     """`error.data` of -32021: what the client would have to declare."""
 
     required_capabilities: ClientCapabilities
+
+
+@wire(until=V2026_07_28)
+class SetLevelParams(Params):
+    """The least severe level a legacy connection wants; modern requests say it in their `_meta`."""
+
+    level: LoggingLevel
+
+
+@wire
+class LoggingMessageParams(Params):
+    """One log message; `data` is any JSON value."""
+
+    level: LoggingLevel
+    data: Any
+    logger: str | Absent = field(default=ABSENT)

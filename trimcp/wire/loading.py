@@ -1,4 +1,8 @@
-"""The way in: the cattrs hook factory that makes a payload of JSON values, for one revision."""
+"""The way in: the cattrs hook factory that makes a payload of JSON values, for one revision.
+
+Null in an optional member counts as no such member, since many implementations write it so. It is looked for once a
+payload does not fit, so nobody pays for those that write none.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import attrs
 from cattrs import Converter, IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, override
 
-from trimcp.wire.fields import CHOOSERS, WireFacts, facts_of, wire_name
+from trimcp.wire.fields import ABSENT, CHOOSERS, WireFacts, facts_of, wire_name
 from trimcp.wire.revisions import Revision
 from trimcp.wire.shapes import (
     EXTRA,
@@ -121,6 +125,7 @@ class Loading:
             return too_new(cls, self._revision)
         overrides: dict[str, Any] = {}
         needed: list[str] = []
+        nullable: list[str] = []
         for attribute in attributes(cls):
             said = facts_of(attribute)
             if attribute.name == EXTRA:
@@ -133,11 +138,16 @@ class Loading:
                 tp = present(attribute.type)
                 optional = attribute.default is not attrs.NOTHING
                 hook = self._later(tp) if optional and is_payload(tp) else self.converter.get_structure_hook(tp)
-                if said.narrow is not None and said.narrowed_at(self._revision):
+                narrowed = said.narrow is not None and said.narrowed_at(self._revision)
+                null_is_a_value = type(None) in members(attribute.type) or (tp is Any and not narrowed)
+                if attribute.default is ABSENT and not said.required_at(self._revision) and not null_is_a_value:
+                    nullable.append(wire_name(attribute))
+                if said.narrow is not None and narrowed:
                     hook = _narrowed(hook, said.narrow, self._revision)
                 overrides[attribute.name] = override(rename=wire_name(attribute), struct_hook=hook)
         build = make_dict_structure_fn(cls, self.converter, _cattrs_detailed_validation=self._explain, **overrides)
-        return _checked(build, tuple(needed), known_names(cls) if EXTRA in overrides else None)
+        known = known_names(cls) if EXTRA in overrides else None
+        return _checked(build, tuple(needed), frozenset(nullable), known, explain=self._explain)
 
     def _later(self, cls: Any) -> Hook:
         """The hook of a payload that may never come, made when it does."""
@@ -265,8 +275,21 @@ def _narrowed(hook: Hook, narrow: Callable[[Any], Any], revision: Revision) -> H
     return load
 
 
-def _checked(build: Callable[..., Any], needed: tuple[str, ...], known: frozenset[str] | None) -> Hook:
-    """What cattrs does not look at: that it is an object, what must be there despite a default, the rest."""
+def _checked(
+    build: Callable[..., Any],
+    needed: tuple[str, ...],
+    nullable: frozenset[str],
+    known: frozenset[str] | None,
+    *,
+    explain: bool,
+) -> Hook:
+    """What cattrs does not look at: that it is an object, what must be there despite a default, nulls, the rest.
+
+    Members among `nullable` that are null are left out once building failed with them, or from the first to `explain`.
+    """
+
+    def without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+        return {name: member for name, member in value.items() if member is not None or name not in nullable}
 
     def load(value: Any, tp: Any) -> Any:
         if type(value) is not dict:
@@ -275,7 +298,15 @@ def _checked(build: Callable[..., Any], needed: tuple[str, ...], known: frozense
             if name not in value:
                 say(f'must have "{name}"')
         try:
-            return build(value, tp)
+            if explain:
+                return build(without_nulls(value), tp)
+            try:
+                return build(value, tp)
+            except Wrong:
+                sparse = without_nulls(value)
+                if len(sparse) == len(value):
+                    raise
+            return build(sparse, tp)
         except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
             raise Wrong(*error.args) from None
 

@@ -5,6 +5,7 @@ The engine looks a method up here and nowhere else: a revision has removed a met
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Flag
 from typing import Any, Final
 
@@ -14,7 +15,6 @@ from trimcp.wire import (
     completion,
     elicitation,
     lifecycle,
-    logs,
     prompts,
     resources,
     roots,
@@ -67,6 +67,7 @@ class Method:
         may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
         asked_from: the first revision in which it is a question inside an `InputRequiredResult`, or None.
         mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
+        failed: makes a result of a text on what went wrong, where results can say that; else None.
         experimental: modelled so that it can be read, never offered by us.
     """
 
@@ -82,6 +83,7 @@ class Method:
     asked_from: Revision | None = attrs.field(default=None, kw_only=True)
     narrowed: tuple[Revision, Direction] | None = attrs.field(default=None, kw_only=True)
     mirrored: str | None = attrs.field(default=None, kw_only=True)
+    failed: Callable[[str], Any] | None = attrs.field(default=None, kw_only=True)
     experimental: bool = attrs.field(default=False, kw_only=True)
     is_notification: bool = attrs.field(
         init=False, default=attrs.Factory(lambda method: method.result is None, takes_self=True)
@@ -168,6 +170,7 @@ _ROWS: Final = (
         capability="tools",
         may_ask_from=V2026_07_28,
         mirrored="name",
+        failed=tools.failed_call,
     ),
     _changed("notifications/tools/list_changed", "tools.listChanged"),
     _lists("resources/list", resources.ListResourcesResult, "resources"),
@@ -210,8 +213,8 @@ _ROWS: Final = (
         C2S,
         capability="completions",
     ),
-    _legacy("logging/setLevel", logs.SetLevelParams, EmptyResult, C2S, "logging"),
-    Method("notifications/message", logs.LoggingMessageParams, None, S2C, capability="logging"),
+    _legacy("logging/setLevel", lifecycle.SetLevelParams, EmptyResult, C2S, "logging"),
+    Method("notifications/message", lifecycle.LoggingMessageParams, None, S2C, capability="logging"),
     Method(
         "subscriptions/listen",
         subscriptions.SubscriptionsListenParams,

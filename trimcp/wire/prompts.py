@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trimcp.wire.common import Cacheable, Icon, Meta, NotificationParams, PageParams, Params, Result, Role
-from trimcp.wire.content import ContentBlock
+from trimcp.wire.content import ContentBlock, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -49,6 +49,11 @@ class PromptMessage:
 
     role: Role
     content: ContentBlock
+
+    @property
+    def text(self) -> str:
+        """The content, if it is text; else ""."""
+        return joined_text([self.content])
 
 
 ListPromptsParams = PageParams

@@ -13,7 +13,7 @@ from trimcp.wire.common import (
     PageParams,
     Params,
 )
-from trimcp.wire.content import ResourceContents
+from trimcp.wire.content import ResourceContents, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -96,6 +96,11 @@ class ReadResourceResult(Cacheable):
     """What the resource holds: one piece, or several for one that stands for many."""
 
     contents: list[ResourceContents]
+
+    @property
+    def text(self) -> str:
+        """The contents that are text, joined with line ends; "" if none are."""
+        return joined_text(self.contents)
 
 
 @wire(until=V2026_07_28)

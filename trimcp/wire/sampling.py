@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trimcp.wire.common import Meta, Role
-from trimcp.wire.content import SamplingContent
+from trimcp.wire.content import SamplingContent, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_11_25, V2026_07_28
 from trimcp.wire.tasks import TaskMetadata
@@ -49,6 +49,11 @@ class SamplingMessage:
     def blocks(self) -> list[SamplingContent]:
         """The content, always as a list."""
         return _blocks(self.content)
+
+    @property
+    def text(self) -> str:
+        """The text blocks of the content, joined with line ends; "" if there are none."""
+        return joined_text(self.blocks)
 
 
 @wire
@@ -100,6 +105,11 @@ class CreateMessageResult:
     def blocks(self) -> list[SamplingContent]:
         """The content, always as a list."""
         return _blocks(self.content)
+
+    @property
+    def text(self) -> str:
+        """The text blocks of the content, joined with line ends; "" if there are none."""
+        return joined_text(self.blocks)
 
 
 @wire(since=V2026_07_28)

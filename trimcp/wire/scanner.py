@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-__all__ = ["IdScanner", "RequestId", "deeper_than", "more_members_than", "unreadable_number"]
+__all__ = ["IdScanner", "RequestId", "deeper_than", "more_members_than", "structure_of", "unreadable_number"]
 
 RequestId: TypeAlias = str | int
 """What names a request: a string or an integer, never null (MCP specification, "Requests")."""
@@ -313,6 +313,11 @@ def _without(others: bytes, data: bytes) -> int:
     if len(data) <= _PIECE:
         return len(data.translate(None, others))
     return sum(len(data[start : start + _PIECE].translate(None, others)) for start in range(0, len(data), _PIECE))
+
+
+def structure_of(data: bytes) -> int:
+    """Count what might begin an array, an object or a member: at least as many as there are of these together."""
+    return _without(_NOT_STRUCTURE, data)
 
 
 def more_members_than(limit: int, data: bytes) -> bool:

@@ -18,6 +18,7 @@ __all__ = [
     "EXTRA",
     "JSON_NAMES",
     "TooNew",
+    "Unsayable",
     "Wrong",
     "attributes",
     "is_payload",
@@ -50,8 +51,12 @@ class Wrong(Exception):
     """One problem, whose place is added while it travels up."""
 
 
-class TooNew(Wrong):
-    """A kind of content that the revision lacks."""
+class Unsayable(Wrong):
+    """Something for which the revision has no words."""
+
+
+class TooNew(Unsayable):
+    """A kind of content that the revision lacks, which a list may leave out."""
 
 
 def say(problem: str) -> NoReturn:
@@ -75,7 +80,7 @@ def too_new(cls: type, revision: Revision) -> Callable[..., NoReturn]:
 
 def nothing_left(revision: Revision) -> NoReturn:
     """Report a list of content of which this revision could carry nothing."""
-    raise Wrong(f"holds only kinds of content that revision {revision} does not have")
+    raise Unsayable(f"holds only kinds of content that revision {revision} does not have")
 
 
 def is_payload(tp: Any) -> bool:

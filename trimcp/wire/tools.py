@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trimcp.wire.common import Cacheable, Icon, Meta, NotificationParams, PageParams, Params, Result, only_object
-from trimcp.wire.content import ContentBlock
+from trimcp.wire.content import ContentBlock, TextContent, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 from trimcp.wire.tasks import TaskMetadata
@@ -20,6 +20,7 @@ __all__ = [
     "ToolChoice",
     "ToolExecution",
     "ToolListChangedParams",
+    "failed_call",
 ]
 
 
@@ -103,6 +104,21 @@ class CallToolResult(Result):
     content: list[ContentBlock] = field(factory=list, required=True)
     structured_content: Any = field(default=ABSENT, since=V2025_06_18, narrow_until=V2026_07_28, narrow=only_object)
     is_error: bool | Absent = field(default=ABSENT)
+
+    @property
+    def text(self) -> str:
+        """The text blocks of the content, joined with line ends; "" if there are none."""
+        return joined_text(self.content)
+
+    @property
+    def data(self) -> Any:
+        """The structured content as JSON values; None where the tool gave none, or the revision has none."""
+        return None if self.structured_content is ABSENT else self.structured_content
+
+
+def failed_call(text: str) -> CallToolResult:
+    """The result of a call that failed, with a text for the model (server/tools, "Error Handling")."""
+    return CallToolResult(content=[TextContent(text)], is_error=True)
 
 
 ToolListChangedParams = NotificationParams

@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 import trio
 
+from trimcp.budget import Budget
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.transports.http.asgi import AsgiApp
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Admitted, Face, Head, Reply, Response, Upgrade
+from trimcp.transports.http.asgi.app import AsgiApp
+from trimcp.transports.http.seams import Admitted, Face, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire.jsonrpc import Request, encode_result
 
 TEXT = (("Content-Type", "text/plain"),)
@@ -22,20 +23,24 @@ TEXT = (("Content-Type", "text/plain"),)
 class DummyHandler:
     """Takes a body and answers as told."""
 
-    answer: Callable[[bytes, Reply], None] = lambda body, reply: reply.send(Response(200, TEXT, body))
+    answer: Callable[[bytes, HttpReply], None] = lambda body, reply: reply.send(HttpResponse(200, TEXT, body))
     max_body: int = 1000
-    reply: Reply | None = None
+    reply: HttpReply | None = None
     body: bytes | None = None
     disconnects: int = 0
     writables: int = 0
     gone: trio.Event = attrs.field(factory=trio.Event)
 
-    def start(self, body: bytes, reply: Reply) -> None:
+    @property
+    def at_rest(self) -> bool:
+        return False
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
         self.body, self.reply = body, reply
         self.answer(body, reply)
 
-    def too_large(self, beginning: bytes) -> Response:
-        return Response(413, TEXT, b"%d" % len(beginning))
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        return HttpResponse(413, TEXT, b"%d" % len(beginning))
 
     def disconnected(self, slow: str | None = None) -> None:
         assert self.reply is not None
@@ -55,11 +60,12 @@ class DummyFace:
     heads: list[Head] = attrs.field(factory=list)
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     connections: int = 0
+    budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> Admitted:
         self.heads.append(head)
         route = self.routes.get(head.path)
-        return Response(404, TEXT, b"nothing here") if route is None else route(head)
+        return HttpResponse(404, TEXT, b"nothing here") if route is None else route(head)
 
     def done(self, head: Head, status: int, sent: int) -> None:
         self.ended.append((head.path, status, sent))

@@ -10,12 +10,13 @@ import attrs
 import orjson
 import trio
 
-from trimcp.framing.sse import Decoder, Event
+from trimcp.budget import Holding
+from trimcp.framing.sse import Event, EventDecoder
 from trimcp.net import http_face
 from trimcp.server.server import Server
-from trimcp.transports.http.app import HttpFace
-from trimcp.transports.http.model import Handler, Head, Response, Upgrade
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.face import HttpFace
+from trimcp.transports.http.seams import Handler, Head, HttpResponse, Upgrade
+from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
@@ -24,7 +25,7 @@ BOTH = "application/json, text/event-stream"
 
 @attrs.define(eq=False)
 class Answer:
-    """The client's end of one request: what came of it so far. A `Reply` to the face."""
+    """The client's end of one request: what came of it so far. An `HttpReply` to the face."""
 
     handler: Handler | None = None
     status: int = 0
@@ -40,12 +41,12 @@ class Answer:
 
     # For the face
 
-    def send(self, response: Response) -> None:
+    def send(self, response: HttpResponse) -> None:
         self._head(response)
         self._take(response.body)
         self._finish()
 
-    def start(self, response: Response) -> None:
+    def start(self, response: HttpResponse) -> None:
         self._head(response)
         self._take(response.body)
 
@@ -71,7 +72,7 @@ class Answer:
         while self.held and not self.gone:
             await self._changed.park()
 
-    def _head(self, response: Response) -> None:
+    def _head(self, response: HttpResponse) -> None:
         assert not self.status, "two responses to one request"
         self.status = response.status
         self._changed.unpark_all()
@@ -126,7 +127,7 @@ class Answer:
 
     def now(self) -> list[Event]:
         """The events that are there."""
-        return Decoder().feed(bytes(self.body))
+        return EventDecoder().feed(bytes(self.body))
 
     @property
     def json(self) -> Any:
@@ -147,6 +148,7 @@ class Visitor:
     headers: dict[str, str] = attrs.field(factory=dict)
     session: str | None = None
     peer: str = ""
+    holding: Holding | None = None
     _last: int = 0
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
@@ -154,9 +156,9 @@ class Visitor:
         sent = {"host": "localhost:8000", "accept": BOTH, **self.headers, **(headers or {})}
         sent = {name: value for name, value in sent.items() if value is not None}
         path, _, query = path.partition("?")
-        found = await self.face.admit(Head(method, path, query, sent, self.peer))
+        found = await self.face.admit(Head(method, path, query, sent, self.peer, holding=self.holding))
         answer = Answer()
-        if isinstance(found, Response):
+        if isinstance(found, HttpResponse):
             answer.send(found)
         elif isinstance(found, Upgrade):
             raise AssertionError("an upgrade")
@@ -229,13 +231,13 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(
-    server: Server[Any], revision: Revision = LATEST, settings: Settings | None = None
+    server: Server[Any], revision: Revision = LATEST, settings: HttpSettings | None = None
 ) -> AsyncIterator[Visitor]:
     """Serve over HTTP in memory, and yield a client. In the end nothing may be under way."""
     async with http_face(server, settings) as face:
         yield Visitor(face, revision)
         await trio.testing.wait_all_tasks_blocked()
-        assert face.exchanges == 0
+        assert face.shared.exchanges == 0
 
 
 LEGACY = LATEST_LEGACY

@@ -16,7 +16,7 @@ import h2.events
 import h2.settings
 import trio
 
-from trimcp.transports.http.hypercorn import serve_hypercorn
+from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
 
 WEBSOCKET = (
     b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -45,8 +45,10 @@ class Served:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    async def connect(self, *, receive_buffer: int | None = None) -> trio.SocketStream:
+    async def connect(self, *, receive_buffer: int | None = None, source: str = "") -> trio.SocketStream:
         sock = trio.socket.socket()
+        if source:
+            await sock.bind((source, 0))
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         try:

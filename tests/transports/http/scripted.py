@@ -16,7 +16,7 @@ from trio.testing import memory_stream_pair
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.framing.sse import encode_event
-from trimcp.transports.http.client import HttpServer
+from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.jsonrpc import encode_notification, encode_request, encode_result
 from trimcp.wire.revisions import V2025_11_25, V2026_07_28, Revision
 

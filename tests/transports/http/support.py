@@ -10,10 +10,11 @@ import attrs
 import trio
 from trio.testing import memory_stream_pair
 
-from trimcp.transports.http.h1connection import Connection, Hosting, UpgradeWebSocket
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Admitted, Head, Reply, Response, Upgrade
-from trimcp.transports.http.wires import StreamWire
+from trimcp.budget import Budget
+from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
+from trimcp.transports.http.h1.wires import StreamWire
+from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.settings import HttpLimits
 
 JSON = (("Content-Type", "application/json"),)
 
@@ -31,28 +32,32 @@ class DummyHandler:
     gone: int = 0
     drained: int = 0
     beginning: bytes | None = None
-    _reply: Reply | None = None
+    _reply: HttpReply | None = None
 
     @property
-    def reply(self) -> Reply:
+    def reply(self) -> HttpReply:
         assert self._reply is not None
         return self._reply
 
-    def start(self, body: bytes, reply: Reply) -> None:
+    @property
+    def at_rest(self) -> bool:
+        return False
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
         assert self._reply is None
         self.body = body
         self._reply = reply
         if self.head.path == "/echo":
-            reply.send(Response(200, JSON, body))
+            reply.send(HttpResponse(200, JSON, body))
         elif self.head.path == "/half":
-            reply.start(Response(200, JSON, b"{"))
+            reply.start(HttpResponse(200, JSON, b"{"))
         if self.head.path in ("/crash", "/half"):
             raise RuntimeError("the handler's bug")
 
-    def too_large(self, beginning: bytes) -> Response:
+    def too_large(self, beginning: bytes) -> HttpResponse:
         assert self._reply is None
         self.beginning = beginning
-        return Response(413, JSON, b'"too large"')
+        return HttpResponse(413, JSON, b'"too large"')
 
     def disconnected(self, slow: str | None = None) -> None:
         assert self._reply is not None
@@ -71,12 +76,13 @@ class DummyFace:
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     held: trio.Event | None = None
     connections: int = 0
+    budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> Admitted:
         if self.held is not None:
             await self.held.wait()
         if head.path == "/no":
-            return Response(403, JSON, b'"no"')
+            return HttpResponse(403, JSON, b'"no"')
         if head.path == "/bug":
             raise RuntimeError("the face's bug")
         if head.path == "/ws" and head.websocket:
@@ -193,18 +199,18 @@ class Memory:
 
     face: DummyFace
     hosting: Hosting
-    connections: list[Connection] = attrs.field(factory=list)
+    connections: list[H1Connection] = attrs.field(factory=list)
     ended: int = 0
     over: trio.Event = attrs.field(factory=trio.Event)
 
     def connect(self, pair: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = memory_stream_pair) -> RawClient:
         ours, theirs = pair()
-        connection = Connection(self.hosting, StreamWire(theirs), peer="test")
+        connection = H1Connection(self.hosting, StreamWire(theirs), peer="test")
         self.connections.append(connection)
         self.hosting.nursery.start_soon(self._run, connection)
         return RawClient(ours)
 
-    async def _run(self, connection: Connection) -> None:
+    async def _run(self, connection: H1Connection) -> None:
         await connection.run()
         self.ended += 1
         self.over.set()

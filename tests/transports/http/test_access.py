@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trimcp.transports.http.access import AccessLog, JsonFormatter
-from trimcp.transports.http.model import Head
+from trimcp.transports.http.seams import Head
 
 
 @pytest.fixture

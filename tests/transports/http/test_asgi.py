@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,14 +26,15 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
-from trimcp.transports.http.asgi import AsgiApp
-from trimcp.transports.http.asgi_reply import AsgiReply
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Head, Reply, Response
+from trimcp.budget import Amount, Budget
+from trimcp.transports.http.asgi.app import AsgiApp
+from trimcp.transports.http.asgi.request import AsgiReply
+from trimcp.transports.http.seams import Head, HttpReply, HttpResponse
+from trimcp.transports.http.settings import HttpLimits
 
 
-def open_stream(body: bytes, reply: Reply) -> None:
-    reply.start(Response(200, TEXT))
+def open_stream(body: bytes, reply: HttpReply) -> None:
+    reply.start(HttpResponse(200, TEXT))
 
 
 # Requests and responses
@@ -87,7 +89,8 @@ async def test_of_a_body_that_is_known_to_be_too_large_only_the_beginning_is_kep
     face = DummyFace()
     face["/"] = handler = DummyHandler(max_body=1_000_000)
     scope = http_scope(headers=[(b"host", b"localhost"), (b"content-length", b"1000001")])
-    async with app_of(face, limits=HttpLimits(max_bodies=150_000)) as app, calling(app, scope) as call:
+    face.budget = Budget(450_000)
+    async with app_of(face) as app, calling(app, scope) as call:
         for _ in range(10):
             call.body(b"x" * 65_536, more=True)
         await wait_all_tasks_blocked()
@@ -108,22 +111,35 @@ async def test_of_a_body_that_is_too_large_little_is_copied() -> None:
 
 async def test_all_unfinished_bodies_together_are_bounded() -> None:
     face = DummyFace()
-    face["/"] = DummyHandler(max_body=10_000)
-    async with app_of(face, limits=HttpLimits(max_bodies=10_000)) as app, calling(app, http_scope()) as first:
-        first.body(b"x" * 5_000, more=True)
+    face.budget = Budget(1_000_000)
+    face["/"] = DummyHandler(max_body=1_000_000)
+    async with app_of(face) as app, calling(app, http_scope()) as first:
+        first.body(b"x" * 300_000, more=True)
         await wait_all_tasks_blocked()
+        assert face.budget.held == 300_000
         async with calling(app, http_scope()) as second:
-            second.body(b"x" * 5_001, more=True)
+            second.body(b"x" * 140_000, more=True)
             second.body()
         assert second.status == 503
-        first.body(b"x" * 5_000, more=True)
-        await wait_all_tasks_blocked()
-        assert (await call_once(app, http_scope(), b"x" * 4_000)).status == 200, "small ones are no trouble"
-        assert (await call_once(app, http_scope(), b"x" * 5_000)).status == 503
+        assert second.headers[b"retry-after"] == b"1"
+        assert (await call_once(app, http_scope(), b"x" * 60_000)).status == 200, "small ones are no trouble"
         first.leave()
         await first.over.wait()
+        assert face.budget.held == 0
         for _ in range(2):
-            assert (await call_once(app, http_scope(), b"x" * 9_000)).status == 200
+            assert (await call_once(app, http_scope(), b"x" * 300_000)).status == 200
+
+
+async def test_a_body_counts_while_it_waits_for_its_turn(steady_clock: trio.abc.Clock) -> None:
+    face = DummyFace()
+    face["/"] = DummyHandler(max_body=1_000_000)
+    async with app_of(face) as app, calling(app, http_scope()) as call:
+        face.budget._next_turn = trio.current_time() + 60  # a large one was parsed just now
+        async with face.budget._turn:
+            call.body(b"x" * 300_000)
+            await wait_all_tasks_blocked()
+            assert face.budget.held == 300_000
+    assert (call.status, face.budget.held) == (200, 0)
 
 
 async def test_a_client_that_keeps_sending_after_its_answer_is_not_heard_for_long(autojump_clock: object) -> None:
@@ -243,7 +259,7 @@ async def test_what_the_server_has_not_taken_waits() -> None:
 
 async def test_room_comes_before_everything_was_taken() -> None:
     reply = AsgiReply(1000)
-    reply.start(Response(200, TEXT, b"x" * 65536))
+    reply.start(HttpResponse(200, TEXT, b"x" * 65536))
     reply.write(b"y" * 900)
     woken = trio.Event()
 
@@ -262,8 +278,25 @@ async def test_room_comes_before_everything_was_taken() -> None:
     assert reply.waiting == 1000
 
 
+async def test_what_waits_counts_until_it_is_free_again_and_nothing_of_it_stays_once_it_is_cut() -> None:
+    budget = Budget()
+    holding = budget.holding("a")
+    body = b"x" * 1_000_000
+    references = sys.getrefcount(body)
+    reply = AsgiReply(1000, Amount(holding))
+    reply.send(HttpResponse(200, TEXT, body))
+    for _ in range(15):
+        reply.taken(len(reply.take()))
+    assert holding.held == 1_000_000, "it is one piece of memory, whatever was taken of it"
+    reply.give_way("somebody had to")
+    assert sys.getrefcount(body) == references
+    assert holding.held == 0
+
+
 @pytest.mark.parametrize("stalled", [False, True])
-async def test_a_client_that_leaves_is_noticed_whatever_the_server_does(stalled: bool) -> None:
+async def test_a_client_that_leaves_is_noticed_whatever_the_server_does(
+    stalled: bool, steady_clock: trio.abc.Clock
+) -> None:
     face = DummyFace()
     face["/"] = handler = DummyHandler(open_stream)
     async with app_of(face) as app, calling(app, http_scope()) as call:
@@ -313,7 +346,7 @@ async def test_nobody_waits_for_a_client_whose_server_shields_its_writes() -> No
 async def test_a_response_its_client_did_not_wait_for_gets_no_end() -> None:
     """Else Hypercorn would be told that a response of known length is over which is not."""
     face = DummyFace()
-    face["/"] = handler = DummyHandler(lambda body, reply: reply.send(Response(200, TEXT, b"x" * 200_000)))
+    face["/"] = handler = DummyHandler(lambda body, reply: reply.send(HttpResponse(200, TEXT, b"x" * 200_000)))
     async with app_of(face) as app, calling(app, http_scope()) as call:
         call.body()
         while not call.events:
@@ -439,7 +472,7 @@ async def test_a_server_that_tells_a_disconnect_by_raising_is_understood(error: 
 
 async def test_a_head_request_gets_no_body() -> None:
     face = DummyFace()
-    face["/"] = Response(200, TEXT, b"hello")
+    face["/"] = HttpResponse(200, TEXT, b"hello")
     async with app_of(face) as app:
         call = await call_once(app, http_scope(method="HEAD"))
     assert call.headers[b"content-length"] == b"5"
@@ -450,7 +483,7 @@ async def test_a_head_request_gets_no_body() -> None:
 @pytest.mark.parametrize(("status", "length"), [(202, b"0"), (204, None), (304, None)])
 async def test_a_response_without_a_body(status: int, length: bytes | None) -> None:
     face = DummyFace()
-    face["/"] = Response(status)
+    face["/"] = HttpResponse(status)
     async with app_of(face) as app:
         call = await call_once(app, http_scope())
     assert call.status == status
@@ -585,7 +618,7 @@ async def lifespan(app: AsgiApp) -> AsyncIterator[Call]:
 
 async def test_the_lifespan_owns_the_face() -> None:
     face = DummyFace()
-    face["/"] = Response(200)
+    face["/"] = HttpResponse(200)
     app = AsgiApp(face.running)
     async with lifespan(app) as call:
         assert call.events == [{"type": "lifespan.startup.complete"}]
@@ -643,7 +676,7 @@ async def test_a_face_that_fails_fails_the_call() -> None:
 
 async def test_without_its_lifespan_it_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     face = DummyFace()
-    face["/"] = Response(200)
+    face["/"] = HttpResponse(200)
     app = AsgiApp(face.running)
     for _ in range(2):
         call = await call_once(app, http_scope())

@@ -22,9 +22,9 @@ from tests.transports.http.asgi_support import (
 )
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
-from trimcp.transports.http.asgi_scope import HUNG_UP
-from trimcp.transports.http.asgi_websocket import AsgiWebSocket
-from trimcp.transports.http.model import Response
+from trimcp.transports.http.asgi.scope import HUNG_UP
+from trimcp.transports.http.asgi.websocket import AsgiWebSocket
+from trimcp.transports.http.seams import HttpResponse
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
 
@@ -170,7 +170,7 @@ async def test_a_message_of_the_largest_size_is_taken() -> None:
         call.leave()
 
 
-async def test_our_close_comes_after_what_was_sent() -> None:
+async def test_our_close_comes_after_what_was_sent(steady_clock: trio.abc.Clock) -> None:
     async def serve(channel: MessageChannel) -> None:
         async with channel:
             await channel.send([request(1), request(2)])
@@ -203,7 +203,7 @@ async def test_a_peer_that_does_not_answer_our_close_is_not_waited_for(autojump_
         assert trio.current_time() - began == pytest.approx(2, abs=0.01)
 
 
-async def test_a_session_can_be_cancelled_whatever_the_server_holds() -> None:
+async def test_a_session_can_be_cancelled_whatever_the_server_holds(steady_clock: trio.abc.Clock) -> None:
     """Its writer is stuck with a peer that does not read; the call stays until the server lets go."""
     cancelled, scope = trio.Event(), trio.CancelScope()
 
@@ -229,14 +229,16 @@ async def test_a_session_can_be_cancelled_whatever_the_server_holds() -> None:
         call.read_on()
 
 
-async def test_a_peer_that_leaves_while_the_server_holds_a_message_breaks_the_channel() -> None:
+async def test_a_peer_that_leaves_while_the_server_holds_a_message_breaks_the_channel(
+    steady_clock: trio.abc.Clock,
+) -> None:
     broken = trio.Event()
 
     async def serve(channel: MessageChannel) -> None:
         with pytest.raises(trio.BrokenResourceError):
             while True:
                 await channel.send([request(1)])
-        assert channel.obituary() == "the WebSocket was closed (1006)"
+        assert channel.close_reason() == "the WebSocket was closed (1006)"
         broken.set()
         with pytest.raises(trio.EndOfChannel):
             await channel.receive()
@@ -256,9 +258,9 @@ async def test_a_peer_that_leaves_while_the_server_holds_a_message_breaks_the_ch
     assert call.events[-1]["type"] == "websocket.send", "nobody is there for a close"
 
 
-@pytest.mark.parametrize("found", [Response(401, (*TEXT, ("WWW-Authenticate", "Bearer")), b"who?"), None])
+@pytest.mark.parametrize("found", [HttpResponse(401, (*TEXT, ("WWW-Authenticate", "Bearer")), b"who?"), None])
 @pytest.mark.parametrize("extension", [True, False])
-async def test_a_refusal(found: Response | None, extension: bool) -> None:
+async def test_a_refusal(found: HttpResponse | None, extension: bool) -> None:
     face = DummyFace()
     if found is None:
         face["/ws"] = DummyHandler()

@@ -7,10 +7,11 @@ import math
 import random
 import weakref
 
+import pytest
 import trio
 from trio.testing import MockClock
 
-from trimcp.transports.http.deadlines import Deadlines
+from trimcp.transports.http.deadlines import DeadlineQueue, Deadlines
 
 
 async def test_one_passes_when_it_is_due(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
@@ -111,3 +112,54 @@ async def test_a_closed_one_keeps_nothing_alive() -> None:
     del owner
     assert gone() is None
     gc.enable()
+
+
+class _Item:
+    def __init__(self, passed: list[float]) -> None:
+        self._passed = passed
+
+    def timed_out(self) -> None:
+        self._passed.append(trio.current_time())
+
+
+async def test_all_in_a_queue_have_the_same_time(autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    queue = DeadlineQueue(deadlines, 2.1)
+    passed: list[float] = []
+    due: list[float] = []
+    for n in range(30):
+        item = _Item(passed)
+        queue.add(item)
+        if n % 3:
+            queue.remove(item)
+            queue.remove(item)
+        else:
+            due.append(trio.current_time() + 2.1)
+        await trio.sleep(0.3)
+    await trio.sleep(2.1)
+    assert [round(at, 6) for at in passed] == [round(at, 6) for at in due]
+    assert len(queue) == 0
+    await trio.sleep(60)
+    queue.add(_Item(passed))
+    await trio.sleep(2.2)
+    assert len(passed) == len(due) + 1
+
+
+async def test_a_queue_wakes_nobody_more_often_than_its_time(
+    autojump_clock: MockClock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines = Deadlines()
+    nursery.start_soon(deadlines.run)
+    looks: list[float] = []
+    look = deadlines._look
+    monkeypatch.setattr(Deadlines, "_look", lambda self, now: (looks.append(now), look(now)))
+    queue = DeadlineQueue(deadlines, 2.0)
+    for _ in range(1_000):  # answered soon, as nearly all are
+        item = _Item([])
+        queue.add(item)
+        await trio.sleep(0.01)
+        queue.remove(item)
+    assert len(looks) <= 5
+    await trio.sleep(60)
+    assert len(looks) <= 6

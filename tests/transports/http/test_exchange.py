@@ -13,7 +13,7 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits, Quota
-from trimcp.transports.http.settings import Settings
+from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.revisions import LATEST, REVISIONS, V2025_03_26, Revision
 
@@ -122,7 +122,7 @@ async def test_a_silent_answer_becomes_a_stream_that_is_kept_alive(revision: Rev
 @ERAS
 @pytest.mark.parametrize("form", ["json", "sse"])
 async def test_the_form_of_an_answer_can_be_forced(revision: Revision, form: Any, autojump_clock: Any) -> None:
-    async with visiting(make_server(), revision, Settings(reply=form)) as visitor:
+    async with visiting(make_server(), revision, HttpSettings(reply=form)) as visitor:
         if not revision.modern:
             await visitor.initialize() if form == "json" else None
         if not revision.modern and form == "sse":
@@ -211,7 +211,7 @@ async def test_a_lost_stream_is_taken_up_while_its_call_goes_on(autojump_clock: 
 
 
 async def test_a_stream_may_be_closed_early_and_polled(autojump_clock: Any) -> None:
-    async with visiting(make_server(), LEGACY, Settings(retry=100)) as visitor:
+    async with visiting(make_server(), LEGACY, HttpSettings(retry=100)) as visitor:
         await visitor.initialize()
         answer = await (await visitor.call("polled")).done()
         assert not answer.messages
@@ -244,7 +244,7 @@ async def test_a_question_travels_on_the_stream_of_its_request(autojump_clock: A
 
 
 async def test_a_question_without_a_stream_fails_the_call_and_not_the_session(autojump_clock: Any) -> None:
-    async with visiting(make_server(), LEGACY, Settings(reply="json")) as visitor:
+    async with visiting(make_server(), LEGACY, HttpSettings(reply="json")) as visitor:
         await visitor.initialize({"elicitation": {}})
         answer = await (await visitor.call("ask")).done()
         assert "error" in answer.json or answer.json["result"]["isError"]
@@ -271,7 +271,7 @@ async def test_a_request_that_its_client_cancelled_ends_without_an_answer(autoju
 
 async def test_a_slow_reader_makes_its_own_handler_wait_and_no_other(autojump_clock: Any) -> None:
     journal: list[str] = []
-    async with visiting(make_server(journal), LATEST, Settings(stream_buffer=20_000)) as visitor:
+    async with visiting(make_server(journal), LATEST, HttpSettings(stream_buffer=20_000)) as visitor:
         slow = await visitor.call("flood", token=1, count=2)
         await slow.done()
         journal.clear()
@@ -287,7 +287,7 @@ async def test_a_slow_reader_makes_its_own_handler_wait_and_no_other(autojump_cl
 
 
 async def test_what_only_counts_last_is_merged_for_a_slow_reader(autojump_clock: Any) -> None:
-    async with visiting(make_server(), LATEST, Settings(stream_buffer=5_000)) as visitor:
+    async with visiting(make_server(), LATEST, HttpSettings(stream_buffer=5_000)) as visitor:
         answer = await visitor.call("fast", token=1, count=500)
         await trio.lowlevel.checkpoint()
         answer.stalled = True
@@ -342,7 +342,9 @@ async def test_a_body_that_is_no_message_is_refused_by_its_id(revision: Revision
 
 @ERAS
 async def test_a_body_beyond_the_limit_is_refused(revision: Revision, autojump_clock: Any) -> None:
-    async with visiting(make_server(), revision, Settings(max_message=1_000)) as visitor:
+    server = make_server()
+    server.limits = Limits(max_message=1_000)
+    async with visiting(server, revision) as visitor:
         if not revision.modern:
             await visitor.initialize()
         answer = await visitor.call("echo", text="x" * 2_000)

@@ -6,8 +6,9 @@ import gc
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +32,24 @@ from tests.transports.http.hypercorn_support import (
     read_until,
     serving,
 )
-from trimcp.transports.http.asgi import AsgiApp
-from trimcp.transports.http.hypercorn import _configure as configure
-from trimcp.transports.http.hypercorn import serve_hypercorn
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Reply, Response
+from trimcp.transports.http.asgi.app import AsgiApp
+from trimcp.transports.http.asgi.hypercorn import _configure as configure
+from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
+from trimcp.transports.http.seams import HttpReply, HttpResponse
+from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire.jsonrpc import encode_request
 
 
 def hello() -> DummyFace:
     face = DummyFace()
-    face["/here"] = Response(200, TEXT, b"hello")
+    face["/here"] = HttpResponse(200, TEXT, b"hello")
     face["/mcp"] = DummyHandler(max_body=1_000_000)
     face["/ws"] = upgrade(max_message=100_000)
     return face
 
 
-def open_stream(body: bytes, reply: Reply) -> None:
-    reply.start(Response(200, TEXT, b"begin "))
+def open_stream(body: bytes, reply: HttpReply) -> None:
+    reply.start(HttpResponse(200, TEXT, b"begin "))
 
 
 async def settle() -> None:
@@ -118,9 +119,9 @@ async def test_an_aborted_response_is_cut() -> None:
         assert b"0\r\n\r\n" not in await read_until(stream, b"never")
 
 
-async def test_an_early_answer_survives_a_body_that_goes_on() -> None:
+async def test_an_early_answer_survives_a_body_that_goes_on(steady_clock: trio.abc.Clock) -> None:
     face = hello()
-    limits = HttpLimits(linger_timeout=2, linger_bytes=8_000_000)  # on a busy machine a second is soon over
+    limits = HttpLimits(linger_timeout=0.3, linger_bytes=8_000_000)
     async with serving(AsgiApp(face.running, limits=limits)) as served:
         for _ in range(5):
             async with await served.connect() as stream:
@@ -144,10 +145,12 @@ async def test_http_2_carries_many_requests() -> None:
     assert face.heads[0].headers["host"] == "localhost"
 
 
-async def test_http_2_does_not_lose_the_request_after_the_last_one_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_2_does_not_lose_the_request_after_the_last_one_allowed(
+    monkeypatch: pytest.MonkeyPatch, steady_clock: trio.abc.Clock
+) -> None:
     """Hypercorn closes the connection under the request that follows; so there is no last one."""
     assert configure(HttpLimits()).keep_alive_max_requests > 1 << 60
-    monkeypatch.setattr("trimcp.transports.http.hypercorn._FOREVER", 3)
+    monkeypatch.setattr("trimcp.transports.http.asgi.hypercorn._FOREVER", 3)
     face = hello()
     face["/slow"] = handler = DummyHandler(lambda body, reply: None)
     async with serving(AsgiApp(face.running), limits=HttpLimits(head_timeout=0.1)) as served:
@@ -159,7 +162,7 @@ async def test_http_2_does_not_lose_the_request_after_the_last_one_allowed(monke
             assert (await client.event(h2.events.ConnectionTerminated)).last_stream_id == number, "it was taken"
             await settle()
             assert handler.reply is not None
-            handler.reply.send(Response(200))
+            handler.reply.send(HttpResponse(200))
             assert await client.event(h2.events.ResponseReceived) is None, "it was not lost"
 
 
@@ -183,11 +186,16 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     return Identity(folder / "cert.pem", folder / "key.pem", context)
 
 
+@pytest.mark.parametrize("own_context", [False, True])
 @pytest.mark.parametrize("http2", [True, False])
-async def test_tls_agrees_on_a_protocol(identity: Identity, http2: bool) -> None:
+async def test_tls_agrees_on_a_protocol(identity: Identity, http2: bool, own_context: bool) -> None:
     face = hello()
-    tls: dict[str, Any] = {"certfile": identity.certfile, "keyfile": identity.keyfile, "http2": http2}
-    async with serving(AsgiApp(face.running), **tls) as served:
+    tls: dict[str, Any] = {"certfile": identity.certfile, "keyfile": identity.keyfile}
+    if own_context:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(identity.certfile, identity.keyfile)
+        tls = {"ssl_context": context}
+    async with serving(AsgiApp(face.running), http2=http2, **tls) as served:
         assert served.address.startswith("https://127.0.0.1:")
         identity.client.set_alpn_protocols(["h2", "http/1.1"])
         client, agreed = await h2_over_tls(served, identity.client)
@@ -265,7 +273,7 @@ async def test_websocket_echo() -> None:
 )
 async def test_a_websocket_message_that_is_none_ends_it(opcode: int, message: bytes, code: int) -> None:
     face = hello()
-    async with serving(AsgiApp(face.running), limits=HttpLimits(max_body=1_000_000)) as served:
+    async with serving(AsgiApp(face.running)) as served:
         async with await open_websocket(served) as stream:
             await stream.send_all(frame(opcode, message))
             closing = await stream.receive_some(4)
@@ -279,7 +287,7 @@ async def test_a_websocket_message_that_is_none_ends_it(opcode: int, message: by
 
 async def test_a_websocket_is_refused_with_a_response() -> None:
     face = hello()
-    face["/ws"] = Response(401, (*TEXT, ("WWW-Authenticate", "Bearer")), b"who?")
+    face["/ws"] = HttpResponse(401, (*TEXT, ("WWW-Authenticate", "Bearer")), b"who?")
     async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
         await stream.send_all(WEBSOCKET % (b"/ws", b""))
         answer = await read_until(stream, b"who?")
@@ -334,7 +342,7 @@ async def test_it_can_be_mounted_in_another_application(strips: bool, forwards: 
 # Limits
 
 
-async def test_a_slow_head_is_not_waited_for() -> None:
+async def test_a_slow_head_is_not_waited_for(steady_clock: trio.abc.Clock) -> None:
     assert HttpLimits().head_timeout <= 10
     face = hello()
     async with serving(AsgiApp(face.running), limits=HttpLimits(head_timeout=0.2)) as served:
@@ -356,7 +364,7 @@ async def test_a_slow_head_is_not_waited_for() -> None:
         assert await served.alive()
 
 
-async def test_a_slow_handshake_is_not_waited_for(identity: Identity) -> None:
+async def test_a_slow_handshake_is_not_waited_for(identity: Identity, steady_clock: trio.abc.Clock) -> None:
     tls: dict[str, Any] = {"certfile": identity.certfile, "keyfile": identity.keyfile}
     limits = HttpLimits(head_timeout=0.2)
     async with serving(AsgiApp(hello().running), limits=limits, **tls) as served, await served.connect() as stream:
@@ -383,10 +391,63 @@ async def test_connections_beyond_the_most_are_closed() -> None:
         assert await served.alive()
 
 
+OtherAddresses = pytest.mark.skipif(sys.platform != "linux", reason="only there every 127.x.y.z is this machine")
+
+
+async def asked(stream: trio.SocketStream) -> bool:
+    await stream.send_all(b"GET /here HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return b"hello" in await read_until(stream, b"hello")
+
+
+@OtherAddresses
+async def test_an_idle_connection_of_who_holds_most_gives_way_to_another() -> None:
+    async with (
+        serving(AsgiApp(hello().running), limits=HttpLimits(max_connections=3)) as served,
+        AsyncExitStack() as all,
+    ):
+        ours = [await all.enter_async_context(await served.connect(source="127.0.0.1")) for _ in range(3)]
+        for stream in ours:
+            assert await asked(stream)
+        async with await served.connect(source="127.0.0.1") as another:
+            assert await another.receive_some() == b"", "not for one of its own"
+        newcomer = await all.enter_async_context(await served.connect(source="127.0.0.2"))
+        assert await asked(newcomer)
+        with pytest.raises(trio.BrokenResourceError):
+            await ours[0].receive_some()
+        for stream in ours[1:]:
+            assert await asked(stream)
+
+
+class Shared(DummyHandler):
+    """Begins streams for many."""
+
+    def disconnected(self, slow: str | None = None) -> None:
+        self.disconnects += 1
+
+
+@OtherAddresses
+async def test_who_holds_far_more_gives_way_with_a_request_under_way() -> None:
+    face = hello()
+    face["/stream"] = handler = Shared(open_stream)
+    most = 16
+    async with (
+        serving(AsgiApp(face.running), limits=HttpLimits(max_connections=most)) as served,
+        AsyncExitStack() as all,
+    ):
+        for _ in range(most):
+            stream = await all.enter_async_context(await served.connect(source="127.0.0.1"))
+            await stream.send_all(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await read_until(stream, b"begin ")
+        newcomer = await all.enter_async_context(await served.connect(source="127.0.0.2"))
+        assert await asked(newcomer)
+        await settle()
+        assert handler.disconnects == 1
+
+
 # The end
 
 
-async def test_an_idle_server_ends_at_once() -> None:
+async def test_an_idle_server_ends_at_once(steady_clock: trio.abc.Clock) -> None:
     async with serving(AsgiApp(hello().running)) as served, await served.connect() as idle:
         await idle.send_all(b"GET /here HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await read_until(idle, b"hello")
@@ -398,7 +459,7 @@ async def test_an_idle_server_ends_at_once() -> None:
     assert served.failure is None
 
 
-async def test_a_request_under_way_is_answered_in_its_grace() -> None:
+async def test_a_request_under_way_is_answered_in_its_grace(steady_clock: trio.abc.Clock) -> None:
     face = hello()
     face["/stream"] = handler = DummyHandler(open_stream)
     async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
@@ -415,7 +476,7 @@ async def test_a_request_under_way_is_answered_in_its_grace() -> None:
     assert handler.disconnects == 0
 
 
-async def test_a_request_that_outlasts_its_grace_is_cut() -> None:
+async def test_a_request_that_outlasts_its_grace_is_cut(steady_clock: trio.abc.Clock) -> None:
     face = hello()
     face["/stream"] = handler = DummyHandler(open_stream)
     async with serving(AsgiApp(face.running), grace=0.1) as served, await served.connect() as stream:
@@ -447,7 +508,7 @@ async def test_an_address_in_use_is_told() -> None:
     gc.collect()
 
 
-async def test_a_face_that_fails_ends_the_server() -> None:
+async def test_a_face_that_fails_ends_the_server(steady_clock: trio.abc.Clock) -> None:
     trouble = trio.Event()
 
     @asynccontextmanager
@@ -510,7 +571,7 @@ async def test_headers_of_http_2_are_not_logged(caplog: pytest.LogCaptureFixture
 
 
 async def test_a_handler_that_crashes_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
-    def crash(body: bytes, reply: Reply) -> None:
+    def crash(body: bytes, reply: HttpReply) -> None:
         raise ZeroDivisionError("a secret")
 
     face = hello()

@@ -6,9 +6,13 @@ import contextlib
 import gc
 import logging
 import random
+import subprocess
+import sys
+import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import h2.errors
@@ -35,19 +39,23 @@ from tests.transports.http.hypercorn_support import (
     serving,
 )
 from tests.transports.http.test_hypercorn import Identity, identity
-from tests.transports.websocket_support import CONTINUATION, Raw
+from tests.transports.websocket_support import CONTINUATION, Raw, turns_of
 from tests.transports.websocket_support import TEXT as TEXT_FRAME
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.transports.http import hypercorn_guards as guards
-from trimcp.transports.http.asgi import AsgiApp
-from trimcp.transports.http.hypercorn_guards import FAULTY, GuardedConfig, install, without
-from trimcp.transports.http.hypercorn_protocols import LimitedMessage
-from trimcp.transports.http.limits import HttpLimits
-from trimcp.transports.http.model import Head, Response
+from trimcp.errors import LocalError
+from trimcp.transports.http.asgi import guards
+from trimcp.transports.http.asgi import hypercorn as host
+from trimcp.transports.http.asgi.app import AsgiApp
+from trimcp.transports.http.asgi.guard_protocols import LimitedMessage, install
+from trimcp.transports.http.asgi.guards import GuardedConfig, without
+from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
+from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.settings import HttpLimits
 
 __all__ = ["identity"]
 
 LARGE = 30_000_000
+PAGE = Path(__file__).parents[3] / "docs" / "design" / "hypercorn.md"
 
 Dying = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 """Without guards a server that dies leaves sockets to the garbage collector."""
@@ -66,10 +74,10 @@ def guard(guarded: bool, *names: str) -> contextlib.AbstractContextManager[None]
 def download(size: int = LARGE) -> tuple[DummyFace, DummyHandler]:
     """A face whose answers are large."""
     face = DummyFace()
-    face["/here"] = Response(200, TEXT, b"hello")
-    face["/early"] = Response(413)
+    face["/here"] = HttpResponse(200, TEXT, b"hello")
+    face["/early"] = HttpResponse(413)
     face["/ws"] = upgrade()
-    face["/large"] = handler = DummyHandler(lambda body, reply: reply.send(Response(200, TEXT, b"x" * size)))
+    face["/large"] = handler = DummyHandler(lambda body, reply: reply.send(HttpResponse(200, TEXT, b"x" * size)))
     return face, handler
 
 
@@ -77,7 +85,7 @@ def download(size: int = LARGE) -> tuple[DummyFace, DummyHandler]:
 
 
 @Guarded
-async def test_a_client_without_a_window_costs_no_memory(guarded: bool) -> None:
+async def test_a_client_without_a_window_costs_no_memory(guarded: bool, steady_clock: trio.abc.Clock) -> None:
     face, handler = download()
     with guard(guarded, "window"):
         async with serving(AsgiApp(face.running, limits=HttpLimits(linger_timeout=0.1))) as served:
@@ -176,6 +184,7 @@ async def test_a_request_hypercorn_does_not_expect_costs_its_stream(
     attack: Callable[[Served, Any], Awaitable[None]],
     death: type[Exception],
     caplog: pytest.LogCaptureFixture,
+    steady_clock: trio.abc.Clock,
 ) -> None:
     face, _ = download()
     # The answer is to be complete before the rest of its body comes.
@@ -202,7 +211,9 @@ async def test_a_request_hypercorn_does_not_expect_costs_its_stream(
 
 @Dying
 @Guarded
-async def test_priorities_are_nobodys_burden(guarded: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_priorities_are_nobodys_burden(
+    guarded: bool, caplog: pytest.LogCaptureFixture, steady_clock: trio.abc.Clock
+) -> None:
     face, _ = download()
     with guard(guarded, "streams", "alive"):
         async with serving(AsgiApp(face.running)) as served:
@@ -231,9 +242,9 @@ async def test_only_websockets_are_connected_to() -> None:
 
 
 @Guarded
-async def test_a_cut_response_is_told_over_http_2(guarded: bool) -> None:
+async def test_a_cut_response_is_told_over_http_2(guarded: bool, steady_clock: trio.abc.Clock) -> None:
     def answer(body: bytes, reply: Any) -> None:
-        reply.start(Response(200, TEXT, b"half"))
+        reply.start(HttpResponse(200, TEXT, b"half"))
 
     face = DummyFace()
     face["/cut"] = handler = DummyHandler(answer)
@@ -314,7 +325,9 @@ async def test_nothing_is_inflated(guarded: bool) -> None:
 
 @Dying
 @Guarded
-async def test_data_before_the_handshake_ends_its_connection(guarded: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_data_before_the_handshake_ends_its_connection(
+    guarded: bool, caplog: pytest.LogCaptureFixture, steady_clock: trio.abc.Clock
+) -> None:
     face, _ = download()
     with guard(guarded, "messages", "alive"):
         async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
@@ -335,9 +348,9 @@ async def test_data_before_the_handshake_ends_its_connection(guarded: bool, capl
 @Guarded
 async def test_a_close_right_behind_what_is_too_large_is_heard(guarded: bool) -> None:
     face, _ = download()
-    app, limits = AsgiApp(face.running), HttpLimits(max_body=1000)
+    app = AsgiApp(face.running)
     with guard(guarded, "messages"):
-        async with serving(app, limits=limits, grace=0) as served, await open_websocket(served) as stream:
+        async with serving(app, grace=0) as served, await open_websocket(served) as stream:
             await stream.send_all(frame(1, b"x" * 2000) + frame(8, b"\x03\xe8"))
             assert (await stream.receive_some(4))[2:] == b"\x03\xf1"
             await settle()
@@ -356,6 +369,68 @@ async def test_who_breaks_the_protocol_is_told(guarded: bool, frames: bytes, cod
             await stream.send_all(frames)
             said = await read_until(stream, b"never")
             assert said[2:4] == (code.to_bytes(2, "big") if guarded else b"")
+
+
+@Guarded
+async def test_a_message_has_a_time_in_which_it_must_be_whole(guarded: bool, steady_clock: trio.abc.Clock) -> None:
+    face, _ = download()
+    app, limits = AsgiApp(face.running), HttpLimits(body_timeout=0.2)
+    with guard(guarded, "messages"):
+        async with serving(app, limits=limits, grace=0) as served, await open_websocket(served) as stream:
+            await stream.send_all(frame(1, b"x", last=False) + frame(9, b"alive"))
+            assert await read_until(stream, b"alive") == b"\x8a\x05alive"
+            with trio.move_on_after(0.4 if not guarded else 5) as scope:
+                assert (await read_until(stream, b"never"))[2:4] == (1008).to_bytes(2, "big")
+            assert scope.cancelled_caught is not guarded
+            if guarded:
+                await settle()
+                assert face.ended[0][0] == "/ws"
+
+
+async def test_a_message_that_was_whole_in_time_ends_nothing(steady_clock: trio.abc.Clock) -> None:
+    face, _ = download()
+    app, limits = AsgiApp(face.running), HttpLimits(body_timeout=0.2)
+    text = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    async with serving(app, limits=limits, grace=0) as served, await open_websocket(served) as stream:
+        for _ in range(2):
+            await stream.send_all(frame(1, text[:9], last=False) + frame(9, b"begun"))
+            await read_until(stream, b"begun")
+            await stream.send_all(frame(0, text[9:]))
+            with trio.move_on_after(0.25):
+                await read_until(stream, b"never")
+            await stream.send_all(frame(9, b"alive"))
+            assert (await read_until(stream, b"alive")).endswith(b"alive")
+
+
+@Guarded
+async def test_of_many_tiny_frames_others_have_their_turn_in_between(guarded: bool) -> None:
+    face, _ = download()
+    with guard(guarded, "messages"):
+        async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
+
+            async def say() -> None:
+                await stream.send_all(frame(10, b"") * 10_000 + frame(9, b"alive"))
+                await read_until(stream, b"alive")
+
+            assert (await turns_of(say) >= 10_000 / 16) is guarded
+
+
+async def test_a_peer_may_send_before_its_handshake_has_been_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = trio.Event()
+
+    async def access(*_: object) -> None:
+        await answered.wait()
+
+    monkeypatch.setattr("hypercorn.logging.Logger.access", access)
+    face, _ = download()
+    async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
+        await stream.send_all(frame(9, b"early"))
+        assert await read_until(stream, b"early") == b"\x8a\x05early"
+        answered.set()
+    assert served.failure is None
+    assert not caplog.records
 
 
 @Guarded
@@ -457,7 +532,7 @@ async def test_a_websocket_peer_that_leaves_unread_is_noticed_by_who_asks(
 def streaming() -> tuple[DummyFace, DummyHandler]:
     """A face whose answer begins, and may go on whenever the test says so."""
     face = DummyFace()
-    face["/stream"] = handler = DummyHandler(lambda body, reply: reply.start(Response(200, TEXT, b"begun")))
+    face["/stream"] = handler = DummyHandler(lambda body, reply: reply.start(HttpResponse(200, TEXT, b"begun")))
     return face, handler
 
 
@@ -481,7 +556,7 @@ TooMany = b"\r\n" + b"x" * (HttpLimits().max_pipelined + 10_000)
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("rest", [OneMore, TooMany, b"Upgrade: other\r\n\r\n"], ids=["more", "much", "upgrade"])
 async def test_a_client_that_leaves_with_more_behind_its_request_is_noticed(
-    guarded: bool, tls: bool, rest: bytes, identity: Identity
+    guarded: bool, tls: bool, rest: bytes, identity: Identity, steady_clock: trio.abc.Clock
 ) -> None:
     face, handler = streaming()
     ours, options = secured(identity, tls)
@@ -507,7 +582,9 @@ async def test_a_client_that_leaves_with_more_behind_its_request_is_noticed(
 
 
 @pytest.mark.parametrize("tls", [False, True])
-async def test_what_arrives_behind_a_request_is_answered_after_it(tls: bool, identity: Identity) -> None:
+async def test_what_arrives_behind_a_request_is_answered_after_it(
+    tls: bool, identity: Identity, steady_clock: trio.abc.Clock
+) -> None:
     face, started = DummyFace(), list[DummyHandler]()
 
     def begin(head: Head) -> DummyHandler:
@@ -533,11 +610,13 @@ async def test_what_arrives_behind_a_request_is_answered_after_it(tls: bool, ide
                 handler = started[n]
                 assert handler.body == b"%d" % n
                 assert handler.reply is not None
-                handler.reply.send(Response(200, TEXT, b"answer %d" % n))
+                handler.reply.send(HttpResponse(200, TEXT, b"answer %d" % n))
                 assert (await read_until(stream, b"answer %d" % n)).count(b"HTTP/1.1 200") == 1
 
 
-async def test_no_more_is_read_behind_a_request_than_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_more_is_read_behind_a_request_than_may_wait(
+    monkeypatch: pytest.MonkeyPatch, steady_clock: trio.abc.Clock
+) -> None:
     face, handler = streaming()
     sizes: list[int] = []
 
@@ -585,7 +664,9 @@ async def test_a_client_that_closes_an_idle_connection_is_let_go(guarded: bool) 
 
 @Guarded
 @pytest.mark.parametrize("more", [b"", b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\0\0\0\0\0\0\0\5\1\0\0\0\0\1\x82"])
-async def test_who_begins_with_http_2_and_says_nothing_is_not_waited_for(guarded: bool, more: bytes) -> None:
+async def test_who_begins_with_http_2_and_says_nothing_is_not_waited_for(
+    guarded: bool, more: bytes, steady_clock: trio.abc.Clock
+) -> None:
     face, _ = download()
     with guard(guarded, "idle"):
         app, limits = AsgiApp(face.running), HttpLimits(head_timeout=0.1)
@@ -601,7 +682,9 @@ async def test_who_begins_with_http_2_and_says_nothing_is_not_waited_for(guarded
 
 @Guarded
 @pytest.mark.parametrize("tls", [False, True])
-async def test_a_client_that_does_not_read_does_not_hold_the_end(guarded: bool, tls: bool, identity: Identity) -> None:
+async def test_a_client_that_does_not_read_does_not_hold_the_end(
+    guarded: bool, tls: bool, identity: Identity, steady_clock: trio.abc.Clock
+) -> None:
     face, handler = download()
     options = {"certfile": identity.certfile, "keyfile": identity.keyfile} if tls else {}
     with guard(guarded, "stall"):
@@ -625,7 +708,7 @@ async def test_a_client_that_does_not_read_does_not_hold_the_end(guarded: bool, 
     assert handler.disconnects == 1
 
 
-async def test_a_client_that_does_not_read_is_cut_after_the_grace() -> None:
+async def test_a_client_that_does_not_read_is_cut_after_the_grace(steady_clock: trio.abc.Clock) -> None:
     face, handler = download()
     async with serving(AsgiApp(face.running), grace=0.1) as served, await served.connect() as stream:
         await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -638,7 +721,7 @@ async def test_a_client_that_does_not_read_is_cut_after_the_grace() -> None:
 
 
 @Guarded
-async def test_a_client_that_does_not_read_is_cut_after_a_while(guarded: bool) -> None:
+async def test_a_client_that_does_not_read_is_cut_after_a_while(guarded: bool, steady_clock: trio.abc.Clock) -> None:
     face, handler = download()
     app, limits = AsgiApp(face.running), HttpLimits(stall_timeout=0.2)
     with guard(guarded, "stall"):
@@ -650,7 +733,7 @@ async def test_a_client_that_does_not_read_is_cut_after_a_while(guarded: bool) -
             assert await served.alive()
 
 
-async def test_a_client_that_reads_slowly_is_not_cut() -> None:
+async def test_a_client_that_reads_slowly_is_not_cut(steady_clock: trio.abc.Clock) -> None:
     """Time is up for a piece, not for everything."""
     face, handler = download(6_000_000)
     app, limits = AsgiApp(face.running), HttpLimits(stall_timeout=0.3)
@@ -764,11 +847,14 @@ async def run_connection(error: BaseException) -> None:
             raise error
 
     config = GuardedConfig(HttpLimits())
-    left, _ = trio.testing.memory_stream_pair()
-    try:
-        await guards._serve_connection(original, None, config, None, None, left)
-    finally:
-        assert not config.connections
+    left, right = trio.socket.socketpair()
+    with right:
+        try:
+            await guards._serve_connection(original, None, config, None, None, trio.SocketStream(left))
+        finally:
+            left.close()
+            assert not config.connections
+            assert not len(config.shares)
 
 
 async def test_ordinary_failures_of_a_connection_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -806,28 +892,77 @@ async def test_a_busy_stream_is_a_broken_one() -> None:
         await guards._GuardedStream(Busy(), 1).send_all(b"x")
 
 
-# Where they are in force
+# lines
+
+_CHUNKED = b"POST /mcp HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"
+AMBIGUOUS = [
+    b"GET /here HTTP/1.1\r\nHost: h\r\nX: a\r\n folded\r\n\r\n",
+    b"GET /here HTTP/1.1\r\nHost: h\r\nX: a\r\n\tTransfer-Encoding: chunked\r\n\r\n",
+    b"GET /here HTTP/1.1\nHost: h\n\n",
+    b"GET /here HTTP/1.1\r\nHost: h\r\n\n",
+    b"GET /here HTTP/1.1\r\nHost: h\nX: y\r\n\r\n",
+    b"POST /mcp HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\ncontent-length: 1\r\n\r\nx",
+    b"POST /mcp HTTP/1.1\r\nHost: h\r\nContent-Length: 1, 1\r\n\r\nx",
+    b"POST /mcp HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    _CHUNKED + b"\r\n1 \r\nx\r\n0\r\n\r\n",
+    _CHUNKED + b"\r\n1\r\nx\r\n0\r\nX: y\n\n",
+]
+
+
+@Guarded
+async def test_what_two_parsers_read_differently_is_refused(guarded: bool, steady_clock: trio.abc.Clock) -> None:
+    face, _ = download()
+    face["/mcp"] = DummyHandler()
+    with guard(guarded, "lines"):
+        async with serving(AsgiApp(face.running, limits=HttpLimits(linger_timeout=0.1))) as served:
+            for data in AMBIGUOUS:
+                async with await served.connect() as stream:
+                    await stream.send_all(data)
+                    with trio.fail_after(5):
+                        answer = await read_until(stream, b"\r\n\r\n")
+                    assert answer.startswith(b"HTTP/1.1 400 " if guarded else b"HTTP/1.1 200 "), data
+    assert len(face.heads) == (2 if guarded else len(AMBIGUOUS)), "the head is judged before the chunks come"
+
+
+@Guarded
+async def test_no_request_turns_its_connection_into_http_2(guarded: bool) -> None:
+    """It is answered as our own listener does: in HTTP/1.1, whatever else it offers to speak."""
+    face, _ = download()
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    with guard(guarded, "lines"):
+        async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
+            await stream.send_all(b"GET /here HTTP/1.1\r\nHost: h\r\n" + offer + b"\r\n")
+            answer = await read_until(stream, b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 " if guarded else b"HTTP/1.1 101 ")
 
 
 def test_the_guards_are_for_the_version_at_hand() -> None:
-    """When this fails: read the new Hypercorn's source for each fault, run these tests, and raise `FAULTY`."""
-    major, minor = (int(part) for part in guards.version("hypercorn").split(".")[:2])
-    assert FAULTY[0] <= (major, minor) < FAULTY[1]
+    """When this fails: read the new source for each fault, run these tests, and raise the end of `SERVED`."""
+    host.check_version()
 
 
-@pytest.mark.parametrize("version", ["0.16.0", "0.19.1", "1.0"])
-def test_other_versions_are_served_without(
-    version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("version", ["0.16.0", "0.19.1", "0.19b1", "1.0", "1", "unknown"])
+async def test_other_versions_are_not_served(
+    version: str, monkeypatch: pytest.MonkeyPatch, steady_clock: trio.abc.Clock
 ) -> None:
-    install()
-    monkeypatch.setattr(guards, "_installed", False)
-    monkeypatch.setattr(guards, "version", lambda name: version)
-    monkeypatch.setattr(guards, "_guards", [guards._Guard(frozenset(), None, "nothing", lambda: None)])
-    install()
-    (record,) = caplog.records
-    assert version in record.getMessage()
-    install()
-    assert len(caplog.records) == 1
+    monkeypatch.setattr(host, "version", lambda name: version)
+    for _ in range(2):
+        expected = rf"Hypercorn {version} .* install 'hypercorn>=0\.17,<0\.19'"
+        with pytest.raises(LocalError, match=expected), trio.fail_after(5):
+            await serve_hypercorn(AsgiApp(DummyFace().running), bind="127.0.0.1:0")
+
+
+@pytest.mark.parametrize("version", ["0.17.0", "0.18", "0.18.1.dev3", "0.17rc1"])
+def test_versions_between_are_taken_in_whatever_form_they_are_written(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "version", lambda name: version)
+    host.check_version()
+
+
+def test_pip_installs_no_other_version() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert host.SERVED in project["dependencies"]
 
 
 @pytest.fixture
@@ -852,3 +987,21 @@ async def test_other_servers_of_the_process_are_left_alone() -> None:
             await stream.send_all(WEBSOCKET % (b"/ws", b"Sec-WebSocket-Extensions: permessage-deflate\r\n"))
             assert b"permessage-deflate" in (await read_until(stream, b"\r\n\r\n")).lower()
         nursery.cancel_scope.cancel()
+
+
+# Where they are in force
+
+
+def test_whoever_serves_has_every_guard_of_the_page() -> None:
+    """In a process of its own: here the tests import what a server has to import by itself."""
+    rows = [row.split("|")[1].strip() for row in PAGE.read_text().splitlines() if row.startswith("| ")]
+    program = (
+        "from trimcp.transports.http.asgi import hypercorn\n"
+        "from trimcp.transports.http.settings import HttpLimits\n"
+        "hypercorn._configure(HttpLimits())\n"
+        "from trimcp.transports.http.asgi.guards import GUARDS\n"
+        "assert all(getattr(guard.owner, guard.attribute).__module__.startswith('trimcp') for guard in GUARDS)\n"
+        "print(*sorted({name for guard in GUARDS for name in guard.names}))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.split() == sorted({*rows} - {"guard", "---"})

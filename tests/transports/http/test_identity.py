@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens, identify
-from trimcp.transports.http.model import Head
+from trimcp.transports.http.seams import Head
 
 ADA, BOB = "ada-token-1", "bob.token~2=="
 TOKENS = {ADA: "ada", BOB: "bob", "ada-token-3": "ada"}

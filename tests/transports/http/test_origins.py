@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.transports.http.model import Head, Response
 from trimcp.transports.http.origins import Origins
+from trimcp.transports.http.seams import Head, HttpResponse
 
 
 def head(
@@ -225,7 +225,9 @@ def test_when_all_may_call_nothing_varies() -> None:
     assert "Vary" not in headers
 
 
-def preflight(origins: Origins, requested: str | None = None, origin: str = "https://app.example") -> Response | None:
+def preflight(
+    origins: Origins, requested: str | None = None, origin: str = "https://app.example"
+) -> HttpResponse | None:
     more = {} if requested is None else {"access_control_request_headers": requested}
     return origins.preflight(head(origin, method="OPTIONS", access_control_request_method="POST", **more))
 

@@ -7,10 +7,13 @@ import trio.testing
 
 from tests.transports.http.face import BOTH, LEGACY, visiting
 from tests.transports.http.test_exchange import make_server
-from trimcp.server.notices import Notice
-from trimcp.transports.http.settings import Settings
+from trimcp.server.offering import Notice
+from trimcp.transports.http.routing import PostPlan, Routing
+from trimcp.transports.http.seams import Head
+from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
+from trimcp.wire.jsonrpc import Batch, Message, Notification, Request
 from trimcp.wire.revisions import LATEST, REVISIONS, V2025_03_26, V2025_06_18
 
 
@@ -36,7 +39,7 @@ async def test_headers_have_to_say_what_the_body_says(headers: dict[str, Any], a
 
 async def test_a_subscription_needs_a_stream(autojump_clock: Any) -> None:
     wanted = {"notifications": {"toolsListChanged": True}}
-    async with visiting(make_server(), settings=Settings(reply="json")) as visitor:
+    async with visiting(make_server(), settings=HttpSettings(reply="json")) as visitor:
         refused = await visitor.post(visitor.request("subscriptions/listen", wanted), {"accept": "application/json"})
         assert (refused.status, refused.json["id"], refused.json["error"]["code"]) == (406, 1, INVALID_REQUEST)
         taken = await visitor.post(visitor.request("subscriptions/listen", wanted))
@@ -48,7 +51,7 @@ async def test_a_subscription_needs_a_stream(autojump_clock: Any) -> None:
 
 @pytest.mark.parametrize("stateless", [False, True])
 async def test_an_array_where_there_are_none_has_a_status(stateless: bool, autojump_clock: Any) -> None:
-    async with visiting(make_server(), LEGACY, Settings(stateless=stateless)) as visitor:
+    async with visiting(make_server(), LEGACY, HttpSettings(stateless=stateless)) as visitor:
         if not stateless:
             await visitor.initialize()
         answer = await visitor.post([visitor.request("ping")], {"mcp-protocol-version": LEGACY.name})
@@ -132,7 +135,7 @@ async def test_notifications_are_accepted_and_heard(autojump_clock: Any) -> None
         await visitor.initialize()
         await trio.testing.wait_all_tasks_blocked()
         assert heard == ["notifications/initialized"]
-        assert len(legacy.sessions) == 1
+        assert len(legacy.shared.sessions) == 1
 
 
 async def test_an_array_is_answered_by_an_array_in_2025_03_26(autojump_clock: Any) -> None:
@@ -170,7 +173,7 @@ async def test_an_array_whose_requests_are_all_given_up_ends(autojump_clock: Any
 
 
 async def test_without_sessions_any_worker_answers_a_legacy_client(autojump_clock: Any) -> None:
-    async with visiting(make_server(), LEGACY, Settings(stateless=True)) as visitor:
+    async with visiting(make_server(), LEGACY, HttpSettings(stateless=True)) as visitor:
         opened = await visitor.initialize()
         assert "mcp-session-id" not in opened.headers
         for revision in (r for r in REVISIONS if r.sessions):
@@ -186,7 +189,7 @@ async def test_without_sessions_any_worker_answers_a_legacy_client(autojump_cloc
 
 async def test_without_sessions_a_call_ends_with_its_reader(autojump_clock: Any) -> None:
     journal: list[str] = []
-    async with visiting(make_server(journal), LEGACY, Settings(stateless=True)) as visitor:
+    async with visiting(make_server(journal), LEGACY, HttpSettings(stateless=True)) as visitor:
         call = await visitor.call("wait", seconds=60)
         await trio.testing.wait_all_tasks_blocked()
         call.leave()
@@ -203,3 +206,44 @@ async def test_a_modern_server_has_only_posts(autojump_clock: Any) -> None:
         visitor.revision = LEGACY
         answer = await visitor.post(visitor.request("initialize", {"protocolVersion": LEGACY.name}), {"accept": BOTH})
         assert answer.status == 400
+
+
+_ENVELOPE = {"_meta": {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_CAPABILITIES: {}}}
+
+_VERSIONED = {"mcp-protocol-version": LATEST.name}
+_LEGACY = {"mcp-protocol-version": V2025_06_18.name}
+_CALLED = {**_VERSIONED, "mcp-method": "ping"}
+_LISTENED = {**_VERSIONED, "mcp-method": "subscriptions/listen"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "message", "stateless", "expected"),
+    [
+        (_CALLED, Request(1, "ping", _ENVELOPE), False, PostPlan("brief", 1, statuses=True)),
+        (_LISTENED, Request(1, "subscriptions/listen", _ENVELOPE), False, PostPlan("brief", 1, True, True)),
+        (_VERSIONED, Notification("notifications/cancelled"), False, PostPlan("brief", 0, statuses=True)),
+        ({}, Request(1, "initialize"), False, PostPlan("new", 1)),
+        ({"mcp-session-id": "s"}, Request(1, "ping"), False, PostPlan("known", 1)),
+        ({"mcp-session-id": "s"}, Notification("notifications/initialized"), False, PostPlan("known")),
+        ({"mcp-session-id": "s"}, Batch((Request(1, "ping"), Request(2, "ping"))), False, PostPlan("known", 2, True)),
+        ({}, Request(1, "initialize"), True, PostPlan("assumed", 1)),
+        ({}, Request(1, "ping"), True, PostPlan("assumed", 1, revision=V2025_03_26)),
+        (
+            {"mcp-protocol-version": V2025_06_18.name},
+            Request(1, "ping"),
+            True,
+            PostPlan("assumed", 1, revision=V2025_06_18),
+        ),
+        ({}, Request(1, "ping"), False, 400),
+        ({"mcp-protocol-version": "v9", "mcp-session-id": "s"}, Request(1, "ping"), False, 400),
+        (_VERSIONED, Batch(()), False, 400),
+        ({**_CALLED, "mcp-method": "other"}, Request(1, "ping", _ENVELOPE), False, 400),
+    ],
+    ids=str,
+)
+def test_a_plan_follows_from_head_and_message_alone(
+    headers: dict[str, str], message: Message, stateless: bool, expected: PostPlan | int
+) -> None:
+    routing = Routing.of(REVISIONS, stateless=stateless)
+    found = routing.route(Head("POST", "/mcp", headers=headers), message, None, events=True)
+    assert (found if isinstance(found, PostPlan) else found.status) == expected

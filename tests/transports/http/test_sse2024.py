@@ -9,7 +9,8 @@ import trio.testing
 from tests.transports.http.face import Answer, Visitor, visiting
 from tests.transports.http.test_exchange import make_server
 from tests.transports.http.test_sessions import by_header
-from trimcp.transports.http.settings import Settings
+from trimcp.session.limits import Limits
+from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, PARSE_ERROR
 from trimcp.wire.revisions import OLDEST
 
@@ -85,11 +86,11 @@ async def test_the_end_of_the_stream_ends_the_session(autojump_clock: Any) -> No
         await trio.testing.wait_all_tasks_blocked()
         assert journal == ["disconnected"]
         assert (await say(visitor, place, visitor.request("ping"))).status == 404
-        assert len(visitor.face.streams) == 0
+        assert len(visitor.face.sse2024.streams) == 0
 
 
 async def test_the_endpoint_stands_below_the_prefix(autojump_clock: Any) -> None:
-    from trimcp.transports.http.model import Head
+    from trimcp.transports.http.seams import Head
 
     async with visiting(make_server(), OLDEST) as visitor:
         head = Head("GET", "/sse", headers={"host": "localhost"}, root="/a b")
@@ -101,7 +102,7 @@ async def test_the_endpoint_stands_below_the_prefix(autojump_clock: Any) -> None
 
 
 async def test_a_stream_belongs_to_who_opened_it(autojump_clock: Any) -> None:
-    async with visiting(make_server(), OLDEST, Settings(authenticate=by_header)) as ada:
+    async with visiting(make_server(), OLDEST, HttpSettings(authenticate=by_header)) as ada:
         ada.headers["authorization"] = "ada"
         stream, place = await met(ada)
         eve = Visitor(ada.face, OLDEST, {"authorization": "eve"})
@@ -124,7 +125,9 @@ async def test_the_address_may_be_spelled_anew(autojump_clock: Any) -> None:
 
 
 async def test_garbage_is_answered_on_the_stream(autojump_clock: Any) -> None:
-    async with visiting(make_server(), OLDEST, Settings(max_message=100_000)) as visitor:
+    server = make_server()
+    server.limits = Limits(max_message=100_000)
+    async with visiting(server, OLDEST) as visitor:
         stream, place = await met(visitor)
         assert (await say(visitor, place, b'{"id": 5,')).status == 202
         assert spoken(stream)[-1]["error"]["code"] == PARSE_ERROR
@@ -135,7 +138,7 @@ async def test_garbage_is_answered_on_the_stream(autojump_clock: Any) -> None:
 
 
 async def test_who_asks_without_reading_is_held_back(autojump_clock: Any) -> None:
-    async with visiting(make_server(), OLDEST, Settings(stream_buffer=1_000)) as visitor:
+    async with visiting(make_server(), OLDEST, HttpSettings(stream_buffer=1_000)) as visitor:
         stream, place = await met(visitor)
         stream.stalled = True
         statuses = [(await say(visitor, place, visitor.request("ping"))).status for _ in range(1_000)]
@@ -168,3 +171,27 @@ async def test_a_quiet_stream_is_kept_alive(autojump_clock: Any) -> None:
         await trio.sleep(60)
         assert 3 <= bytes(stream.body[before:]).count(b":\n\n") <= 4
         stream.leave()
+
+
+async def test_there_are_only_so_many_streams_and_one_address_does_not_take_them_all(autojump_clock: Any) -> None:
+    async with visiting(make_server(), OLDEST, HttpSettings(max_sessions=20)) as visitor:
+        eve = [Visitor(visitor.face, OLDEST, peer=f"192.0.2.1:{n}") for n in range(25)]
+        streams = [await met(each) for each in eve]
+        # A handshake asks for nothing: the first ones made room for the last.
+        assert [stream.finished for stream, _ in streams] == [True] * 5 + [False] * 20
+        assert len(visitor.face.sse2024.streams) == 20
+        for each, (stream, place) in zip(eve[5:], streams[5:], strict=True):
+            assert (
+                await say(each, place, each.request("tools/call", {"name": "echo", "arguments": {"text": "x"}}))
+            ).status == 202
+            await stream.events(3)
+        full = await eve[0].send("GET", "/sse", headers={"accept": "text/event-stream"})
+        assert (full.status, full.headers["retry-after"]) == (503, "1")
+        ada = Visitor(visitor.face, OLDEST, peer="192.0.2.2:1")
+        stream, place = await met(ada)
+        await say(ada, place, ada.request("tools/call", {"name": "echo", "arguments": {"text": "x"}}))
+        await stream.events(3)
+        assert not stream.finished
+        assert sum(stream.finished for stream, _ in streams) == 6
+        assert len(visitor.face.sse2024.streams) == 20
+        visitor.face.end()

@@ -1,6 +1,6 @@
-"""What a request says about forms: which it takes in return, and which its body has (Accept, Content-*).
+"""Reads Accept and Content-*: which forms of answer a client takes, and which its body has.
 
-The headers are a stranger's. They are read once from left to right, and a part that makes no sense counts for nothing.
+The headers are a stranger's. They are read once from left to right; a part that makes no sense is ignored.
 (RFC 9110, sections 8.3, 8.4 and 12.5.1.)
 """
 
@@ -76,8 +76,7 @@ def is_json(content_type: str | None) -> bool:
     """Return whether a body may be a JSON-RPC message: `application/json`, in UTF-8 if it says so.
 
     A body without a Content-Type is not: the specification's requests all have it, and without it a page could send one
-    with `fetch(..., {mode: "no-cors"})`, which asks nobody for permission. Nor is `application/...+json`: it is
-    something else in JSON's clothes.
+    with `fetch(..., {mode: "no-cors"})`, which asks nobody for permission. Nor is `application/...+json`.
 
     Args:
         content_type: the value of Content-Type, or None.

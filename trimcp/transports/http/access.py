@@ -1,7 +1,7 @@
-"""One line in the log for each request that was answered, with fields that programs can read.
+"""The access log: one line for each request that was answered, with fields that programs can read.
 
-What a client wrote is escaped and cut, and what could let a reader of the log in is not there: the query's values
-(HTTP+SSE has its session there) are masked, and a session is told from others by a digest of its id.
+What a client wrote is escaped and cut. A reader of the log learns no secrets: the query's values (HTTP+SSE has its
+session there) are masked, and a session is named by a digest of its id.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.masking import digest, harmless
-from trimcp.transports.http.model import Head
+from trimcp.cleaning import digest, harmless
+from trimcp.transports.http.seams import Head
 
 __all__ = ["AccessLog", "JsonFormatter"]
 

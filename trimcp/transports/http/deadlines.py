@@ -1,7 +1,8 @@
-"""The deadlines of many connections, watched by one task.
+"""The clock of HTTP: the deadlines of many connections, requests and streams, watched by one task.
 
 A cancel scope for each request would cost a tenth of what a request costs, and nearly no deadline is ever reached. So
-to move one is to write a number; the watching task looks at it when it would have been due as it stood before.
+moving a deadline stores a number; the watching task looks at it when it would have been due as it stood before. Where
+many things have the same time (`DeadlineQueue`), one deadline, that of the oldest, stands for all.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import attrs
 import trio
 
-__all__ = ["Deadline", "Deadlines"]
+__all__ = ["Deadline", "DeadlineQueue", "Deadlines", "Timed"]
 
 
 @attrs.define(eq=False)
 class Deadlines:
-    """What watches; `run` is its task."""
+    """Watches deadlines; `run` is its task."""
 
     _heap: list[tuple[float, int, Deadline]] = attrs.field(init=False, factory=list)
     _numbers: Iterator[int] = attrs.field(init=False, factory=itertools.count)
@@ -57,7 +59,7 @@ class Deadlines:
 
 
 class Deadline:
-    """One deadline of one connection.
+    """One deadline.
 
     Attributes:
         passed: whether it passed since it was last set or cleared.
@@ -79,6 +81,15 @@ class Deadline:
         if due < self._looked_at:
             self._looked_at = due
             self._watch._look_at(due, self)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it will pass."""
+        return self._due < math.inf
+
+    def put_off(self, seconds: float) -> None:
+        """Let it pass so many seconds later than was set."""
+        self._due += seconds
 
     def clear(self) -> None:
         """Let it never pass."""
@@ -110,3 +121,52 @@ class Deadline:
             self._due = math.inf
             self.passed = True
             self._on_passed()
+
+
+class Timed(Protocol):
+    """What waits in a `DeadlineQueue`."""
+
+    def timed_out(self) -> None:
+        """Note that its time has passed. Must not raise."""
+
+
+class DeadlineQueue:
+    """Gives each of many things the same time, for no more than an entry in a dict.
+
+    Args:
+        deadlines: the clock.
+        seconds: how long each thing has.
+    """
+
+    __slots__ = ("_deadline", "_is_set", "_seconds", "_since")
+
+    def __init__(self, deadlines: Deadlines, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: dict[Timed, float] = {}  # the oldest first
+        self._deadline = deadlines.new(self._look)
+        self._is_set = False
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def add(self, item: Timed) -> None:
+        """Call `item.timed_out` once its time has passed, unless it is removed before."""
+        self._since[item] = trio.current_time()
+        if not self._is_set:
+            self._is_set = True
+            self._deadline.set(self._seconds)
+
+    def remove(self, item: Timed) -> None:
+        """Forget it, if it is still there."""
+        self._since.pop(item, None)
+
+    def _look(self) -> None:
+        now = trio.current_time()
+        while self._since:
+            item, since = next(iter(self._since.items()))
+            if (left := since + self._seconds - now) > 0:
+                self._deadline.set(left)
+                return
+            del self._since[item]
+            item.timed_out()
+        self._is_set = False

@@ -1,104 +1,181 @@
-"""One POST and its answer: when it is JSON, when it becomes a stream, and what a disconnect means.
+"""What answers requests to the endpoint of Streamable HTTP: a POST by an exchange, a GET by a stream, a DELETE.
 
-An exchange is the road of everything that belongs to its request. The answer is JSON until there is something to say
-before it; then the response becomes a stream of events. Until 2025-11-25 the stream belongs to a session and the call
-goes on without its reader; since 2026-07-28 the reader's leaving cancels it, as `Revision.disconnect_cancels` says.
+A POST waits for its body, is given a plan (`routing`), and becomes an exchange: the sink of all that belongs to its
+request. The answer is JSON until there is something to say before it; then the response becomes a stream of events
+(`Exchange.become_stream`). Until 2025-11-25 the stream belongs to a session and the call goes on without its reader;
+since 2026-07-28 the reader's leaving cancels it, as `Revision.disconnect_cancels` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Final
 
 import attrs
+import trio
 
-from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
+from trimcp.budget import owner_of
+from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
-from trimcp.transports.http.model import Head, Reply, Response
+from trimcp.transports.http.routing import PostPlan, id_of
+from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.sessions import HttpSession
+from trimcp.transports.http.shared import Shared
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream
-from trimcp.wire.codes import ERRORS, INVALID_REQUEST
-from trimcp.wire.jsonrpc import RequestId, encode_error, scan_id
+from trimcp.wire.codes import ERRORS, OVERLOADED
+from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 
-if TYPE_CHECKING:
-    from trimcp.transports.http.app import HttpFace
-    from trimcp.transports.http.service import PushedSession
-    from trimcp.transports.http.sessions import HttpSession
+__all__ = ["Exchange", "Forms", "HttpPost", "SessionDelete", "SessionGet"]
 
-__all__ = ["JSON_HEADERS", "Exchange"]
 
-JSON_HEADERS: Final = (("Content-Type", "application/json"),)
+@attrs.frozen
+class Forms:
+    """The forms in which a POST may be answered, as its headers and our settings say.
+
+    Attributes:
+        events: whether the client takes a stream of events.
+        may_stream: whether the response may become one.
+        as_event: whether an answer with nothing before it is an event, too.
+    """
+
+    events: bool
+    may_stream: bool
+    as_event: bool
 
 
 @attrs.define(eq=False)
-class Exchange:
-    """One POST, from its head to the end of its response. A `Handler` to the host, a `Sink` to its session.
+class HttpPost(Handler):
+    """A POST, until its body is there; then its exchange answers it. `headers` are for every response to it."""
 
-    Args:
-        face: what it came in by.
-        head: the request's.
-        principal: who asks.
-        json: whether the client takes JSON.
-        sse: whether it takes events.
-
-    Attributes:
-        answered: whether the response has ended, or is owed no more.
-        headers: of the response, beside the content's type.
-        session: the legacy session it came in for, or None.
-        own: the session that was made for this exchange alone, or None.
-        statuses: whether errors have the HTTP status of the specification's table, as clients since 2026-07-28 read it.
-        malformed: whether the body was no message, or may be none: an error then has its status in every revision.
-        always_streams: whether the answer is nothing without what comes before it.
-        awaited: requests in the body that are not answered yet.
-        opening: whether it is the `initialize` of a session that is not in the table yet.
-    """
-
-    face: HttpFace
+    shared: Shared
     head: Head
     principal: str | None
-    json: bool
-    sse: bool
-    answered: bool = attrs.field(init=False, default=False)
-    headers: tuple[tuple[str, str], ...] = attrs.field(init=False, default=())
-    session: HttpSession | None = attrs.field(init=False, default=None)
-    own: PushedSession | None = attrs.field(init=False, default=None)
-    statuses: bool = attrs.field(init=False, default=False)
-    malformed: bool = attrs.field(init=False, default=False)
-    always_streams: bool = attrs.field(init=False, default=False)
-    awaited: int = attrs.field(init=False, default=0)
-    opening: bool = attrs.field(init=False, default=False)
-    _reply: Reply | None = attrs.field(init=False, default=None)
-    _stream: EventStream | None = attrs.field(init=False, default=None)
-    _gone: bool = attrs.field(init=False, default=False)
-
-    # For the host
+    forms: Forms
+    headers: tuple[tuple[str, str], ...] = ()
+    _exchange: Exchange | None = attrs.field(init=False, default=None)
 
     @property
     def max_body(self) -> int:
         """Bytes of the largest message."""
-        return self.face.settings.max_message
+        return self.shared.service.max_message
 
-    def start(self, body: bytes, reply: Reply) -> None:
-        """Take the message and begin to work on it."""
-        self._reply = reply
-        self.face.take(self, body)
+    @property
+    def at_rest(self) -> bool:
+        """Whether it is answered, or was not asked yet."""
+        return self._exchange is None or self._exchange.answered
 
-    def too_large(self, beginning: bytes) -> Response:
-        """Refuse a body beyond the limit, by the id of its request if that can be read."""
-        self.answered = True
-        security_event("oversize", most=self.max_body, peer=self.head.peer, principal=self.principal)
-        text = f"a message may have {self.max_body} bytes"
-        body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
-        return Response(413, (*JSON_HEADERS, *self.headers), body)
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        """Give the message to the session it is meant for, or answer why there is none."""
+        shared, head = self.shared, self.head
+        settings = shared.settings
+        message = parse(body, settings.limits)
+        shared.show("<--", message)
+        for dialect in settings.dialects:
+            response = dialect(head, body)
+            if response is not None:
+                self._send(reply, response)
+                return
+        plan = shared.routing.route(head, message, self.principal, events=self.forms.events)
+        begun = plan if isinstance(plan, HttpResponse) else self._begin(plan, message, reply)
+        if isinstance(begun, HttpResponse):
+            begun.headers = (*begun.headers, *self.headers)
+            self._send(reply, begun)
+        else:
+            self._exchange = begun
+            begun.take(message, len(body), self.principal)
+
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        """Refuse a message beyond the limit."""
+        return self.shared.too_large(self.head, self.principal, self.headers, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
+        """Tell the exchange."""
+        if self._exchange is not None:
+            self._exchange.disconnected(slow)
+
+    def writable(self) -> None:
+        """Tell the exchange."""
+        if self._exchange is not None:
+            self._exchange.writable()
+
+    def _begin(self, plan: PostPlan, message: Message, reply: HttpReply) -> Exchange | HttpResponse:
+        """Return an exchange in the session that the plan names, or why there is no such session."""
+        shared, head, sessions = self.shared, self.head, self.shared.sessions
+        own: PushedSession | None = None
+        session: HttpSession | None = None
+        if plan.place == "known":
+            session = sessions.find(head.headers["mcp-session-id"], self.principal)
+            if session is None:
+                return refusal(404, "there is no such session; initialize anew", id=id_of(message))
+            if plan.awaited and session.fresh:
+                sessions.use(session)
+        elif plan.place == "brief":
+            own = shared.service.open_brief(head.holding, sessions)
+        elif plan.place == "assumed":
+            own = shared.service.open(NOWHERE, head.holding, sessions)
+            if plan.revision is not None:
+                own.assume(plan.revision)
+        else:
+            owner = owner_of(self.principal, head.peer)
+            if shared.draining or not sessions.has_room(owner):
+                if not shared.draining:
+                    security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
+                text = "no more sessions now; try again later"
+                return refusal(503, text, id=id_of(message), code=OVERLOADED)
+            session = shared.new_session(self.principal, owner)
+        return Exchange(shared, plan, head, self.forms, self.headers, session, own, reply, plan.awaited)
+
+    def _send(self, reply: HttpReply, response: HttpResponse) -> None:
+        if response.body:
+            self.shared.show("-->", response.body)
+        reply.send(response)
+
+
+@attrs.define(eq=False)
+class Exchange(Sink):
+    """A POST whose message is being answered. The `Sink` and `Origin` of all that belongs to its request.
+
+    Attributes:
+        session: the legacy session it came in for, or None.
+        own: the session that was made for this exchange alone, or None; forgotten when it has ended.
+        awaited: requests in the body that are not answered yet.
+        answered: whether the response has ended, or is owed no more.
+    """
+
+    shared: Shared
+    plan: PostPlan
+    head: Head
+    forms: Forms
+    headers: tuple[tuple[str, str], ...]
+    session: HttpSession | None
+    own: PushedSession | None
+    _reply: HttpReply | None  # forgotten when nothing more is owed
+    awaited: int
+    answered: bool = attrs.field(init=False, default=False)
+    _stream: EventStream | None = attrs.field(init=False, default=None)
+    _gone: bool = attrs.field(init=False, default=False)
+
+    def take(self, message: Message, size: int, principal: str | None) -> None:
+        """Deliver the message to the session."""
+        shared, own, asked = self.shared, self.own, self.plan.awaited
+        shared.exchanges += 1
+        if asked:
+            shared.silent.add(self)
+        pushed = own if self.session is None else self.session.pushed
+        assert pushed is not None
+        pushed.deliver((Incoming(message, size, self, self.head.headers, principal),))
+        if not asked and not self.answered:
+            self._accept(message, own)
+
+    # For the host
+
+    def disconnected(self, slow: str | None) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
         self._gone = True
         stream = self._stream
         if stream is not None and stream.reply is self._reply:  # else another connection has taken it up
             stream.detach()
-            self.face.ticker.unwatch(stream)
         own, self.own = self.own, None
         if own is not None and not self.answered:
             self._end()
@@ -108,6 +185,11 @@ class Exchange:
         """Write what was held back for a slow reader."""
         if self._stream is not None:
             self._stream.writable()
+
+    def timed_out(self) -> None:
+        """Become a stream, since nothing was said for so long."""
+        if not self.answered:
+            self.become_stream()
 
     # For the session
 
@@ -123,7 +205,7 @@ class Exchange:
 
     @property
     def sink(self) -> Sink:
-        """Itself: the road of all that belongs to its request."""
+        """Itself: what belongs to its request goes here."""
         return self
 
     @property
@@ -141,7 +223,7 @@ class Exchange:
         if outgoing.kind is Kind.REPLY:
             self._answer(outgoing)
             return
-        stream = self._stream if not self.answered and self._streaming() else None
+        stream = None if self.answered else self.become_stream()
         asks = outgoing.kind is Kind.REQUEST
         if stream is not None and (stream.read or stream.journal is not None or not asks):
             stream.send(outgoing)
@@ -152,11 +234,127 @@ class Exchange:
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Send a message, or keep it while the reader is behind."""
-        if not self.answered and self._streaming():
-            assert self._stream is not None
-            self._stream.send_latest(key, outgoing)
+        stream = None if self.answered else self.become_stream()
+        if stream is not None:
+            stream.send_latest(key, outgoing)
         else:
             self._drop(outgoing)
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Send what was kept back, or drop it."""
+        if self._stream is not None:
+            self._stream.settle_latest(key, keep=keep)
+
+    def unanswered(self, request_id: RequestId) -> None:
+        """End the response without an answer, once nothing else in the body waits for one."""
+        self.awaited -= 1
+        if self.awaited > 0 or self.answered:
+            return
+        stream, reply = self._stream, self._reply
+        self._end()
+        if stream is not None:
+            self._close_stream(stream, None)
+        elif not self._gone and reply is not None:
+            reply.send(HttpResponse(200, (*SSE_HEADERS, *self.headers)))
+
+    def release(self) -> None:
+        """Let the client's connection go, if it can come back for the rest of the stream."""
+        if self.session is not None and self.session.can_poll and not self.answered:
+            stream = self.become_stream()
+            if stream is not None:
+                stream.release(self.shared.settings.retry)
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is held back for the reader, and the bytes that it has not taken."""
+        return ((), 0) if self._stream is None else self._stream.waiting()
+
+    # Its own
+
+    def become_stream(self) -> EventStream | None:
+        """Return the stream of events that the response is from now on, or None if it cannot be one."""
+        if self._stream is not None:
+            return self._stream
+        reply, session, forms = self._reply, self.session, self.forms
+        may = forms.events if self.plan.always_streams else forms.may_stream
+        if self._gone or reply is None or not may:
+            return None
+        first = b""
+        if session is None:
+            stream = EventStream(self.shared.open_streams, counts=self._counts)
+        else:
+            stream = session.new_stream()
+            if session.can_poll:
+                first = stream.prime(self.shared.settings.retry)
+        self._stream = stream
+        stream.open(reply, self.headers, first)
+        return stream
+
+    def _answer(self, outgoing: Outgoing) -> None:
+        if self.answered:
+            return
+        if outgoing.request_id is not None:
+            self.awaited -= 1
+        last = outgoing.request_id is None or self.awaited <= 0
+        stream, reply = self._stream, self._reply
+        if stream is not None and not last:
+            stream.send(outgoing)
+            return
+        if self.plan.place == "new":
+            self._open(outgoing.error)
+        self._end()
+        if stream is not None:
+            self._close_stream(stream, outgoing.data)
+        elif not self._gone and reply is not None:
+            reply.send(self._whole(outgoing))
+
+    def _open(self, error: int | None) -> None:
+        """Let the new session be found from now on, and tell the client its id."""
+        session = self.session
+        assert session is not None
+        if error is None:
+            self.shared.add(session)
+            self.headers = (*self.headers, ("Mcp-Session-Id", session.id))
+        else:
+            session.pushed.close()
+
+    def _close_stream(self, stream: EventStream, data: bytes | None) -> None:
+        delivered = stream.read  # maybe by another connection than the one it began on
+        stream.end(data)
+        if self.session is not None:
+            self.session.stream_ended(stream, delivered=delivered)
+
+    def _whole(self, outgoing: Outgoing) -> HttpResponse:
+        """Return a response that says all there is to say, in one write."""
+        status, headers, data = 200, self.headers, outgoing.data
+        if outgoing.error is not None and self.plan.statuses:
+            kind = ERRORS.get(outgoing.error)
+            status = 200 if kind is None else kind.http_status
+            if status == 503:
+                headers = (*headers, ("Retry-After", outgoing.headers["retry-after"] if outgoing.headers else "1"))
+        if not self.forms.as_event or status != 200:
+            self.shared.show("-->", data)
+            return HttpResponse(status, (*JSON_HEADERS, *headers), data)
+        if self.session is not None:
+            body = self.session.as_events(data)
+        else:
+            self.shared.show("-->", data)
+            body = encode_event(data)
+        return HttpResponse(200, (*SSE_HEADERS, *headers), body)
+
+    def _accept(self, message: Message, own: PushedSession | None) -> None:
+        """Answer what asked for nothing, now that its session has it."""
+        if type(message) is Malformed:
+            data = {"reason": message.reason}
+            response = refusal(400, message.message, *self.headers, code=message.code, data=data)
+            self.shared.show("-->", response.body)
+        else:
+            response = HttpResponse(202, self.headers)
+        self.own, reply = None, self._reply  # its session is not closed: what the message began goes on
+        self._end()
+        if reply is not None:
+            reply.send(response)
+        if own is not None:
+            own.leave()
 
     def _drop(self, outgoing: Outgoing) -> None:
         """Count what nobody can be told: the client wants no stream, or it is over."""
@@ -171,150 +369,72 @@ class Exchange:
             return session.pushed.counts
         return None if own is None else own.counts
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Send what was kept back, or drop it."""
-        if self._stream is not None:
-            self._stream.settle_latest(key, keep=keep)
-
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Return False: what was posted has left."""
-        return False
-
-    def unanswered(self, request_id: RequestId) -> None:
-        """End the response without an answer, once nothing else in the body waits for one."""
-        self.awaited -= 1
-        if self.awaited > 0 or self.answered:
-            return
-        stream, reply = self._stream, self._reply
-        self._end()
-        if stream is not None:
-            self._close_stream(stream, None)
-        elif not self._gone and reply is not None:
-            reply.send(Response(200, (*SSE_HEADERS, *self.headers)))
-
-    def release(self) -> None:
-        """Let the client's connection go, if it can come back for the rest of the stream."""
-        session = self.session
-        if session is None or self.answered or not session.can_poll or not self._streaming():
-            return
-        stream = self._stream
-        assert stream is not None
-        stream.release(self.face.settings.retry)
-        self.face.ticker.unwatch(stream)
-
-    def close(self) -> None:
-        """Do nothing: it ends with its answer."""
-
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is held back for the reader, and the bytes that it has not taken."""
-        return ((), 0) if self._stream is None else self._stream.waiting()
-
-    # Its own
-
-    def accepted(self) -> None:
-        """Answer that nothing will be answered: there was no request in the body."""
-        if not self.answered:
-            self.refuse(Response(202, self.headers))
-
-    def refuse(self, response: Response) -> None:
-        """Send this response instead of any other."""
-        if response.body:
-            self.face.show("-->", response.body)
-        reply = self._reply
-        self._end()
-        if reply is not None:
-            reply.send(response)
-
-    def grow_impatient(self) -> None:
-        """Become a stream, since nothing was said for so long."""
-        if not self.answered and not self._gone:
-            self._streaming()
-
-    def _streaming(self) -> bool:
-        """Return whether the response is a stream, after having made it one if that can be."""
-        if self._stream is not None:
-            return True
-        reply = self._reply
-        if self._gone or reply is None or not self.sse:
-            return False
-        if self.face.settings.reply == "json" and not self.always_streams:
-            return False
-        session = self.session
-        self._stream = self.face.new_stream() if session is None else session.new_stream()
-        self._stream.counts = self._counts
-        self._stream.open(reply, self.headers, self._prime(self._stream))
-        self.face.ticker.watch(self._stream)
-        return True
-
-    def _prime(self, stream: EventStream) -> bytes:
-        session = self.session
-        if session is None or not session.can_poll:
-            return b""
-        return stream.prime(self.face.settings.retry)
-
-    def _answer(self, outgoing: Outgoing) -> None:
-        if self.answered:
-            return
-        if outgoing.request_id is not None:
-            self.awaited -= 1
-        last = outgoing.request_id is None or self.awaited <= 0
-        stream, reply = self._stream, self._reply
-        if stream is not None and not last:
-            stream.send(outgoing)
-            return
-        if self.opening:
-            self._open(outgoing.error)
-        self._end(outgoing.error)
-        if stream is not None:
-            self._close_stream(stream, outgoing.data)
-        elif not self._gone and reply is not None:
-            reply.send(self._whole(outgoing))
-
-    def _open(self, error: int | None) -> None:
-        """Let the new session be found from now on, and tell the client its id."""
-        session = self.session
-        assert session is not None
-        if error is None:
-            self.face.sessions.add(session)
-            self.headers = (*self.headers, ("Mcp-Session-Id", session.id))
-        else:
-            session.pushed.close()
-
-    def _close_stream(self, stream: EventStream, data: bytes | None) -> None:
-        delivered = stream.read  # maybe by another connection than the one it began on
-        stream.end(data)
-        self.face.ticker.unwatch(stream)
-        if self.session is not None:
-            self.session.stream_ended(stream, delivered=delivered)
-
-    def _whole(self, outgoing: Outgoing) -> Response:
-        """Return a response that says all there is to say, in one write."""
-        status = 200
-        if outgoing.error is not None and (self.statuses or self.malformed):
-            kind = ERRORS.get(outgoing.error)
-            status = 200 if kind is None else kind.http_status
-        headers = self.headers
-        if status == 503:
-            headers = (*headers, ("Retry-After", outgoing.headers["retry-after"] if outgoing.headers else "1"))
-        as_event = self.sse and (self.face.settings.reply == "sse" or not self.json)
-        if not as_event or status != 200:
-            self.face.show("-->", outgoing.data)
-            return Response(status, (*JSON_HEADERS, *headers), outgoing.data)
-        if self.session is not None:
-            body = self.session.as_events(outgoing.data)
-        else:
-            self.face.show("-->", outgoing.data)
-            body = encode_event(outgoing.data)
-        return Response(200, (*SSE_HEADERS, *headers), body)
-
-    def _end(self, error: int | None = None) -> None:
+    def _end(self) -> None:
         """Note that nothing more is owed. What it held is let go, so that no cycle is left."""
         self.answered = True
         self._reply = None
         own, self.own = self.own, None
-        session = self.session
-        self.face.ended(self)
+        shared = self.shared
+        shared.exchanges -= 1
+        shared.silent.remove(self)
         if own is not None:
             own.close()
-        if session is not None:
-            session.exchange_ended(self, error)
+        if self.session is not None:
+            self.session.used = trio.current_time()
+
+
+@attrs.define(eq=False)
+class SessionGet(Handler):
+    """A GET: the stream of what belongs to no request, or the rest of one the client lost.
+
+    With `Last-Event-ID` it continues the stream that event was on, and no other.
+    """
+
+    session: HttpSession
+    head: Head
+    headers: tuple[tuple[str, str], ...] = ()
+    _stream: EventStream | None = attrs.field(init=False, default=None)
+    _reply: HttpReply | None = attrs.field(init=False, default=None)
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        """Begin to send events."""
+        session = self.session
+        session.table.use(session)
+        last = self.head.headers.get("last-event-id") if session.resumable else None
+        if not last:
+            self._stream, self._reply = session.listen(reply, self.headers), reply
+            return
+        found = session.find_stream(last)
+        if found is None:
+            reply.send(refusal(400, "the events after this Last-Event-ID are not kept (any more)", *self.headers))
+            return
+        stream, after = found
+        was_over = stream.ended
+        stream.resume(reply, self.headers, after)
+        if was_over:
+            session.stream_ended(stream, delivered=True)
+        else:
+            self._stream, self._reply = stream, reply
+
+    def disconnected(self, slow: str | None = None) -> None:
+        """Note that nobody reads the stream, unless another connection has taken it over."""
+        if self._stream is not None and self._stream.reply is self._reply:
+            self._stream.detach()
+
+    def writable(self) -> None:
+        """Write what was held back."""
+        if self._stream is not None and self._stream.reply is self._reply:
+            self._stream.writable()
+
+
+@attrs.define(eq=False)
+class SessionDelete(Handler):
+    """A DELETE: the client needs its session no longer."""
+
+    session: HttpSession
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        """End the session."""
+        self.session.end("the client ended its session")
+        reply.send(HttpResponse(200, self.headers))

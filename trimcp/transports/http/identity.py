@@ -1,7 +1,7 @@
-"""Who asks: one hook that judges the head of a request, and static bearer tokens for tests and small deployments.
+"""Who asks: a hook that is shown the head of each request, and static bearer tokens for tests and small deployments.
 
-The hook's answer is the principal that owns sessions, streams, events and sealed state. Nothing here writes a token
-anywhere. (RFC 6750; specification, "Authorization".)
+The hook's answer is the principal that owns sessions, streams, events and sealed state. No token is ever logged.
+(RFC 6750; specification, "Authorization".)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from trimcp.transports.http.model import Head
+from trimcp.transports.http.seams import Head
 
 __all__ = ["Authenticate", "Identity", "Principal", "Refused", "bearer_tokens", "identify"]
 
@@ -42,7 +42,7 @@ class Principal:
 
 @attrs.frozen
 class Refused:
-    """Nobody we serve, or nobody who may do this.
+    """What an identity hook answers to refuse a request.
 
     Attributes:
         status: 401 for somebody unknown, 403 for somebody known who may not, 400 for credentials that are malformed.
@@ -75,19 +75,17 @@ async def identify(hook: Authenticate | None, head: Head) -> Principal | Refused
         return None
     try:
         found = hook(head)
-        if not isinstance(found, Principal | Refused):
-            if not isinstance(found, Awaitable):
-                raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
+        if isinstance(found, Awaitable):
             found = await found
-            if not isinstance(found, Principal | Refused):
-                raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
+        if not isinstance(found, Principal | Refused):
+            raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
     except Exception:  # anybody's function, and a check that crashed has let nobody in
         _log.exception("the identity check failed; the request was refused")
         return Refused(500, (), "the identity check failed")
     return found
 
 
-def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Authenticate:
+def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Callable[[Head], Identity]:
     """Return a hook that knows its callers by a fixed token each (`Authorization: Bearer ...`).
 
     Made for tests and small deployments: each request is compared with every token, in a time that depends on their

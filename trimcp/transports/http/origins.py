@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from trimcp.transports.http.model import Head, Response
+from trimcp.transports.http.seams import Head, HttpResponse
 
 __all__ = ["Origins"]
 
@@ -119,6 +119,10 @@ class Origins:
         host = head.headers.get("host")
         if (head.loopback or self.allowed_hosts) and not self._knows(host, head):
             return f"the Host {_shown(host)} is not allowed here" if host else "there is no Host"
+        return self.refuse_origin(head)
+
+    def refuse_origin(self, head: Head) -> str | None:
+        """Say why a request is from a page that may not call (403), or None, whatever Host it names."""
         origin = head.headers.get("origin")
         if origin is None or self._allows(origin) or self._is_ours(origin, head):
             return None
@@ -134,7 +138,7 @@ class Origins:
             return vary
         return (("Access-Control-Allow-Origin", allowed), ("Access-Control-Expose-Headers", _EXPOSED), *vary)
 
-    def preflight(self, head: Head) -> Response | None:
+    def preflight(self, head: Head) -> HttpResponse | None:
         """Return the answer to a browser that asks whether a page may send a request, or None if this is no such."""
         if head.method != "OPTIONS" or "access-control-request-method" not in head.headers:
             return None
@@ -149,7 +153,7 @@ class Origins:
             ("Access-Control-Max-Age", str(_MAX_AGE)),
             ("Vary", "Origin, Access-Control-Request-Headers"),
         )
-        return Response(204, headers)
+        return HttpResponse(204, headers)
 
     def _allowed(self, head: Head) -> str | None:
         origin = head.headers.get("origin")

@@ -1,99 +1,122 @@
-"""Which session a POST belongs to: one of its own, a legacy one, a new one, or none.
+"""What is done with a POST, decided from its head and its message alone: in which session, or why in none.
 
 Since 2026-07-28 a request says in its body who asks and in which revision, and its headers have to say the same.
 Before, the session was made by `initialize` and is named by `Mcp-Session-Id`. The order of the checks is the
-specification's: message, envelope, headers against body; what comes after is the engine's.
+specification's: message, envelope, headers against body; what comes after is the engine's. This is one of the three
+places that may ask about an era.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final, Literal, TypeAlias
 
 import attrs
 
-from trimcp.channel import NOWHERE
 from trimcp.framing.headers import check_request
 from trimcp.security import security_event
-from trimcp.transports.http.exchange import JSON_HEADERS, Exchange
-from trimcp.transports.http.model import Response
-from trimcp.transports.http.settings import Settings
-from trimcp.wire.codes import ERRORS, HEADER_MISMATCH, INVALID_REQUEST, OVERLOADED, UNSUPPORTED_VERSION
+from trimcp.transports.http.seams import Head, HttpResponse, refusal
+from trimcp.wire.codes import ERRORS, HEADER_MISMATCH, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
-from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, encode_error
+from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import UNNAMED, Revision, find
 
-if TYPE_CHECKING:
-    from trimcp.transports.http.service import PushedSession, Service
-    from trimcp.transports.http.sessions import SessionTable
-
-__all__ = ["Routing"]
+__all__ = ["Place", "PostPlan", "Routing", "id_of"]
 
 _LISTEN: Final = "subscriptions/listen"
 _NO_SESSION: Final = "send initialize first, and its Mcp-Session-Id with everything after"
 
+Place: TypeAlias = Literal["brief", "assumed", "new", "known"]
+"""The session of a POST: one for it alone (since 2026-07-28); one for it alone, as if a legacy handshake had been here
+(stateless); a new one (`initialize`); or the one that its `Mcp-Session-Id` names."""
 
-@attrs.define(eq=False)
+
+@attrs.frozen
+class PostPlan:
+    """What is done with a POST.
+
+    Attributes:
+        place: in which session.
+        awaited: how many requests are in the body.
+        statuses: whether errors have the HTTP status of the specification's table: since 2026-07-28, and where the body
+            may be no message.
+        always_streams: whether it is always answered as an event stream (`subscriptions/listen`).
+        revision: what an assumed handshake agreed on, or None if the message itself is one.
+    """
+
+    place: Place
+    awaited: int = 0
+    statuses: bool = False
+    always_streams: bool = False
+    revision: Revision | None = None
+
+
+_plan = lru_cache(maxsize=64)(PostPlan)  # there are few
+_NEW: Final = PostPlan("new", awaited=1)
+
+
+@attrs.frozen
 class Routing:
-    """Finds the session of each POST of one face."""
+    """Decides what is done with each POST of one face.
 
-    service: Service
-    settings: Settings
-    sessions: SessionTable
-    _modern: frozenset[Revision] = attrs.field(init=False)
-    _legacy: frozenset[Revision] = attrs.field(init=False)
+    Args:
+        modern: the revisions served in which each POST is on its own.
+        legacy: those with sessions.
+        stateless: whether legacy clients get no session.
+    """
 
-    def __attrs_post_init__(self) -> None:
-        self._modern = frozenset(revision for revision in self.service.revisions if revision.modern)
-        self._legacy = frozenset(self.service.revisions) - self._modern
+    modern: frozenset[Revision]
+    legacy: frozenset[Revision]
+    stateless: bool
+
+    @classmethod
+    def of(cls, revisions: Iterable[Revision], *, stateless: bool) -> Routing:
+        """Return the routing for these revisions."""
+        revisions = frozenset(revisions)
+        modern = frozenset(revision for revision in revisions if revision.modern)
+        return cls(modern, revisions - modern, stateless)
 
     @property
     def keeps_sessions(self) -> bool:
         """Whether clients may have sessions here."""
-        return bool(self._legacy) and not self.settings.stateless
+        return bool(self.legacy) and not self.stateless
 
-    def route(self, exchange: Exchange, message: Message) -> PushedSession | None:
-        """Return the session that is to take the message, or None if the exchange was answered here."""
-        try:
-            return self._find(exchange, message)
-        except _Refused as refused:
-            headers = (*JSON_HEADERS, *exchange.headers)
-            if refused.status == 503:
-                headers = (*headers, ("Retry-After", "1"))
-            exchange.refuse(Response(refused.status, headers, refused.body))
-            return None
+    def route(self, head: Head, message: Message, principal: str | None, *, events: bool) -> PostPlan | HttpResponse:
+        """Return what to do with a POST, or the answer that refuses it. Only the security log is told.
 
-    def _find(self, exchange: Exchange, message: Message) -> PushedSession:
-        headers = exchange.head.headers
-        version, id = headers.get("mcp-protocol-version"), headers.get("mcp-session-id")
+        Args:
+            head: the request's.
+            message: its body.
+            principal: who asks, for the security log.
+            events: whether the client takes a stream of events.
+        """
+        version, id = head.headers.get("mcp-protocol-version"), head.headers.get("mcp-session-id")
         if self._is_modern(message, version, id):
-            return self._alone(exchange, message, version)
-        if version is not None and find(version) not in self._legacy:
-            raise self._unsupported(message, version)
-        if self.settings.stateless:
-            return self._without_session(exchange, message, version)
-        if id is None and type(message) is Request and message.method == "initialize":
-            return self._new(exchange, message)
-        return self._known(exchange, message, id)
-
-    def delivered(self, exchange: Exchange, message: Message) -> None:
-        """End an exchange whose message asked for nothing, now that its session has it."""
-        if exchange.answered or exchange.awaited > 0:
-            return
+            return self._alone(head, message, version, principal, events)
+        if version is not None and find(version) not in self.legacy:
+            return self._unsupported(message, version)
+        kind = type(message)
+        if self.stateless:
+            if type(message) is Malformed:
+                return _malformed(message, version, modern=False)
+            revision = None
+            if type(message) is not Request or message.method != "initialize":
+                named = UNNAMED if version is None else find(version)
+                revision = named if named in self.legacy else min(self.legacy)
+            return _plan("assumed", _requests(message), kind is Batch, revision=revision)
+        if id is not None:
+            return _plan("known", _requests(message), kind is Malformed or kind is Batch)
+        if type(message) is Request and message.method == "initialize":
+            return _NEW
         if type(message) is Malformed:
-            error = encode_error(None, message.code, message.message, {"reason": message.reason})
-            exchange.refuse(Response(400, (*JSON_HEADERS, *exchange.headers), error))
-            return
-        own, exchange.own = exchange.own, None
-        exchange.accepted()
-        if own is not None:
-            own.leave()
-
-    # One exchange, one session
+            return _malformed(message, version, modern=False)
+        return refusal(400, _NO_SESSION, id=id_of(message))
 
     def _is_modern(self, message: Message, version: str | None, id: str | None) -> bool:
-        if not self._modern or not self._legacy:
-            return bool(self._modern)
+        if not self.modern or not self.legacy:
+            return bool(self.modern)
         if type(message) is Request:
             meta = message.params and message.params.get("_meta")
             if type(meta) is dict and (META_PROTOCOL_VERSION in meta or META_CLIENT_CAPABILITIES in meta):
@@ -103,93 +126,44 @@ class Routing:
         if version is None:
             return False
         revision = find(version)
-        return revision in self._modern or (revision is None and id is None)
+        return revision in self.modern or (revision is None and id is None)
 
-    def _alone(self, exchange: Exchange, message: Message, version: str | None) -> PushedSession:
-        exchange.statuses = True
+    def _alone(
+        self, head: Head, message: Message, version: str | None, principal: str | None, events: bool
+    ) -> PostPlan | HttpResponse:
         if type(message) is Request:
-            wrong = _mismatch(exchange, message)
+            wrong = _mismatch(head, message)
             if wrong is not None:
-                security_event("header_mismatch", why=wrong, peer=exchange.head.peer, principal=exchange.principal)
-                raise _Refused(400, encode_error(message.id, HEADER_MISMATCH, wrong))
-            exchange.awaited = 1
-            exchange.always_streams = message.method == _LISTEN
-            if exchange.always_streams and not exchange.sse:
-                why = "a subscription is answered with text/event-stream"
-                raise _Refused(406, encode_error(message.id, INVALID_REQUEST, why))
-        elif type(message) is Malformed:
-            raise _malformed(message, version, modern=exchange.statuses)
-        elif type(message) is not Notification:
-            raise _Refused(400, encode_error(None, INVALID_REQUEST, "a POST carries one request or one notification"))
-        exchange.own = session = self.service.open_brief()
-        return session
-
-    def _without_session(self, exchange: Exchange, message: Message, version: str | None) -> PushedSession:
-        """Serve a legacy client that gets no session: as if its handshake had been here."""
+                security_event("header_mismatch", why=wrong, peer=head.peer, principal=principal)
+                return refusal(400, wrong, id=message.id, code=HEADER_MISMATCH)
+            listens = message.method == _LISTEN
+            if listens and not events:
+                return refusal(406, "a subscription is answered with text/event-stream", id=message.id)
+            return _plan("brief", 1, True, listens)
         if type(message) is Malformed:
-            raise _malformed(message, version, modern=exchange.statuses)
-        exchange.malformed = type(message) is Batch
-        exchange.awaited = _requests(message)
-        exchange.own = session = self.service.open(NOWHERE)
-        if type(message) is not Request or message.method != "initialize":
-            revision = UNNAMED if version is None else find(version)
-            session.assume(revision if revision in self._legacy else min(self._legacy))
-        return session
+            return _malformed(message, version, modern=True)
+        if type(message) is not Notification:
+            return refusal(400, "a POST carries one request or one notification")
+        return _plan("brief", 0, True)
 
-    # Legacy sessions
-
-    def _new(self, exchange: Exchange, message: Request) -> PushedSession:
-        if self.sessions.full or exchange.face.draining:
-            if not exchange.face.draining:
-                security_event("flood_refused", what="sessions", peer=exchange.head.peer)
-            raise _Refused(503, encode_error(message.id, OVERLOADED, "no more sessions now; try again later"))
-        session = self.sessions.make(self.service, exchange.principal)
-        session.exchange_began(exchange)
-        exchange.opening = True
-        exchange.awaited = 1
-        return session.pushed
-
-    def _known(self, exchange: Exchange, message: Message, id: str | None) -> PushedSession:
-        request = message.id if type(message) is Request or type(message) is Malformed else None
-        if id is None:
-            if type(message) is Malformed:
-                raise _malformed(message, exchange.head.headers.get("mcp-protocol-version"), modern=False)
-            raise _Refused(400, encode_error(request, INVALID_REQUEST, _NO_SESSION))
-        session = self.sessions.find(id, exchange.principal)
-        if session is None:
-            raise _Refused(404, encode_error(request, INVALID_REQUEST, "there is no such session; initialize anew"))
-        session.exchange_began(exchange)
-        exchange.malformed = type(message) is Malformed or type(message) is Batch
-        exchange.awaited = _requests(message)
-        return session.pushed
-
-    def _unsupported(self, message: Message, version: str) -> _Refused:
-        supported = [revision.name for revision in sorted(self.service.revisions, reverse=True)]
+    def _unsupported(self, message: Message, version: str) -> HttpResponse:
+        supported = [revision.name for revision in sorted(self.modern | self.legacy, reverse=True)]
         data = {"supported": supported, "requested": version[:64]}
         id = message.id if type(message) is Request else None
-        return _Refused(400, encode_error(id, UNSUPPORTED_VERSION, "unsupported protocol version", data))
+        return refusal(400, "unsupported protocol version", id=id, code=UNSUPPORTED_VERSION, data=data)
 
 
-class _Refused(Exception):
-    """The exchange is answered here."""
-
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(status)
-        self.status = status
-        self.body = body
-
-
-def _malformed(message: Malformed, version: str | None, *, modern: bool) -> _Refused:
+def _malformed(message: Malformed, version: str | None, *, modern: bool) -> HttpResponse:
     """Return the refusal of what is no message, by its id if that can be read."""
     revision = None if version is None else find(version)
     null_id = not modern and (revision is None or not revision.error_without_id)
     id = message.id if message.answerable else None
     security_event("garbage", why=message.message, id=message.id)
-    body = encode_error(id, message.code, message.message, {"reason": message.reason}, null_id=null_id)
-    return _Refused(ERRORS[message.code].http_status, body)
+    status, data = ERRORS[message.code].http_status, {"reason": message.reason}
+    return refusal(status, message.message, id=id, code=message.code, data=data, null_id=null_id)
 
 
-def _mismatch(exchange: Exchange, message: Request) -> str | None:
+def _mismatch(head: Head, message: Request) -> str | None:
     """Say how headers and body differ. Where the body lacks its envelope there is nothing to compare with."""
     params = message.params
     meta = params and params.get("_meta")
@@ -200,10 +174,15 @@ def _mismatch(exchange: Exchange, message: Request) -> str | None:
         return None
     method = METHODS.get(message.method)
     named = None if method is None else method.mirrored
-    return check_request(exchange.head.headers, message.method, params, named=named, version=version)
+    return check_request(head.headers, message.method, params, named=named, version=version)
 
 
 def _requests(message: Message) -> int:
     if type(message) is Batch:
         return sum(type(member) is Request for member in message.members)
     return int(type(message) is Request)
+
+
+def id_of(message: Message) -> RequestId | None:
+    """Return the id by which a message that cannot be taken is answered."""
+    return message.id if type(message) is Request or type(message) is Malformed else None

@@ -1,61 +1,66 @@
-"""The sessions of Streamable HTTP from 2025-03-26 to 2025-11-25: a table from id to session, and their streams.
+"""The sessions of Streamable HTTP from 2025-03-26 to 2025-11-25, and the streams of each.
 
-A session without open streams owns no task. It belongs to who made it: to anybody else there is no such session.
-(basic/transports, "Session Management", "Listening for Messages from the Server".)
+A session without open streams owns no task. (basic/transports, "Session Management", "Listening for Messages from the
+Server".)
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Sequence
+from typing import Final
 
 import attrs
 import trio
 
-from trimcp.channel import Kind, Outgoing, lane_of
+from trimcp.budget import Holding
+from trimcp.channel import Kind, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
-from trimcp.masking import digest
-from trimcp.security import security_event
-from trimcp.transports.http.events import EventStore, event_id, parse_event_id
-from trimcp.transports.http.model import Reply
-from trimcp.transports.http.settings import Settings
-from trimcp.transports.http.streams import EventStream, Journal
-from trimcp.transports.trace import Tracer
-from trimcp.wire.jsonrpc import RequestId
+from trimcp.transports.http.events.store import event_id, parse_event_id
+from trimcp.transports.http.seams import HttpReply, PushedSession
+from trimcp.transports.http.settings import HttpSettings
+from trimcp.transports.http.shares import Table
+from trimcp.transports.http.streams import EventStream, Journal, OpenStreams, SessionEvents
 
-if TYPE_CHECKING:
-    from trimcp.transports.http.exchange import Exchange
-    from trimcp.transports.http.service import PushedSession, Service
+__all__ = ["HttpSession"]
 
-__all__ = ["HttpSession", "SessionTable"]
+_EACH: Final = 6 * 1024  # bytes that a session takes in which nothing happens
+
+
+def new_session_id() -> str:
+    """Return an id that nobody can guess."""
+    return secrets.token_urlsafe(24)
 
 
 @attrs.define(eq=False)
-class HttpSession:
-    """One session, and a `Sink` for what belongs to none of its requests.
+class HttpSession(Sink):
+    """One session, and the `Sink` of what belongs to none of its requests.
 
     Such messages go to the stream of a GET. While nobody reads one, lists that changed and resources that were updated
     are kept, the latest of each; other notices are dropped and counted, unless a client can come back for them.
 
+    `id` is what the client sends in `Mcp-Session-Id`; see `Tabled`. `events` keeps events for a client that comes back,
+    and `holding` counts what the session makes us keep.
+
     Attributes:
-        id: what the client sends in `Mcp-Session-Id`; secret.
-        principal: whose it is.
+        fresh: whether nothing was ever asked in it, and nobody ever listened to it.
         pushed: the session itself.
         used: when it was last used, on Trio's clock.
-        under_way: exchanges that are not answered.
         streams: those that have not ended, by number, if a client can come back for them.
     """
 
+    table: Table[HttpSession]
     id: str
     principal: str | None
-    settings: Settings
-    events: EventStore | None
-    tracer: Tracer | None = None
+    owner: str
+    settings: HttpSettings
+    open_streams: OpenStreams
+    events: SessionEvents | None
+    holding: Holding
     pushed: PushedSession = attrs.field(init=False)
+    fresh: bool = attrs.field(init=False, default=True)
     used: float = attrs.field(init=False, factory=trio.current_time)
-    under_way: int = attrs.field(init=False, default=0)
     streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)
     _ended: dict[int, float] = attrs.field(init=False, factory=dict)
     _unread: dict[int, None] = attrs.field(init=False, factory=dict)
@@ -64,7 +69,14 @@ class HttpSession:
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self._own = EventStream(self.settings.stream_buffer, tracer=self.tracer)
+        self._own = EventStream(self.open_streams)
+        self.holding.add(_EACH)
+        self.holding.holder = self
+
+    def attach(self, pushed: PushedSession) -> None:
+        """Say which session it is: that one needs this as its sink to be made."""
+        self.pushed = pushed
+        self._own.counts = pushed.counts
 
     @property
     def resumable(self) -> bool:
@@ -85,13 +97,27 @@ class HttpSession:
             return False
         return not any(stream.read for stream in self.streams.values()) and not self._own.read
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is at work in it; see `Holder`."""
+        return self.pushed.at_rest
+
+    def give_way(self, why: str) -> None:
+        """End it; see `Holder`."""
+        self.end(why)
+
+    def end(self, why: str) -> None:
+        """End it: its handlers are stopped, its streams end, its events are forgotten."""
+        self.table.remove(self)
+        self.pushed.disconnect(why)
+
     # Streams
 
     def new_stream(self) -> EventStream:
         """Return a new stream, kept for clients that come back if they can."""
         self._number += 1
         if not self.resumable:
-            return EventStream(self.settings.stream_buffer, tracer=self.tracer)
+            return EventStream(self.open_streams, counts=self.pushed.counts)
         stream = self.streams[self._number] = self._stream(self._number)
         return stream
 
@@ -109,13 +135,12 @@ class HttpSession:
 
     def _stream(self, number: int) -> EventStream:
         assert self.events is not None
-        journal = Journal(self.events, self.id, number)
-        return EventStream(self.settings.stream_buffer, journal, tracer=self.tracer)
+        return EventStream(self.open_streams, Journal(self.events, number), counts=self.pushed.counts)
 
     def as_events(self, data: bytes) -> bytes:
         """Return an answer with nothing before it as a whole stream, kept like others: most streams are no more."""
-        if self.tracer is not None:
-            self.tracer.note("-->", data)
+        if (tracer := self.open_streams.tracer) is not None:
+            tracer.note("-->", data)
         if not self.resumable:
             return encode_event(data)
         assert self.events is not None
@@ -123,7 +148,7 @@ class HttpSession:
         prime, seq = b"", 1
         if self.can_poll:
             prime, seq = encode_event(b"", id=event_id(number, 1), retry=self.settings.retry), 2
-        self.events.append(self.id, number, seq, data, reply=True)
+        self.events.append(number, seq, data, reply=True)
         self._keep(number, delivered=True)
         return prime + encode_event(data, id=event_id(number, seq))
 
@@ -155,14 +180,13 @@ class HttpSession:
         self._ended.pop(number, None)
         self._unread.pop(number, None)
         if self.events is not None:
-            self.events.drop_stream(self.id, number)
+            self.events.forget(number)
 
-    def listen(self, reply: Reply, headers: tuple[tuple[str, str], ...]) -> EventStream:
+    def listen(self, reply: HttpReply, headers: tuple[tuple[str, str], ...]) -> EventStream:
         """Let this response carry what belongs to no request, instead of any that did before."""
         before = self._own
         if before.journal is None and self.resumable:
             self._own = self.new_stream()
-            self._own.counts = before.counts
             for key, outgoing in before.withheld():
                 self._own.send_latest(key, outgoing)
         elif before.reply is not None:
@@ -200,16 +224,6 @@ class HttpSession:
         """Send what is kept, or drop it."""
         self._own.settle_latest(key, keep=keep)
 
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Return False: what was posted has left."""
-        return False
-
-    def unanswered(self, request_id: RequestId) -> None:
-        """Do nothing: no request came in by this road."""
-
-    def release(self) -> None:
-        """Do nothing: the stream is no request's."""
-
     def close(self) -> None:
         """End every stream, now that the session has ended."""
         if self._closed:
@@ -219,75 +233,9 @@ class HttpSession:
         for stream in (self._own, *streams.values()):
             stream.end()
         if self.events is not None:
-            self.events.drop_session(self.id)
+            self.events.forget_all()
+        self.holding.close()
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         """Return what is kept for the reader of the GET stream, and the bytes that it has not taken."""
         return self._own.waiting()
-
-    # Exchanges
-
-    def exchange_began(self, exchange: Exchange) -> None:
-        """Count an exchange."""
-        self.under_way += 1
-        exchange.session = self
-
-    def exchange_ended(self, exchange: Exchange, error: int | None) -> None:
-        """Count it no longer."""
-        self.under_way -= 1
-        self.used = trio.current_time()
-
-
-@attrs.define(eq=False)
-class SessionTable:
-    """The sessions of one face, by id."""
-
-    settings: Settings
-    events: EventStore | None
-    tracer: Tracer | None = None
-    _sessions: dict[str, HttpSession] = attrs.field(init=False, factory=dict)
-
-    def __len__(self) -> int:
-        return len(self._sessions)
-
-    def __iter__(self) -> Iterator[HttpSession]:
-        return iter(list(self._sessions.values()))
-
-    @property
-    def full(self) -> bool:
-        """Whether there may be no more."""
-        return len(self._sessions) >= self.settings.max_sessions
-
-    def make(self, service: Service, principal: str | None) -> HttpSession:
-        """Return a new session, which is found by its id once it was added."""
-        session = HttpSession(secrets.token_urlsafe(24), principal, self.settings, self.events, self.tracer)
-        session.pushed = service.open(session)
-        session._own.counts = session.pushed.counts
-        return session
-
-    def add(self, session: HttpSession) -> None:
-        """Let it be found."""
-        self._sessions[session.id] = session
-
-    def find(self, id: str, principal: str | None) -> HttpSession | None:
-        """Return a session of this principal's; there is no other's."""
-        session = self._sessions.get(id)
-        if session is not None and session.principal != principal:
-            security_event("foreign_session", session=digest(id), owner=session.principal, principal=principal)
-            return None
-        return session
-
-    def remove(self, session: HttpSession, why: str) -> None:
-        """End a session: its handlers are stopped, its streams end, its events are forgotten."""
-        self._sessions.pop(session.id, None)
-        session.pushed.disconnect(why)
-
-    def sweep(self, now: float) -> None:
-        """End sessions that are idle for too long, and forget streams that nobody will ask for."""
-        for session in self:
-            if not session.idle:
-                session.used = now
-            elif now - session.used >= self.settings.session_idle:
-                self.remove(session, "the session was idle for too long")
-                continue
-            session.forget_streams(now)

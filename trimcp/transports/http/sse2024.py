@@ -1,35 +1,32 @@
 """HTTP+SSE of 2024-11-05: a stream to listen on, and an endpoint to post to (basic/transports, "HTTP with SSE").
 
-The stream is the session: its first event says where to post, its end ends everything. Deprecated since 2025-03-26, and
-still what many clients speak.
+The stream is the session: its first event says where to post, and the session ends with it. Deprecated since
+2025-03-26; many clients still speak it.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import parse_qs, quote
 
 import attrs
 
-from trimcp.channel import Incoming, Outgoing
+from trimcp.budget import owner_of
+from trimcp.channel import Incoming, Outgoing, Sink
 from trimcp.framing.sse import encode_event
-from trimcp.masking import digest
 from trimcp.security import security_event
-from trimcp.transports.http.accept import is_compressed, is_json
-from trimcp.transports.http.exchange import JSON_HEADERS
-from trimcp.transports.http.model import Admitted, Head, Reply, Response
+from trimcp.transports.http.accept import accepts, is_compressed, is_json
+from trimcp.transports.http.seams import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.sessions import new_session_id
+from trimcp.transports.http.shared import Shared
+from trimcp.transports.http.shares import Table
 from trimcp.transports.http.streams import EventStream
-from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
-from trimcp.wire.jsonrpc import RequestId, encode_error, parse, scan_id
+from trimcp.wire.codes import OVERLOADED
+from trimcp.wire.jsonrpc import Request, parse, scan_id
 
-if TYPE_CHECKING:
-    from trimcp.transports.http.app import HttpFace
-    from trimcp.transports.http.service import PushedSession
-
-__all__ = ["LegacyPost", "LegacyStream", "StreamTable"]
+__all__ = ["LegacyPost", "LegacyStream", "Sse2024"]
 
 _FLOOD: Final = 16
 _ID: Final = "session_id="
@@ -37,69 +34,90 @@ _ESCAPED: Final = re.compile(r"[%&+]")
 
 
 @attrs.define(eq=False)
-class StreamTable:
-    """The open streams of one face, by the id in their endpoint's address."""
+class Sse2024:
+    """Admits requests to the two paths of HTTP+SSE, and knows the streams that are open.
 
-    _streams: dict[str, LegacyStream] = attrs.field(init=False, factory=dict)
+    Attributes:
+        streams: those that are open, by the id in the address to post to.
+    """
 
-    def __len__(self) -> int:
-        return len(self._streams)
+    shared: Shared
+    streams: Table[LegacyStream] = attrs.field(init=False)
 
-    def add(self, id: str, stream: LegacyStream) -> None:
-        """Let it be found."""
-        self._streams[id] = stream
+    def __attrs_post_init__(self) -> None:
+        self.streams = Table("event stream", self.shared.settings.max_sessions)
 
-    def find(self, id: str, principal: str | None) -> LegacyStream | None:
-        """Return a stream of this principal's; there is no other's."""
-        stream = self._streams.get(id)
-        if stream is not None and stream.principal != principal:
-            security_event("foreign_session", session=digest(id), owner=stream.principal, principal=principal)
-            return None
-        return stream
+    def admit(self, head: Head, principal: str | None, headers: tuple[tuple[str, str], ...]) -> Admitted:
+        """Return what answers a request to one of the paths, or why it is refused.
 
-    def remove(self, id: str) -> None:
-        """Let it be found no longer."""
-        self._streams.pop(id, None)
+        Args:
+            head: the request's.
+            principal: who asks.
+            headers: of the response, beside its own.
+        """
+        wanted = "GET" if head.path == self.shared.settings.sse_path else "POST"
+        if head.method != wanted:
+            return refusal(405, f"{head.method[:20]!r} is no method of this endpoint", ("Allow", wanted))
+        if wanted == "POST":
+            return self._post(head, principal, headers)
+        if not accepts(head.headers.get("accept"))[1]:
+            return refusal(406, "a GET is answered with text/event-stream")
+        owner, draining = owner_of(principal, head.peer), self.shared.draining
+        if draining or not self.streams.has_room(owner):
+            if not draining:
+                security_event("flood_refused", what="sessions", peer=head.peer, owner=owner, most=self.streams.most)
+            return refusal(503, "too many sessions; try again later")
+        return LegacyStream(self.shared, self.streams, head, principal, owner, headers)
 
-    def end(self) -> None:
-        """End all of them."""
-        for stream in list(self._streams.values()):
-            stream.end("the server is shutting down")
+    def _post(self, head: Head, principal: str | None, headers: tuple[tuple[str, str], ...]) -> Admitted:
+        if not is_json(head.headers.get("content-type")):
+            return refusal(415, "the body must be application/json in UTF-8")
+        if is_compressed(head.headers.get("content-encoding")):
+            return refusal(415, "the body must not be compressed")
+        stream = self.streams.find(_session_id(head.query), principal)
+        return refusal(404, "there is no such session") if stream is None else LegacyPost(stream, head, headers)
 
 
 @attrs.define(eq=False)
-class LegacyStream:
-    """A GET: one session for as long as it is read. A `Handler` to the host, a `Sink` to the session."""
+class LegacyStream(Handler, Sink):
+    """A GET: one session for as long as it is read, and the session's `Sink`.
 
-    face: HttpFace
+    Attributes:
+        id: what stands for it in the address to post to; secret. See `Tabled`.
+        session: the session itself.
+    """
+
+    shared: Shared
+    table: Table[LegacyStream]
     head: Head
     principal: str | None
+    owner: str
     headers: tuple[tuple[str, str], ...] = ()
-    id: str = attrs.field(init=False, factory=lambda: secrets.token_urlsafe(24))
+    fresh: bool = attrs.field(init=False, default=True)
+    id: str = attrs.field(init=False, factory=new_session_id)
     session: PushedSession = attrs.field(init=False)
     _stream: EventStream = attrs.field(init=False)
 
     # For the host
 
     @property
-    def max_body(self) -> int:
-        """A GET has no body worth reading."""
-        return 0
+    def at_rest(self) -> bool:
+        """Whether no handler of its session is at work."""
+        return self.session.at_rest
 
-    def start(self, body: bytes, reply: Reply) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is at work in its session."""
+        return not self.session.busy
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
         """Make the session, and say where to post to it."""
-        face = self.face
-        self._stream = face.new_stream(event="message")
-        self.session = face.service.open(self)
-        self._stream.counts = self.session.counts
-        face.streams.add(self.id, self)
-        place = f"{quote(self.head.root)}{face.settings.messages_path}?{_ID}{self.id}"
+        shared = self.shared
+        self.session = session = shared.service.open(self, self.head.holding, shared.sessions)
+        self._stream = EventStream(shared.open_streams, event="message", counts=session.counts)
+        self.table.add(self)
+        place = f"{quote(self.head.root)}{shared.settings.messages_path}?{_ID}{self.id}"
         self._stream.open(reply, self.headers, encode_event(place.encode(), event="endpoint"))
-        face.ticker.watch(self._stream)
-
-    def too_large(self, beginning: bytes) -> Response:
-        """Refuse a body."""
-        return Response(413)
 
     def disconnected(self, slow: str | None = None) -> None:
         """End the session: the stream is all there is of it."""
@@ -120,7 +138,7 @@ class LegacyStream:
     def flooded(self) -> bool:
         """Whether so much is unread that the client has to read before it may ask for more."""
         reply = self._stream.reply
-        return reply is not None and reply.waiting >= _FLOOD * self.face.settings.stream_buffer
+        return reply is not None and reply.waiting >= _FLOOD * self._stream.open_streams.bound
 
     @property
     def full(self) -> bool:
@@ -143,20 +161,9 @@ class LegacyStream:
         """Send what was kept back, or drop it."""
         self._stream.settle_latest(key, keep=keep)
 
-    def withdraw(self, request_id: RequestId) -> bool:
-        """Return False: what was posted has left."""
-        return False
-
-    def unanswered(self, request_id: RequestId) -> None:
-        """Do nothing: the stream stays."""
-
-    def release(self) -> None:
-        """Do nothing: the stream is the session."""
-
     def close(self) -> None:
         """End the stream."""
-        self.face.streams.remove(self.id)
-        self.face.ticker.unwatch(self._stream)
+        self.table.remove(self)
         self._stream.end()
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
@@ -165,54 +172,37 @@ class LegacyStream:
 
 
 @attrs.define(eq=False)
-class LegacyPost:
+class LegacyPost(Handler):
     """A POST of a message to a session; answers come on its stream."""
 
     stream: LegacyStream
     head: Head
     headers: tuple[tuple[str, str], ...] = ()
 
-    @classmethod
-    def find(cls, face: HttpFace, head: Head, principal: str | None) -> Admitted:
-        """Return what takes a POST, or why it is refused."""
-        if not is_json(head.headers.get("content-type")):
-            return _refused(415, "the body must be application/json in UTF-8")
-        if is_compressed(head.headers.get("content-encoding")):
-            return _refused(415, "the body must not be compressed")
-        stream = face.streams.find(_session_id(head.query), principal)
-        return _refused(404, "there is no such session") if stream is None else cls(stream, head)
-
     @property
     def max_body(self) -> int:
         """Bytes of the largest message."""
-        return self.stream.face.settings.max_message
+        return self.stream.shared.service.max_message
 
-    def start(self, body: bytes, reply: Reply) -> None:
+    def start(self, body: bytes, reply: HttpReply) -> None:
         """Deliver the message."""
         stream = self.stream
         if stream.flooded:
             text = "read your stream before you ask for more"
-            data = encode_error(scan_id(body), OVERLOADED, text)
-            reply.send(Response(503, (*JSON_HEADERS, ("Retry-After", "1"), *self.headers), data))
+            reply.send(refusal(503, text, *self.headers, id=scan_id(body), code=OVERLOADED))
             return
-        message = parse(body, stream.face.settings.limits)
+        shared = stream.shared
+        message = parse(body, shared.settings.limits)
+        if stream.fresh and type(message) is Request and message.method != "initialize":
+            stream.table.use(stream)
         # First the status, so that a client that reads both in turn has it before the answer.
-        reply.send(Response(202, self.headers))
-        stream.face.show("<--", message)
+        reply.send(HttpResponse(202, self.headers))
+        shared.show("<--", message)
         stream.session.deliver((Incoming(message, len(body), None, self.head.headers, stream.principal),))
 
-    def too_large(self, beginning: bytes) -> Response:
-        """Refuse a message beyond the limit, by the id of its request if that can be read."""
-        security_event("oversize", most=self.max_body, peer=self.head.peer)
-        text = f"a message may have {self.max_body} bytes"
-        body = encode_error(scan_id(beginning), INVALID_REQUEST, text, {"reason": "size"})
-        return Response(413, (*JSON_HEADERS, *self.headers), body)
-
-    def disconnected(self, slow: str | None = None) -> None:
-        """Do nothing: the message was taken."""
-
-    def writable(self) -> None:
-        """Do nothing: nothing was held back."""
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        """Refuse a message beyond the limit."""
+        return self.stream.shared.too_large(self.head, self.stream.principal, self.headers, beginning)
 
 
 def _session_id(query: str) -> str:
@@ -220,7 +210,3 @@ def _session_id(query: str) -> str:
     if query.startswith(_ID) and _ESCAPED.search(query) is None:
         return query[len(_ID) :]  # as we gave it
     return parse_qs(query).get("session_id", [""])[0]
-
-
-def _refused(status: int, text: str) -> Response:
-    return Response(status, JSON_HEADERS, encode_error(None, INVALID_REQUEST, text))

@@ -1,4 +1,4 @@
-"""Writes messages as server-sent events to whoever reads a stream now, and keeps them for whoever comes back.
+"""Writes messages as server-sent events to the reader of a stream, and keeps them for a client that comes back.
 
 A stream of a legacy session outlives its connection: the client may come back with the id of the last event it saw.
 Each stream has a buffer and a bound of its own, so that nobody waits for one reader on behalf of another. (2025-11-25
@@ -7,19 +7,24 @@ basic/transports, "Resumability and Redelivery"; WHATWG HTML, "Server-sent event
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Final
 
 import attrs
 import trio
 
+from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Outgoing, lane_of
 from trimcp.framing.sse import COMMENT, encode_event
-from trimcp.transports.http.events import EventStore, event_id
-from trimcp.transports.http.model import Reply, Response
+from trimcp.transports.http.deadlines import Deadline, Deadlines
+from trimcp.transports.http.events.ledger import OVERHEAD
+from trimcp.transports.http.events.store import EventStore, event_id
+from trimcp.transports.http.seams import HttpReply, HttpResponse
 from trimcp.transports.trace import Tracer
 
-__all__ = ["SSE_HEADERS", "EventStream", "Journal"]
+__all__ = ["SSE_HEADERS", "EventStream", "Journal", "OpenStreams", "SessionEvents"]
+
+_COUNTED: Final = 32 * 1024  # bytes of events after which they are counted
 
 SSE_HEADERS: Final = (
     ("Content-Type", "text/event-stream"),
@@ -30,18 +35,99 @@ SSE_HEADERS: Final = (
 
 
 @attrs.define(eq=False)
-class Journal:
-    """Where the events of one stream are kept.
+class SessionEvents:
+    """The events of one session in the store, and how much memory they take.
 
-    Attributes:
-        store: the store.
-        session: the id of the session it belongs to.
-        stream: its number in that session.
+    Args:
+        store: where they are.
+        session: its id.
+        amount: counts them.
     """
 
     store: EventStore
     session: str
+    amount: Amount
+    _uncounted: int = attrs.field(init=False, default=0)  # bytes kept since they were last counted
+
+    def append(self, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
+        """Keep an event of a stream; see `EventStore.append`."""
+        self.store.append(self.session, stream, seq, data, reply=reply)
+        self._uncounted += len(data) + OVERHEAD
+        if self._uncounted >= _COUNTED:
+            self._count()
+
+    def after(self, stream: int, seq: int) -> Iterable[tuple[int, bytes]]:
+        """Return what follows an event; see `EventStore.after`."""
+        return self.store.after(self.session, stream, seq)
+
+    def forget(self, stream: int) -> None:
+        """Forget a stream."""
+        self.store.drop_stream(self.session, stream)
+        self._count()
+
+    def forget_all(self) -> None:
+        """Forget every stream."""
+        self.store.drop_session(self.session)
+        self.amount.set(0)
+
+    def _count(self) -> None:
+        self._uncounted = 0
+        self.amount.set(self.store.held(self.session))
+
+
+@attrs.define(eq=False)
+class Journal:
+    """Where the events of one stream are kept.
+
+    Attributes:
+        events: those of the session it belongs to.
+        stream: its number in that session.
+    """
+
+    events: SessionEvents
     stream: int
+
+
+@attrs.define(eq=False)
+class OpenStreams:
+    """Makes the event streams of a face, and writes comments on those that are read and silent, so that they live.
+
+    Args:
+        deadlines: the clock.
+        keep_alive: seconds of silence on a stream, at most.
+        bound: bytes that may wait for one reader before senders do.
+        tracer: is shown every message, or None.
+    """
+
+    deadlines: Deadlines
+    keep_alive: float
+    bound: int
+    tracer: Tracer | None = None
+    _read: dict[EventStream, None] = attrs.field(init=False, factory=dict)
+    _deadline: Deadline = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._deadline = self.deadlines.new(self._look)
+
+    def __len__(self) -> int:
+        """How many are being read."""
+        return len(self._read)
+
+    def add(self, stream: EventStream) -> None:
+        """Keep a stream alive from now on: somebody reads it."""
+        self._read[stream] = None
+        if not self._deadline.is_set:
+            self._deadline.set(self.keep_alive / 2)  # a stream is silent for this long twice at most
+
+    def remove(self, stream: EventStream) -> None:
+        """Keep it alive no longer."""
+        self._read.pop(stream, None)
+
+    def _look(self) -> None:
+        for stream in list(self._read):
+            stream.keep_alive()
+        if self._read:
+            self._deadline.set(self.keep_alive / 2)
 
 
 @attrs.define(eq=False)
@@ -49,26 +135,24 @@ class EventStream:
     """One stream of events.
 
     Args:
-        bound: bytes that may wait for the reader before senders do.
+        open_streams: those of its face, among which it is while somebody reads it.
         journal: where events are kept, or None: then events have no ids, and what nobody reads is lost.
         event: the type every event names, or None for none (2024-11-05 wants "message").
-        tracer: is shown every message, or None.
+        counts: where it is counted what gave way because the reader was slow or gone; its session's.
 
     Attributes:
-        reply: where it is read now, or None.
+        reply: what carries it to its reader now, or None.
         ended: whether its last event was written.
         written: whether anything was since the last `keep_alive`.
-        counts: where it is counted what gave way because the reader was slow or gone; its session's.
     """
 
-    bound: int
+    open_streams: OpenStreams
     journal: Journal | None = None
     event: str | None = None
-    tracer: Tracer | None = None
-    reply: Reply | None = attrs.field(init=False, default=None)
+    counts: LaneCounts | None = None
+    reply: HttpReply | None = attrs.field(init=False, default=None)
     ended: bool = attrs.field(init=False, default=False)
     written: bool = attrs.field(init=False, default=True)
-    counts: LaneCounts | None = attrs.field(init=False, default=None)
     _seq: int = attrs.field(init=False, default=0)
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
 
@@ -82,7 +166,7 @@ class EventStream:
     @property
     def full(self) -> bool:
         """Whether whoever writes should wait for the reader."""
-        return self.reply is not None and self.reply.waiting >= self.bound
+        return self.reply is not None and self.reply.waiting >= self.open_streams.bound
 
     async def room(self) -> None:
         """Wait until the reader has taken enough, or has left; always a checkpoint: hosts have marks of their own."""
@@ -90,20 +174,21 @@ class EventStream:
             await self.reply.room()
         await trio.lowlevel.checkpoint()
 
-    def open(self, reply: Reply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
+    def open(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
         """Let this response carry the stream from now on; `first` are bytes to begin with."""
         self.reply = reply
         self.written = True
-        reply.start(Response(200, (*SSE_HEADERS, *headers), first))
+        self.open_streams.add(self)
+        reply.start(HttpResponse(200, (*SSE_HEADERS, *headers), first))
         self.writable()
 
-    def resume(self, reply: Reply, headers: tuple[tuple[str, str], ...], after: int) -> None:
+    def resume(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], after: int) -> None:
         """As `open`, beginning with what was kept beyond the event number `after`."""
         journal = self.journal
         assert journal is not None
         if self.reply is not None:
             self.reply.finish()  # the client left it, as it shows by coming back
-        kept = journal.store.after(journal.session, journal.stream, after)
+        kept = journal.events.after(journal.stream, after)
         self.open(reply, headers, b"".join(self._encode(data, seq) for seq, data in kept))
         if self.ended:
             self._leave()
@@ -111,6 +196,7 @@ class EventStream:
     def detach(self) -> None:
         """Note that the reader left."""
         self.reply = None
+        self.open_streams.remove(self)
 
     def release(self, retry: int) -> None:
         """Let the reader's connection go, and tell it to come back after `retry` milliseconds."""
@@ -119,7 +205,7 @@ class EventStream:
             self._leave()
 
     def keep_alive(self) -> None:
-        """Write a comment if nothing was written since the last time, so that nobody takes the stream for dead."""
+        """Write a comment if nothing was written since the last time, so that no proxy closes the connection."""
         silent, self.written = not self.written, False
         if silent and self.reply is not None and not self.reply.waiting:
             self.reply.write(COMMENT)
@@ -136,15 +222,15 @@ class EventStream:
     def take(self, data: bytes, *, reply: bool = False) -> bytes:
         """Return a message as an event, kept if events are."""
         self._seq += 1
-        if self.tracer is not None:
-            self.tracer.note("-->", data)
+        if (tracer := self.open_streams.tracer) is not None:
+            tracer.note("-->", data)
         journal = self.journal
         if journal is not None:
-            journal.store.append(journal.session, journal.stream, self._seq, data, reply=reply)
+            journal.events.append(journal.stream, self._seq, data, reply=reply)
         return self._encode(data, self._seq)
 
     def send(self, outgoing: Outgoing) -> None:
-        """Write a message, or only keep it while nobody reads, if it can be kept."""
+        """Write a message; while nobody reads, keep it in the journal, or drop it without one."""
         if self.ended:
             return
         event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
@@ -191,14 +277,14 @@ class EventStream:
         event = b"" if data is None else self.take(data, reply=True)
         self.ended = True
         self._latest.clear()
-        if self.reply is not None:
-            reply, self.reply = self.reply, None
-            reply.finish(event)
+        self._leave(event)
 
-    def _leave(self) -> None:
-        reply, self.reply = self.reply, None
-        assert reply is not None
-        reply.finish()
+    def _leave(self, data: bytes = b"") -> None:
+        """End the response, with this at its end, but not the stream."""
+        reply = self.reply
+        if reply is not None:
+            self.detach()
+            reply.finish(data)
 
     def _encode(self, data: bytes, seq: int) -> bytes:
         journal = self.journal

@@ -1,0 +1,41 @@
+"""Where a WebSocket is served: on a port of its own, beside HTTP, and under Hypercorn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.hostile.network import Pool, Served, on, upgrade
+from tests.hostile.peers import request
+from tests.transports.websocket_support import Raw, message
+
+Places = pytest.mark.parametrize("place", ["alone", "beside", "hypercorn"])
+
+
+@asynccontextmanager
+async def serving(servers: Pool, place: str, **options: object) -> AsyncIterator[Served]:
+    """A server with a WebSocket."""
+    software = "hypercorn" if place == "hypercorn" else "own"
+    if place == "alone":
+        options["alone"] = True
+    async with servers(software, **options) as server:
+        await server.warm()
+        yield server
+
+
+@asynccontextmanager
+async def raw(server: Served, *, receive_buffer: int | None = None) -> AsyncIterator[Raw]:
+    """A connection on which nothing was said yet."""
+    async with server.wire(receive_buffer=receive_buffer) as wire:
+        yield await upgrade(wire)
+
+
+async def alive(server: Served) -> bool:
+    async with on(server, "websocket") as lane:
+        return (await lane.ask(1, "echo", text="alive"))["id"] == 1
+
+
+def calls(*ids: int, tool: str = "echo", **arguments: object) -> bytes:
+    return b"".join(message(request(id, "tools/call", name=tool, arguments=arguments)[:-1]) for id in ids)

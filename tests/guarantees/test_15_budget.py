@@ -1,0 +1,130 @@
+"""Promise 15: what all peers make a server keep together counts into one budget, and who holds little is served."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+import trio
+
+from tests.guarantees.report import figure
+from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
+from tests.hostile.network import HOSTS, Pool, Served, on, post
+from tests.hostile.peers import KIB, MIB, enveloped
+from trimcp.budget import DEFAULT_MEMORY
+from trimcp.session.limits import Limits
+
+pytestmark = pytest.mark.slow
+
+MANY = 200
+LARGE = 4 * MIB - 10_000
+
+_READ_AHEAD = 128 * KIB  # by Hypercorn on each connection, which nobody tells us of
+
+STREAMS = [world for world in WORLDS if world.transport in ("stdio", "sse", "websocket") and not world.modern]
+POSTS = worlds(transport="http", modern=True)
+OnBoth = pytest.mark.parametrize("world", POSTS, ids=str)
+
+
+@pytest.mark.parametrize("world", STREAMS, ids=str)
+async def test_results_that_one_session_does_not_read_are_bounded(homes: Homes, world: World) -> None:
+    async with homes(world) as home:
+        await home.warm()
+        base = home.forget_peak()
+        async with home.peer(reading=False) as peer:
+            await peer.pour([peer.call(id, "big", size=LARGE) for id in range(MANY)])
+            await settled(home.pid)
+            spent = home.peak - base
+            if home.target is not None:  # there is but one, which now wants to be read
+                home.target.process.kill()
+                await home.target.process.wait()
+    most = 2 * Limits().running_bytes + 4 * MIB
+    what = f"memory for {MANY} results of 4 MB that one session does not read"
+    figure(15, what, spent / MIB, most / MIB, "MiB", str(world))
+    assert spent <= most
+
+
+@OnBoth
+async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(homes: Homes, world: World) -> None:
+    asked = post(enveloped(1, "tools/call", name="watch", arguments={"gate": "never", "filling": "y" * 3_900_000})[:-1])
+    lost = refused = 0
+
+    async def call(server: Served) -> None:
+        nonlocal refused
+        async with server.wire() as wire:
+            try:
+                assert (await wire.ask(asked)).status == 503
+            except (EOFError, trio.BrokenResourceError):
+                pass  # what it still sent destroyed the answer
+            refused += 1
+
+    async with homes(world) as home:
+        assert home.served is not None
+        await home.warm()
+        base = home.forget_peak()
+        async with trio.open_nursery() as nursery:
+            for _ in range(MANY):
+                nursery.start_soon(call, home.served)
+            while (await home.counts())["exchanges"] + refused < MANY:  # noqa: ASYNC110  # it is another process
+                await trio.sleep(0.1)
+            async with home.peer() as peer:
+                for id in range(50):
+                    lost += "result" not in await peer.ask(id, "echo", text="x" * 1_000)
+            spent = home.peak - base
+            nursery.cancel_scope.cancel()
+    most = DEFAULT_MEMORY / 2 + 64 * MIB + (0 if world.own else MANY * _READ_AHEAD)
+    figure(15, f"memory for {MANY} calls of 3.9 MB under way", spent / MIB, most / MIB, "MiB", str(world))
+    figure(15, "small calls of the same address beside them that failed, of 50", lost, 0, "calls", str(world))
+    assert spent <= most
+    assert not lost
+
+
+@OnBoth
+async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes: Homes, world: World) -> None:
+    """They are larger here, because the system takes some megabytes of each into its own buffers."""
+    size = 6 * MIB
+    asked = post(enveloped(1, "tools/call", name="big", arguments={"size": size})[:-1])
+    async with homes(world) as home:
+        assert home.served is not None
+        await home.warm()
+        base = home.forget_peak()
+        async with AsyncExitStack() as stack:
+            for _ in range(MANY):
+                wire = await home.served.connect(receive_buffer=4096)
+                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                await wire.say(asked)
+                with suppress(trio.BrokenResourceError):  # it had to give way, as whoever holds most, before it looked
+                    assert (await wire.head()).status == 200
+            await settled(home.pid)
+            spent = home.peak - base
+    most = DEFAULT_MEMORY + 64 * MIB
+    what = f"memory for {MANY} results of 6 MiB that as many connections do not read"
+    figure(15, what, spent / MIB, most / MIB, "MiB", str(world))
+    assert spent <= most
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(servers: Pool, host: str) -> None:
+    refused = 0
+
+    async def begin(server: Served) -> None:
+        nonlocal refused
+        async with server.wire() as wire:
+            status = (await wire.ask(post(b"x" * 3 * MIB)[:-MIB])).status
+            refused += status == 503
+
+    async with servers(host, fresh=True, limits={"linger_timeout": 0.1}, server={"memory": 16 * MIB}) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):
+                nursery.start_soon(begin, server)
+            while refused < 8:  # noqa: ASYNC110  # sockets are between
+                await trio.sleep(0.01)
+            await trio.sleep(0.5)  # who else is refused, is refused meanwhile; the others go on waiting
+            async with on(server, "modern") as lane:
+                assert (await lane.ask(1, "echo", text="beside"))["id"] == 1
+            nursery.cancel_scope.cancel()
+        print(f"{host}: {refused} of 12 refused, {(server.peak - base) / MIB:.1f} MiB")
+        assert 8 <= refused < 12
+        assert server.peak - base <= 24 * MIB

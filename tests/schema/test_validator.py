@@ -1,0 +1,355 @@
+"""Tests of `trimcp.schema.validator`: what is decided, and what a hostile schema may cost."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.yardsticks import assert_costs
+from trimcp.schema.bounds import SchemaError
+from trimcp.schema.validator import Validator, check_author_schema, peer_validator
+
+FORECAST = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1},
+        "days": {"type": "integer", "minimum": 1, "maximum": 14},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/Node",
+    "$defs": {
+        "Node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "integer"},
+                "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+            },
+            "required": ["value"],
+        }
+    },
+}
+# Every level of the value can be reached in two ways.
+TWO_WAYS: dict[str, Any] = {
+    "$ref": "#/$defs/X",
+    "$defs": {
+        "X": {
+            "anyOf": [
+                {"properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]},
+                {"properties": {"a": {"$ref": "#/$defs/X"}}, "required": ["a"]},
+            ]
+        }
+    },
+}
+
+
+def nested(depth: int) -> Any:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("make", [Validator, peer_validator])
+def test_a_valid_value_has_no_problems(make: Any) -> None:
+    validator = make(FORECAST)
+    assert validator.is_valid({"city": "Oslo", "days": 3})
+    assert validator.problems({"city": "Oslo", "days": 3}) == []
+
+
+@pytest.mark.parametrize("make", [Validator, peer_validator])
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"city": "Oslo", "days": "3"}, "must be an integer, not a string @ $.days"),
+        ({"city": "Oslo", "days": True}, "must be an integer, not a boolean @ $.days"),
+        ({"city": "Oslo", "days": 0}, "must be at least 1 @ $.days"),
+        ({"city": "Oslo", "days": 15}, "must be at most 14 @ $.days"),
+        ({"city": ""}, "must have at least 1 characters @ $.city"),
+        ({"city": "Oslo", "unit": "K"}, "must be one of 'C', 'F' @ $.unit"),
+        ({}, "lacks the required property 'city' @ $"),
+        ({"city": "Oslo", "dayz": 1}, "has unknown properties: 'dayz' @ $"),
+        ([], "must be an object, not an array @ $"),
+        (None, "must be an object, not null @ $"),
+    ],
+)
+def test_problems_name_what_is_wrong_and_where(make: Any, value: Any, problem: str) -> None:
+    validator = make(FORECAST)
+    assert not validator.is_valid(value)
+    assert validator.problems(value) == [problem]
+
+
+def test_recursive_schemas_are_explained_in_depth() -> None:
+    problems = [
+        make(TREE).problems({"value": 1, "children": [{"value": 2}, {}]}) for make in (Validator, peer_validator)
+    ]
+    assert problems == [["lacks the required property 'value' @ $.children[1]"]] * 2
+
+
+def test_problems_are_bounded_and_never_echo_the_value() -> None:
+    problems = Validator({"items": {"type": "integer"}}).problems(["secret" * 20] * 1_000)
+    assert len(problems) == 10
+    assert all(len(p) < 500 and "secret" not in p for p in problems)
+    long_key = {"k" * 100_000: 1}
+    assert all(len(p) < 500 for p in Validator({"additionalProperties": {"type": "null"}}).problems(long_key))
+    assert all(len(p) < 500 for p in Validator({"additionalProperties": False}).problems(long_key))
+    assert all(len(p) < 500 for p in Validator({"enum": ["e" * 100_000] * 50}).problems(1))
+
+
+@pytest.mark.parametrize("make", [Validator, peer_validator])
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, {"a": float("nan")}, [10**5000], -(2**70), [float("inf")]])
+def test_no_value_makes_it_raise(make: Any, value: Any) -> None:
+    for schema in (
+        {"type": "boolean"},
+        {"enum": [1]},
+        {"type": "object", "additionalProperties": {"pattern": "x"}},
+        TREE,
+    ):
+        validator = make(schema)
+        assert validator.is_valid(value) is (validator.problems(value) == [])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda c: st.lists(c) | st.dictionaries(st.text(), c),
+)
+
+
+@given(json_values)
+def test_problems_and_is_valid_agree(value: Any) -> None:
+    for validator in (Validator(FORECAST), peer_validator(TREE)):
+        assert validator.is_valid(value) is (validator.problems(value) == [])
+
+
+@pytest.mark.parametrize("reference", ["http://127.0.0.1:1/x", "file:///etc/hostname", "other.json#/a"])
+def test_nothing_is_ever_fetched(reference: str) -> None:
+    for check in (Validator, check_author_schema, peer_validator):
+        with pytest.raises(SchemaError, match=r"never fetched|No base URI"):
+            check({"$ref": reference})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "https://json-schema.org/draft/2020-12/schema",
+        "https://json-schema.org/draft/2019-09/schema",
+        "http://json-schema.org/draft-07/schema#",
+        "http://json-schema.org/draft-06/schema#",
+        "http://json-schema.org/draft-04/schema#",
+    ],
+)
+def test_dialects_we_have(dialect: str) -> None:
+    schema = {
+        "$schema": dialect,
+        "properties": {"n": {"$ref": "#/definitions/N"}},
+        "definitions": {"N": {"type": "integer"}},
+    }
+    check_author_schema(schema)
+    assert Validator(schema).is_valid({"n": 1})
+    assert not Validator(schema).is_valid({"n": "1"})
+    if "draft-04" in dialect:
+        with pytest.raises(SchemaError, match="draft-04"):
+            peer_validator(schema)
+    else:
+        assert peer_validator(schema).problems({"n": "1"}) == ["must be an integer, not a string @ $.n"]
+
+
+@pytest.mark.parametrize("dialect", ["https://example.com/mine", "http://json-schema.org/draft-03/schema#", 7])
+def test_a_dialect_we_lack_is_named(dialect: Any) -> None:
+    for check in (Validator, check_author_schema, peer_validator):
+        with pytest.raises(SchemaError, match=r"dialect .* is not supported"):
+            check({"$schema": dialect})  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "strin"}, r"@ \$.type"),
+        ({"properties": {"a": {"minimum": "1"}}}, r"@ \$.properties.a.minimum"),
+        ({"pattern": "("}, "pattern"),
+        ({"$ref": "#/$defs/missing"}, "/\\$defs/missing"),
+        ([], "must be an object or a boolean"),
+    ],
+)
+def test_authors_learn_where_their_schema_is_wrong(schema: Any, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        check_author_schema(schema)
+
+
+@pytest.mark.parametrize("schema", [True, {}, FORECAST, TREE, {"pattern": r"^\p{Lu}+$"}, {"pattern": "^(?=.*x)"}])
+def test_good_author_schemas_pass(schema: Any) -> None:
+    check_author_schema(schema)
+
+
+def test_authors_may_bundle_resources() -> None:
+    schema = {"$ref": "https://example.com/n", "$defs": {"n": {"$id": "https://example.com/n", "type": "null"}}}
+    check_author_schema(schema)
+    assert Validator(schema).problems(1) == ["does not match the schema @ $"]
+
+
+def test_the_checking_library_is_loaded_only_for_authors() -> None:
+    code = (
+        "import sys, trimcp.schema.validator as v; v.peer_validator({}).is_valid(1);"
+        "assert 'jsonschema' not in sys.modules; "
+        "v.check_author_schema({}); assert 'jsonschema' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- what a peer's schema may cost ---
+
+
+@pytest.mark.parametrize("make", [Validator, peer_validator])
+def test_patterns_are_linear(make: Any) -> None:
+    validator = make({"pattern": "^(a+)+$"})
+    assert not validator.is_valid("a" * 40 + "!")
+    assert_costs(lambda: validator.is_valid("a" * 40 + "!"), at_most=40)
+
+
+def test_look_around_is_for_authors_only() -> None:
+    schema = {"type": "object", "properties": {"p": {"pattern": "^(?=.*[0-9]).{4,}$"}}}
+    validator = Validator(schema)
+    assert validator.is_valid({"p": "abc1"})
+    assert validator.problems({"p": "abcd"}) == ["must match the pattern ^(?=.*[0-9]).{4,}$ @ $.p"]
+    with pytest.raises(SchemaError, match=r"linear-time engine cannot run @ \$.properties.p.pattern"):
+        peer_validator(schema)
+
+
+@pytest.mark.parametrize("make", [Validator, peer_validator])
+@pytest.mark.parametrize("depth", [8, 20, 100])
+def test_routes_that_multiply_cost_little(make: Any, depth: int) -> None:
+    validator = make(TWO_WAYS)
+    value = nested(depth)
+    assert len(validator.problems(value)) == 1
+    assert_costs(lambda: validator.problems(value), at_most=500)
+
+
+@pytest.mark.parametrize("make", [Validator, peer_validator])
+@pytest.mark.parametrize(
+    ("schema", "value", "problem"),
+    [
+        ({"items": {"type": "integer"}}, ["x"] * 100_000, "must be an integer, not a string @ $[0]"),
+        ({"items": {"type": "integer"}}, [*[1] * 50_000, "x"], "must be an integer, not a string @ $[50000]"),
+        (
+            {"anyOf": [{"items": {"type": "integer"}}, {"items": {"type": "null"}}]},
+            ["x"] * 100_000,
+            "matches no alternative @ $",
+        ),
+        (
+            {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"oneOf": [{"type": "integer"}, {"type": "null"}]}}},
+            [*[1] * 50_000, "x"],
+            "matches no alternative @ $[50000]",
+        ),
+        (TREE, {"value": 1, "children": [*[{"value": 1}] * 30_000, {}]}, "lacks the required property 'value'"),
+    ],
+)
+def test_large_values_are_explained_by_their_first_problem(make: Any, schema: Any, value: Any, problem: str) -> None:
+    validator = make(schema)
+    (found,) = validator.problems(value)
+    assert found.startswith(problem)
+    assert_costs(lambda: validator.problems(value), at_most=1_000)
+
+
+def test_long_texts_are_not_copied_for_every_alternative() -> None:
+    validator = Validator({"anyOf": [{"required": [f"p{i}"]} for i in range(200)]})
+    tracker = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert validator.problems({"text": "x" * 4_000_000}) == ["matches no alternative @ $"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - tracker < 60 * 1024
+
+
+def test_alternatives_of_alternatives_cost_little() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(8):
+        schema = {"anyOf": [schema, schema]}
+    validator = Validator({"items": schema})
+    value = [1] * 10_000
+    assert validator.problems(value) == ["matches no alternative @ $[0]"]
+    assert_costs(lambda: validator.problems(value), at_most=500)
+
+
+def test_a_fan_of_references_is_cut_off() -> None:
+    fan: dict[str, Any] = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 12} for i in range(8)}
+    fan["d8"] = {"type": "string"}
+    validator = peer_validator({"$ref": "#/$defs/d0", "$defs": fan})
+    assert validator.problems(3) == ["takes too much work to be checked against this schema @ $"]
+    assert_costs(lambda: validator.problems(3), at_most=2_000)
+    assert validator.is_valid("x")  # found at once
+
+
+def test_a_refused_visit_never_counts_as_a_pass() -> None:
+    fan: dict[str, Any] = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 12} for i in range(8)}
+    fan["d8"] = {"type": "string"}
+    assert not peer_validator({"not": {"$ref": "#/$defs/d0"}, "$defs": fan}).is_valid(3)
+
+
+def test_large_honest_values_pass_the_budget() -> None:
+    tree = {"value": 0, "children": [{"value": i, "children": [{"value": 1}]} for i in range(60_000)]}
+    assert peer_validator(TREE).is_valid(tree)
+
+
+def test_counting_references_keeps_the_meaning_of_a_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"$ref": "#/$defs/Short", "minLength": 2, "allOf": [{"pattern": "^x"}]},
+            "b": {"$ref": "#/properties/a/allOf/0"},
+        },
+        "$defs": {"Short": {"$anchor": "short", "maxLength": 3}},
+        "unevaluatedProperties": False,
+    }
+    before = repr(schema)
+    validator = peer_validator(schema)
+    for value, expected in [
+        ({"a": "xy"}, True),
+        ({"a": "x"}, False),
+        ({"a": "xyzz"}, False),
+        ({"a": "yy"}, False),
+        ({"b": "y"}, False),
+        ({"b": "xxxx"}, True),
+        ({"c": 1}, False),
+    ]:
+        assert validator.is_valid(value) is Validator(schema).is_valid(value) is expected
+    assert repr(schema) == before
+    assert validator.schema is schema
+
+
+def test_old_references_hide_their_neighbours() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "properties": {"a": {"$ref": "#/definitions/S", "minLength": 9}},
+        "definitions": {"S": {"type": "string"}},
+    }
+    assert Validator(schema).is_valid({"a": "x"})
+    assert peer_validator(schema).is_valid({"a": "x"})
+    assert not peer_validator(schema).is_valid({"a": 1})
+
+
+def test_recursion_keeps_working_through_anchors_and_own_name() -> None:
+    schema = {
+        "$id": "https://example.com/list",
+        "$anchor": "top",
+        "properties": {"next": {"$ref": "https://example.com/list#top"}, "n": {"type": "integer"}},
+    }
+    assert peer_validator(schema).problems({"next": {"next": {"n": "x"}}}) == [
+        "must be an integer, not a string @ $.next.next.n"
+    ]
+
+
+def test_judging_a_small_object_is_fast() -> None:
+    validator = Validator(FORECAST)
+    value = {"city": "Oslo", "days": 3, "unit": "C"}
+
+    def judge() -> None:
+        for _ in range(1_000):
+            validator.is_valid(value)
+
+    assert_costs(judge, at_most=4)  # 1 µs each, at four times

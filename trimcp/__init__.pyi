@@ -1,0 +1,199 @@
+# Written by docs/stubs.py from the list in __init__.py beside it.
+
+from trimcp import channel as channel
+from trimcp import fleet as fleet
+from trimcp import guard as guard
+from trimcp import hidden as hidden
+from trimcp import security as security
+from trimcp import testing as testing
+from trimcp import watch as watch
+from trimcp import wire as wire
+from trimcp.channel import MessageChannel as MessageChannel
+from trimcp.client.client import Client as Client
+from trimcp.client.connect import Target as Target
+from trimcp.client.handlers import fill_defaults as fill_defaults
+from trimcp.client.hosts import read_servers as read_servers
+from trimcp.client.session import ClientSession as ClientSession
+from trimcp.client.tools import fingerprint as fingerprint
+from trimcp.errors import CannotAsk as CannotAsk
+from trimcp.errors import ConnectionLost as ConnectionLost
+from trimcp.errors import ErrorReply as ErrorReply
+from trimcp.errors import InvalidReply as InvalidReply
+from trimcp.errors import LocalError as LocalError
+from trimcp.errors import McpError as McpError
+from trimcp.errors import NoGoodAnswer as NoGoodAnswer
+from trimcp.errors import Overloaded as Overloaded
+from trimcp.errors import RemoteError as RemoteError
+from trimcp.errors import ResourceNotFound as ResourceNotFound
+from trimcp.errors import ToolError as ToolError
+from trimcp.errors import UpstreamDown as UpstreamDown
+from trimcp.fleet.group import Group as Group
+from trimcp.fleet.upstream import Upstream as Upstream
+from trimcp.fleet.upstream import supervise as supervise
+from trimcp.net import asgi_app as asgi_app
+from trimcp.net import http as http
+from trimcp.net import http_face as http_face
+from trimcp.net import run_http as run_http
+from trimcp.net import run_websocket as run_websocket
+from trimcp.net import serve_http as serve_http
+from trimcp.net import serve_websocket as serve_websocket
+from trimcp.net import websocket as websocket
+from trimcp.run import in_process as in_process
+from trimcp.run import load_servers as load_servers
+from trimcp.run import run_stdio as run_stdio
+from trimcp.run import serve_stdio as serve_stdio
+from trimcp.run import stdio as stdio
+from trimcp.schema.arguments import Arg as Arg
+from trimcp.schema.forms import Answer as Answer
+from trimcp.schema.forms import Form as Form
+from trimcp.schema.forms import form_for as form
+from trimcp.server.declared import Elicit as Elicit
+from trimcp.server.logbridge import LogBridge as LogBridge
+from trimcp.server.media import Audio as Audio
+from trimcp.server.media import Image as Image
+from trimcp.server.offering import Notice as Notice
+from trimcp.server.running import Running as Running
+from trimcp.server.server import Server as Server
+from trimcp.server.threads import ThreadContext as ThreadContext
+from trimcp.session.calls import Call as Call
+from trimcp.session.context import Context as Context
+from trimcp.session.job import CancelReason as CancelReason
+from trimcp.session.limits import Limits as Limits
+from trimcp.session.limits import Quota as Quota
+from trimcp.session.listening import PromptsChanged as PromptsChanged
+from trimcp.session.listening import ResourceUpdated as ResourceUpdated
+from trimcp.session.listening import ResourcesChanged as ResourcesChanged
+from trimcp.session.listening import Subscription as Subscription
+from trimcp.session.listening import ToolsChanged as ToolsChanged
+from trimcp.transports.http.access import AccessLog as AccessLog
+from trimcp.transports.http.access import JsonFormatter as JsonFormatter
+from trimcp.transports.http.asgi.hypercorn import serve_hypercorn as serve_hypercorn
+from trimcp.transports.http.client.policy import Timeouts as HttpTimeouts
+from trimcp.transports.http.client.target import HttpServer as HttpServer
+from trimcp.transports.http.events.sqlite import SqliteEvents as SqliteEvents
+from trimcp.transports.http.events.store import EventStore as EventStore
+from trimcp.transports.http.events.store import MemoryEvents as MemoryEvents
+from trimcp.transports.http.identity import Principal as Principal
+from trimcp.transports.http.identity import Refused as Refused
+from trimcp.transports.http.identity import bearer_tokens as bearer_tokens
+from trimcp.transports.http.origins import Origins as Origins
+from trimcp.transports.http.settings import HttpLimits as HttpLimits
+from trimcp.transports.http.settings import HttpSettings as HttpSettings
+from trimcp.transports.memory import memory_channels as memory_channels
+from trimcp.transports.stdio.child import StdioServer as StdioServer
+from trimcp.transports.stdio.server import claim_stdio as claim_stdio
+from trimcp.transports.websocket.client import WebSocketServer as WebSocketServer
+from trimcp.watch.watchdog import watchdog as watchdog
+from trimcp.wire.content import ResourceLink as ResourceLink
+from trimcp.wire.content import TextContent as Text
+from trimcp.wire.content import TextContent as TextContent
+from trimcp.wire.converter import from_json as from_json
+from trimcp.wire.converter import to_json as to_json
+from trimcp.wire.elicitation import ElicitParams as ElicitParams
+from trimcp.wire.elicitation import ElicitResult as ElicitResult
+from trimcp.wire.prompts import PromptMessage as PromptMessage
+from trimcp.wire.revisions import LATEST as LATEST
+from trimcp.wire.revisions import LATEST_LEGACY as LATEST_LEGACY
+from trimcp.wire.revisions import REVISIONS as REVISIONS
+from trimcp.wire.revisions import Revision as Revision
+from trimcp.wire.sampling import CreateMessageParams as CreateMessageParams
+from trimcp.wire.sampling import CreateMessageResult as CreateMessageResult
+from trimcp.wire.tools import CallToolResult as CallToolResult
+from trimcp.wire.tools import Tool as Tool
+from trimcp.wire.tools import ToolAnnotations as ToolAnnotations
+
+__all__ = [
+    "AccessLog",
+    "Answer",
+    "Arg",
+    "Audio",
+    "Call",
+    "CallToolResult",
+    "CancelReason",
+    "CannotAsk",
+    "Client",
+    "ClientSession",
+    "ConnectionLost",
+    "Context",
+    "CreateMessageParams",
+    "CreateMessageResult",
+    "Elicit",
+    "ElicitParams",
+    "ElicitResult",
+    "ErrorReply",
+    "EventStore",
+    "Form",
+    "Group",
+    "HttpLimits",
+    "HttpServer",
+    "HttpSettings",
+    "HttpTimeouts",
+    "Image",
+    "InvalidReply",
+    "JsonFormatter",
+    "LATEST",
+    "LATEST_LEGACY",
+    "Limits",
+    "LocalError",
+    "LogBridge",
+    "McpError",
+    "MemoryEvents",
+    "MessageChannel",
+    "NoGoodAnswer",
+    "Notice",
+    "Origins",
+    "Overloaded",
+    "Principal",
+    "PromptMessage",
+    "PromptsChanged",
+    "Quota",
+    "REVISIONS",
+    "Refused",
+    "RemoteError",
+    "ResourceLink",
+    "ResourceNotFound",
+    "ResourceUpdated",
+    "ResourcesChanged",
+    "Revision",
+    "Running",
+    "Server",
+    "SqliteEvents",
+    "StdioServer",
+    "Subscription",
+    "Target",
+    "Text",
+    "TextContent",
+    "ThreadContext",
+    "Tool",
+    "ToolAnnotations",
+    "ToolError",
+    "ToolsChanged",
+    "Upstream",
+    "UpstreamDown",
+    "WebSocketServer",
+    "asgi_app",
+    "bearer_tokens",
+    "claim_stdio",
+    "fill_defaults",
+    "fingerprint",
+    "form",
+    "from_json",
+    "http",
+    "http_face",
+    "in_process",
+    "load_servers",
+    "memory_channels",
+    "read_servers",
+    "run_http",
+    "run_stdio",
+    "run_websocket",
+    "serve_http",
+    "serve_hypercorn",
+    "serve_stdio",
+    "serve_websocket",
+    "stdio",
+    "supervise",
+    "to_json",
+    "watchdog",
+    "websocket",
+]

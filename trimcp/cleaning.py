@@ -1,0 +1,165 @@
+"""Text from strangers made fit to be kept: secrets masked, long strings cut, nothing that could pretend to be a line.
+
+What a trace, an audit and a security event write goes through here. Knows JSON values and no message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import traceback
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = [
+    "MASK",
+    "clean",
+    "digest",
+    "harmless",
+    "in_quotes",
+    "mask",
+    "mask_text",
+    "names_a_secret",
+    "shapes",
+    "shorten",
+    "traceback_text",
+]
+
+MASK: Final = "***"
+"""What stands where a secret was."""
+
+_LONGEST: Final = 300  # characters
+_LONGEST_FIELD: Final = 200
+_LONGEST_QUOTED: Final = 100
+_MOST_SHAPES: Final = 32
+_SECRET: Final = re.compile(
+    r"authorization|cookie|passw(or)?d|passphrase|secret|credential|(api|access|private)[-_]?key"
+    r"|request[-_]?state|^pwd$|token(?!s)",
+    re.IGNORECASE,
+)
+_NO_SECRET: Final = frozenset({"progresstoken", "progress_token"})
+_IN_TEXT: Final = re.compile(
+    r"(\b(?:bearer|basic)\s+|[?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=)[^\s&#\"']+",
+    re.IGNORECASE,
+)
+_KINDS: Final = {bool: "boolean", int: "number", float: "number", type(None): "null"}
+
+# Control characters could move the cursor, rewrite what stands above or paste into the shell; format characters
+# (bidirectional overrides among them) could show another text than there is; line separators could fake lines.
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+
+
+def mask(value: Any, key: str = "") -> Any:
+    """Return a JSON value with secrets replaced by "***" and long strings cut.
+
+    A secret is a string, or whatever else is no object, under a key that names one (authorization, token,
+    password, requestState, ...), and inside any string what follows "Bearer" or a query parameter such as
+    `token=`.
+
+    Args:
+        value: any JSON value; it is not changed.
+        key: the key it stands under.
+    """
+    if isinstance(value, Mapping):
+        return {name: mask(member, name) for name, member in value.items()}
+    if names_a_secret(key) and value is not None and not isinstance(value, bool):
+        return MASK
+    if isinstance(value, list):
+        return [mask(member) for member in value]
+    if isinstance(value, str):
+        return shorten(mask_text(value[: 2 * _LONGEST]), len(value))
+    return value
+
+
+def mask_text(text: str) -> str:
+    """Return a text, whole, with "***" for what follows "Bearer" in it or a query parameter such as `token=`."""
+    return _IN_TEXT.sub(rf"\g<1>{MASK}", text)
+
+
+def names_a_secret(key: str) -> bool:
+    """Return whether what stands under this key is taken for a secret."""
+    return bool(_SECRET.search(key)) and key.lower() not in _NO_SECRET
+
+
+def shorten(text: str, length: int | None = None) -> str:
+    """Return the first 300 characters of a text, and where it is longer its length (`length`, where some is cut)."""
+    length = len(text) if length is None else length
+    return text if length <= _LONGEST else f"{text[:_LONGEST]}... ({length} characters)"
+
+
+def shapes(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return what kind of value each argument has and how large it is, and nothing of what it says.
+
+    At most 32 are told; the key "..." says how many more there were.
+    """
+    found = {harmless(name): _shape(arguments[name]) for name, _ in zip(arguments, range(_MOST_SHAPES), strict=False)}
+    if len(arguments) > _MOST_SHAPES:
+        found["..."] = f"{len(arguments) - _MOST_SHAPES} more"
+    return found
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, str):
+        return f"string({len(value)})"
+    if isinstance(value, list):
+        return f"array({len(value)})"
+    if isinstance(value, Mapping):
+        return f"object({len(value)})"
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def harmless(text: str, longest: int = _LONGEST_FIELD) -> str:
+    """Return text that stays where it is put: ASCII, without control characters and quotes, of bounded length."""
+    if len(text) > longest:
+        text = text[:longest] + "..."
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return text
+    return text.encode("unicode_escape").decode("ascii").replace('"', "\\x22")
+
+
+def in_quotes(value: Any) -> str:
+    """Return what a peer wrote as ASCII in quotes, escaped and cut to 200 characters."""
+    shown = ascii(value if not isinstance(value, str) else value[:_LONGEST_QUOTED])
+    return shown if len(shown) <= 2 * _LONGEST_QUOTED else f"{shown[: 2 * _LONGEST_QUOTED]}..."
+
+
+def clean(text: str) -> str:
+    """Return text with everything a terminal might obey made visible; lines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_visible(character) for character in text.replace("\r\n", "\n"))
+
+
+def _visible(character: str) -> str:
+    if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return an exception's traceback for a log, in which the texts of exceptions cannot be taken for anything else.
+
+    They may quote strangers. So the second and later lines of each begin with "    | ", and control characters are
+    escaped.
+    """
+    told: Any = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
+    waiting = [told]
+    while waiting:
+        one = waiting.pop()
+        for name in ("_str", "msg"):  # what `format` writes; there is no public word for the first
+            if isinstance(text := getattr(one, name, None), str):
+                setattr(one, name, _quoted(text))
+        if isinstance(notes := getattr(one, "__notes__", None), list | tuple):
+            one.__notes__ = [_quoted(note) if isinstance(note, str) else note for note in notes]
+        waiting += [each for each in (one.__cause__, one.__context__, *(one.exceptions or ())) if each is not None]
+    return clean("".join(told.format())).rstrip("\n")
+
+
+def _quoted(text: str) -> str:
+    return clean(text).replace("\n", "\n    | ")
+
+
+def digest(secret: str) -> str:
+    """Return twelve hexadecimal digits that tell one secret from another, for a log, and do not give it away."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()[:12]

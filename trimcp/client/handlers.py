@@ -1,0 +1,310 @@
+"""What a client program answers to its servers and allows them: its handlers, its approvals and its bounds.
+
+Knows no connection. What the client declares it can do follows from the handlers it has.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+import attrs
+
+from trimcp.bounds import check_number
+from trimcp.protocol.profile import Profile
+from trimcp.session.limits import Limits
+from trimcp.session.scopes import contained
+from trimcp.wire.capabilities import (
+    ClientCapabilities,
+    ElicitationCapability,
+    RootsCapability,
+    SamplingCapability,
+)
+from trimcp.wire.common import Icon, Implementation
+from trimcp.wire.elicitation import ElicitAnswer, ElicitResult, FormSchema
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.lifecycle import LoggingLevel
+from trimcp.wire.revisions import REVISIONS, Revision
+from trimcp.wire.roots import Root
+from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
+
+__all__ = ["ClientProgram", "call_handler", "fill_defaults"]
+
+Sampled: TypeAlias = CreateMessageResult | str
+SamplingHandler: TypeAlias = Callable[..., Awaitable[Sampled] | Sampled]
+ElicitationHandler: TypeAlias = Callable[..., Awaitable[ElicitResult] | ElicitResult]
+RootsHandler: TypeAlias = Callable[..., Awaitable[Sequence[Root | str]] | Sequence[Root | str]]
+LoggingHandler: TypeAlias = Callable[..., Awaitable[None] | None]
+NotificationHandler: TypeAlias = Callable[..., Awaitable[None] | None]
+CallApproval: TypeAlias = Callable[..., Awaitable[bool] | bool]
+SamplingApproval: TypeAlias = Callable[..., Awaitable[bool | CreateMessageParams] | bool | CreateMessageParams]
+SampledApproval: TypeAlias = Callable[..., Awaitable[bool | CreateMessageResult] | bool | CreateMessageResult]
+
+# A decorated handler keeps its own type. The bounds catch a wrong result; parameters are free, for the `session`.
+SamplingT = TypeVar("SamplingT", bound=SamplingHandler)
+ElicitationT = TypeVar("ElicitationT", bound=ElicitationHandler)
+RootsT = TypeVar("RootsT", bound=RootsHandler)
+LoggingT = TypeVar("LoggingT", bound=LoggingHandler)
+NotificationT = TypeVar("NotificationT", bound=NotificationHandler)
+CallApprovalT = TypeVar("CallApprovalT", bound=CallApproval)
+SamplingApprovalT = TypeVar("SamplingApprovalT", bound=SamplingApproval)
+SampledApprovalT = TypeVar("SampledApprovalT", bound=SampledApproval)
+
+_SAMPLING: Final = "sampling/createMessage"
+_ELICITATION: Final = "elicitation/create"
+_ROOTS: Final = "roots/list"
+
+
+class ClientProgram:
+    """All of a `Client` but connecting, for what connects and answers; `client.Client` documents it."""
+
+    def __init__(
+        self,
+        name: str,
+        version: str = "0",
+        *,
+        title: str | None = None,
+        description: str | None = None,
+        website_url: str | None = None,
+        icons: Sequence[Icon] = (),
+        revisions: Iterable[Revision] = REVISIONS,
+        roots: Sequence[Root | str] | None = None,
+        extensions: Mapping[str, Mapping[str, JSON]] | None = None,
+        experimental: Mapping[str, Mapping[str, JSON]] | None = None,
+        request_timeout: float | None = None,
+        max_request_time: float | None = None,
+        send_deadlines: bool = True,
+        asks_per_minute: int = 600,
+        connect_timeout: float = 30.0,
+        probe_timeout: float | None = None,
+        validate_output: bool = True,
+        max_rounds: int = 10,
+        max_pages: int = 1_000,
+        log_level: LoggingLevel = "info",
+        limits: Limits | None = None,
+    ) -> None:
+        for setting, seconds in (("request_timeout", request_timeout), ("max_request_time", max_request_time)):
+            check_number(setting, seconds, optional=True)
+        check_number("connect_timeout", connect_timeout)
+        check_number("probe_timeout", probe_timeout, optional=True)
+        for setting, most in (("asks_per_minute", asks_per_minute), ("max_rounds", max_rounds)):
+            check_number(setting, most, whole=True, zero=True)
+        check_number("max_pages", max_pages, whole=True)
+        info = Implementation(
+            name=name,
+            version=version,
+            title=ABSENT if title is None else title,
+            description=ABSENT if description is None else description,
+            website_url=ABSENT if website_url is None else website_url,
+            icons=list(icons) or ABSENT,
+        )
+        capabilities = ClientCapabilities(extensions=_settings(extensions), experimental=_settings(experimental))
+        self.limits: Final = limits if limits is not None else Limits()
+        most = self.limits.max_server_info
+        self.profile: Final = Profile(info, capabilities, revisions=tuple(sorted(revisions)), max_peer_info=most)
+        self.request_timeout = request_timeout
+        self.max_request_time = max_request_time
+        self.send_deadlines = send_deadlines
+        self.asks_per_minute = asks_per_minute
+        self.connect_timeout = connect_timeout
+        self.probe_timeout = probe_timeout
+        self.validate_output = validate_output
+        self.max_rounds = max_rounds
+        self.max_pages = max_pages
+        self.log_level: LoggingLevel = log_level
+        self.served: Final[set[str]] = set()
+        self.foreign: Final[set[str]] = set()
+        self.notification_handlers: Final[dict[str, list[NotificationHandler]]] = {}
+        self.sessions: set[Any] = set()
+        self.legacy_targets: Final[set[object]] = set()
+        self.elicitation_modes: frozenset[str] = frozenset()
+        self.on_sampling: SamplingHandler | None = None
+        self.on_elicitation: ElicitationHandler | None = None
+        self.on_roots: RootsHandler | None = None
+        self.on_logging: LoggingHandler | None = None
+        self.on_call: CallApproval | None = None
+        self.before_sampling: SamplingApproval | None = None
+        self.after_sampling: SampledApproval | None = None
+        if roots is not None:
+            self.set_roots(roots)
+
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self.profile.info.name
+
+    @property
+    def capabilities(self) -> ClientCapabilities:
+        """What is declared to servers. It follows from the handlers; register them before connecting."""
+        capabilities = self.profile.capabilities
+        assert isinstance(capabilities, ClientCapabilities)
+        return capabilities
+
+    # Handlers
+
+    @overload
+    def sampling(self, handler: SamplingT, /) -> SamplingT: ...
+    @overload
+    def sampling(self, *, tools: bool = ..., context: bool = ...) -> Callable[[SamplingT], SamplingT]: ...
+    def sampling(self, handler: Any = None, *, tools: bool = False, context: bool = False) -> Any:
+        """Register what asks the model: `async def sample(params: CreateMessageParams) -> CreateMessageResult | str`.
+
+        Args:
+            tools: it can let the model use tools (2025-11-25 on).
+            context: it can include context from other servers.
+        """
+
+        def register(handler: SamplingT) -> SamplingT:
+            self.on_sampling = handler
+            self.served.add(_SAMPLING)
+            capability = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
+            self._declare(sampling=capability)
+            return handler
+
+        return register if handler is None else register(handler)
+
+    @overload
+    def elicitation(self, handler: ElicitationT, /) -> ElicitationT: ...
+    @overload
+    def elicitation(self, *, form: bool = ..., url: bool = ...) -> Callable[[ElicitationT], ElicitationT]: ...
+    def elicitation(self, handler: Any = None, *, form: bool = True, url: bool = True) -> Any:
+        """Register what asks the user: `async def ask(params: ElicitParams) -> ElicitResult`.
+
+        `params` is an `ElicitFormParams`, or an `ElicitURLParams` whose address is to be shown whole and opened only
+        if the user agrees.
+
+        Args:
+            form, url: which of the two it can handle (all of elicitation is form before 2025-11-25).
+        """
+
+        def register(handler: ElicitationT) -> ElicitationT:
+            self.on_elicitation = handler
+            self.served.add(_ELICITATION)
+            self.elicitation_modes = frozenset(mode for mode, can in (("form", form), ("url", url)) if can)
+            self._declare(elicitation=ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT))
+            return handler
+
+        return register if handler is None else register(handler)
+
+    def roots(self, handler: RootsT) -> RootsT:
+        """Register what tells the places worked on: `def roots() -> list[Root | str]`, URIs or `Root`s."""
+        self.on_roots = handler
+        self.served.add(_ROOTS)
+        self._declare(roots=RootsCapability(list_changed=True))
+        return handler
+
+    def set_roots(self, roots: Sequence[Root | str]) -> None:
+        """Say which places are worked on now; servers that can be told of a change are told.
+
+        Raises:
+            ValueError: a root is no `file://` URI (client/roots).
+        """
+        fixed = [Root(uri=root) if isinstance(root, str) else root for root in roots]
+        for root in fixed:
+            if not root.uri.startswith("file://"):
+                raise ValueError(f"a root must be a file:// URI, not {root.uri!r}; use Path(...).as_uri()")
+        declared = self.on_roots is not None
+        self.roots(lambda: fixed)
+        if declared:
+            for session in self.sessions:
+                session.roots_changed()
+
+    def logging(self, handler: LoggingT) -> LoggingT:
+        """Register what takes servers' log messages: `async def log(params: LoggingMessageParams) -> None`.
+
+        One message at a time, in order, per connection. While it is slow `Limits.logs_kept` messages are kept, then
+        the oldest give way. What it raises is logged.
+        """
+        self.on_logging = handler
+        return handler
+
+    def notification(self, name: str) -> Callable[[NotificationT], NotificationT]:
+        """Call a function with the params of each notification of that name from a server.
+
+        For example "notifications/resources/updated", "notifications/elicitation/complete" (2025-11-25), or one of an
+        extension, whose params are a dict. Progress and cancellations belong to calls and come to no handler. Each
+        runs in a task of the connection; a crash is logged and ends nothing else. What is beyond
+        `Limits.backlog_requests` at once is dropped and counted.
+        """
+
+        def decorate(handler: NotificationT) -> NotificationT:
+            self.notification_handlers.setdefault(name, []).append(handler)
+            return handler
+
+        return decorate
+
+    # Approval
+
+    def approve_call(self, hook: CallApprovalT) -> CallApprovalT:
+        """Register what decides on each tool call: `async def approve(tool: Tool | None, arguments) -> bool`.
+
+        `tool` carries the annotations as the server claims them; it is None for a tool the server does not list.
+        False raises `LocalError` in the caller, and nothing is sent; what the hook raises reaches the caller.
+        """
+        self.on_call = hook
+        return hook
+
+    def approve_sampling(self, hook: SamplingApprovalT) -> SamplingApprovalT:
+        """Register what decides before the model is asked: `async def approve(params) -> bool | CreateMessageParams`.
+
+        False refuses the server; params returned are used in place of the server's.
+        """
+        self.before_sampling = hook
+        return hook
+
+    def approve_sampled(self, hook: SampledApprovalT) -> SampledApprovalT:
+        """Register what decides on the model's words before the server sees them:
+        `async def approve(params, result) -> bool | CreateMessageResult`.
+
+        False refuses the server; a result returned is sent in place of the model's.
+        """
+        self.after_sampling = hook
+        return hook
+
+    def _declare(self, **changes: Any) -> None:
+        capabilities: Any = self.capabilities
+        self.profile.capabilities = attrs.evolve(capabilities, **changes)
+
+
+def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
+    return ABSENT if given is None else {id: dict(settings) for id, settings in given.items()}
+
+
+async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:
+    """Return what a sync or async handler returns, giving it the session if it takes a keyword of that name.
+
+    Raises:
+        Exception: as `contained`: also where the handler raised none, or left something open.
+    """
+    kwargs = {"session": session} if session is not None and _takes_session(handler) else {}
+
+    @functools.wraps(handler)
+    async def call() -> Any:
+        value = handler(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    return await contained(call)
+
+
+def _takes_session(handler: Callable[..., Any]) -> bool:
+    try:
+        return "session" in inspect.signature(handler).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def fill_defaults(schema: FormSchema, filled_in: dict[str, ElicitAnswer] | None = None) -> dict[str, ElicitAnswer]:
+    """Return what was filled in, with the form's own defaults where nothing was (client/elicitation, "Defaults").
+
+    Args:
+        schema: `params.requested_schema` of the question.
+        filled_in: values by name, as far as the user gave any.
+    """
+    values = dict(filled_in or {})
+    for name, question in schema.properties.items():
+        if name not in values and question.default is not ABSENT:
+            values[name] = question.default
+    return values

@@ -1,0 +1,429 @@
+"""A connection as a client program uses it: a typed verb for every method, the same in every revision.
+
+How a request travels and how questions are answered on the way is in `session.calls`; what the client's handlers
+answer is in `endpoint`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.client.cache import Cache
+from trimcp.client.endpoint import ClientEndpoint, Logs
+from trimcp.client.handlers import ClientProgram, call_handler
+from trimcp.client.tools import Mirrors, Outputs
+from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.calls import Call, Calling, Rounds
+from trimcp.session.clock import Clocks
+from trimcp.session.listening import Subscription, Subscriptions
+from trimcp.session.session import Session
+from trimcp.session.statistics import Statistics
+from trimcp.wire.capabilities import ServerCapabilities, declares
+from trimcp.wire.common import META_LOG_LEVEL, Cacheable, Implementation, PageParams
+from trimcp.wire.completion import (
+    CompleteParams,
+    Completion,
+    CompletionArgument,
+    CompletionContext,
+    PromptReference,
+    Reference,
+    ResourceTemplateReference,
+)
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequest
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.lifecycle import LoggingLevel, SetLevelParams
+from trimcp.wire.methods import METHODS
+from trimcp.wire.prompts import GetPromptParams, GetPromptResult, Prompt
+from trimcp.wire.resources import ReadResourceParams, ReadResourceResult, Resource, ResourceTemplate
+from trimcp.wire.revisions import Revision
+from trimcp.wire.subscriptions import SubscriptionFilter
+from trimcp.wire.tools import CallToolParams, CallToolResult, Tool
+
+__all__ = ["ClientSession"]
+
+log: logging.Logger = logging.getLogger("trimcp.client")
+
+_LISTED: Final = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resource_templates",
+}
+
+
+@attrs.define(eq=False, repr=False)
+class ClientSession:
+    """One connection to one server, good until its `connect` block is left. Any task may use it.
+
+    Cancelling any of its calls (a deadline included) tells the server, which stops its handler. All of them raise
+    `RemoteError` where the server answered with an error, `InvalidReply` where its answer is none, `ConnectionLost`
+    where it is gone, `LocalError` where the request may not be sent, and `trio.TooSlowError` where the client has a
+    `request_timeout` or `max_request_time` and it passed.
+
+    Attributes:
+        client: whose connection it is.
+        session: the actor below.
+        server_info: the server's name and version as it reports them (unverified), or None.
+        server_capabilities: what the server declared.
+        instructions: its advice to a model on how to use it, or None. Untrusted text.
+        cache, clocks, subscriptions, logs, outputs, mirrors: internal, and may change.
+    """
+
+    client: ClientProgram
+    session: Session
+    _endpoint: ClientEndpoint
+    server_info: Implementation | None = attrs.field(init=False, default=None)
+    server_capabilities: ServerCapabilities = attrs.field(init=False, factory=ServerCapabilities)
+    instructions: str | None = attrs.field(init=False, default=None)
+    _peer: Session | None = attrs.field(init=False, default=None)
+    cache: Cache = attrs.field(init=False, factory=Cache)
+    clocks: Clocks = attrs.field(init=False)
+    subscriptions: Subscriptions = attrs.field(init=False)
+    logs: Logs | None = attrs.field(init=False, default=None)
+    outputs: Outputs = attrs.field(init=False, factory=Outputs)
+    mirrors: Mirrors = attrs.field(init=False, factory=Mirrors)
+    _log_level: LoggingLevel | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        client = self.client
+        self.clocks = Clocks(client.request_timeout, client.max_request_time, client.send_deadlines)
+        self.subscriptions = Subscriptions(self.session)
+        self._endpoint.session = self
+        if client.on_logging is not None:
+            self.logs = Logs.of(client, self.session)
+            self._log_level = client.log_level
+
+    # Facts
+
+    @property
+    def revision(self) -> Revision:
+        """The revision spoken on this connection."""
+        revision = self.session.revision
+        assert revision is not None
+        return revision
+
+    @property
+    def peer(self) -> Session:
+        """The server's side of this connection, in a session that `trimcp.testing.connected` yields.
+
+        Raises:
+            LocalError: the session was made by something else.
+        """
+        if self._peer is None:
+            raise LocalError("session.peer is for sessions that trimcp.testing.connected yields; this is another")
+        return self._peer
+
+    @peer.setter
+    def peer(self, peer: Session) -> None:
+        self._peer = peer
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of what is under way."""
+        return self.session.statistics()
+
+    async def wait_lost(self) -> None:
+        """Wait until the server is gone or the session ends. Cancelling it changes nothing."""
+        await self.session.closed.wait()
+
+    # Tools
+
+    async def list_tools(self, *, fresh: bool = False) -> list[Tool]:
+        """Return all tools, following cursors; none if the server declared no tools.
+
+        Over HTTP, since 2026-07-28, a tool whose `x-mcp-header` annotations are invalid is left out and logged.
+
+        Args:
+            fresh: ask even if the server said that what it told before is still good.
+        """
+        tools: list[Tool] = await self._list("tools/list", fresh)
+        self.outputs.listed(tools)
+        if self._mirroring:
+            self.mirrors.keep(tools)
+        return tools
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> CallToolResult:
+        """Call a tool and return its result; one with `is_error` says to the model what went wrong and is no exception.
+
+        Questions the server asks on the way are answered by the client's handlers.
+
+        Args:
+            meta: what to add to the request's `_meta`, such as trace context.
+
+        Raises:
+            InvalidReply: the structured content does not match the output schema of the tool as it was listed.
+        """
+        rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
+        await self.allow(rounds)
+        result: CallToolResult = await self._settled(rounds)
+        return result
+
+    def calling(
+        self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> AbstractAsyncContextManager[Call[CallToolResult]]:
+        """Call a tool and yield the call, to follow its `progress` and await its `result()`.
+
+        Leaving the block without the result, also by an exception or a cancellation, cancels the call at the server.
+        """
+        return Calling[CallToolResult](self._rounds("tools/call", _call_params(name, arguments), meta), self.clocks)
+
+    # Resources
+
+    async def list_resources(self, *, fresh: bool = False) -> list[Resource]:
+        """Return all resources, following cursors; none if the server declared no resources."""
+        return await self._list("resources/list", fresh)
+
+    async def list_resource_templates(self, *, fresh: bool = False) -> list[ResourceTemplate]:
+        """Return all resource templates, following cursors; none if the server declared no resources."""
+        return await self._list("resources/templates/list", fresh)
+
+    async def read_resource(
+        self, uri: str, *, meta: Mapping[str, JSON] | None = None, fresh: bool = False
+    ) -> ReadResourceResult:
+        """Return what a resource holds."""
+
+        async def read() -> tuple[Cacheable, bool]:
+            rounds = self._rounds("resources/read", ReadResourceParams(uri=uri), meta)
+            return await self._settled(rounds), not rounds.asked
+
+        result = await self._cached("resources/read", uri, read, fresh or bool(meta))
+        assert isinstance(result, ReadResourceResult)
+        return result
+
+    # Prompts and completion
+
+    async def list_prompts(self, *, fresh: bool = False) -> list[Prompt]:
+        """Return all prompts, following cursors; none if the server declared no prompts."""
+        return await self._list("prompts/list", fresh)
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, str] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> GetPromptResult:
+        """Return the messages of a prompt, filled in with `arguments`."""
+        params = GetPromptParams(name=name, arguments=ABSENT if arguments is None else dict(arguments))
+        result: GetPromptResult = await self._ask("prompts/get", params, meta=meta)
+        return result
+
+    async def complete(
+        self, ref: Reference, name: str, value: str, context: Mapping[str, str] | None = None
+    ) -> Completion:
+        """Return what an argument being typed could become.
+
+        Args:
+            ref: the prompt or resource template it belongs to.
+            name: the argument's name.
+            value: what was typed so far.
+            context: the other arguments that are known already.
+        """
+        known = ABSENT if context is None else CompletionContext(arguments=dict(context))
+        params = CompleteParams(ref=ref, argument=CompletionArgument(name=name, value=value), context=known)
+        return (await self._ask("completion/complete", params)).completion  # type: ignore[no-any-return]  # the method says which
+
+    async def complete_prompt(
+        self, prompt: str, name: str, value: str, context: Mapping[str, str] | None = None
+    ) -> Completion:
+        """`complete` for an argument of the prompt of that name."""
+        return await self.complete(PromptReference(name=prompt), name, value, context)
+
+    async def complete_resource(
+        self, uri_template: str, name: str, value: str, context: Mapping[str, str] | None = None
+    ) -> Completion:
+        """`complete` for a variable of that resource template."""
+        return await self.complete(ResourceTemplateReference(uri=uri_template), name, value, context)
+
+    # Changes
+
+    def listen(
+        self,
+        *,
+        tools: bool = False,
+        prompts: bool = False,
+        resources_list: bool = False,
+        resources: Iterable[str] = (),
+    ) -> AbstractAsyncContextManager[Subscription]:
+        """Subscribe to changes: `async with session.listen(tools=True) as changes: async for change in changes: ...`.
+
+        Args:
+            tools, prompts, resources_list: whether to hear when that list changes.
+            resources: URIs of resources to hear of when they are updated.
+
+        The iteration ends when the server closes the subscription, and raises `ConnectionLost` when it is cut.
+        """
+        uris = list(dict.fromkeys(resources))
+        wanted = SubscriptionFilter(
+            tools_list_changed=tools or ABSENT,
+            prompts_list_changed=prompts or ABSENT,
+            resources_list_changed=resources_list or ABSENT,
+            resource_subscriptions=uris or ABSENT,
+        )
+        return self.subscriptions.listening(wanted)
+
+    # Logging, ping, roots
+
+    async def set_log_level(self, level: LoggingLevel) -> None:
+        """Ask for log messages of this level and above, from now on; they go to the client's logging handler."""
+        if self.revision.logs_on_request:
+            self._log_level = level
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._ask("logging/setLevel", SetLevelParams(level=level))
+
+    async def ask_for_logs(self) -> None:
+        """Tell a server of the legacy era which log messages the client's handler wants. One that refuses is let be."""
+        if (
+            self._log_level is None
+            or self.revision.logs_on_request
+            or not declares(self.server_capabilities, "logging")
+        ):
+            return
+        try:
+            await self._ask("logging/setLevel", SetLevelParams(level=self._log_level))
+        except (RemoteError, InvalidReply, trio.TooSlowError) as error:
+            log.debug("the server did not take the log level: %s", error)
+
+    async def ping(self) -> None:
+        """Return when the server has answered, which shows that it is alive (since 2026-07-28 by `server/discover`)."""
+        await self._ask("ping" if "ping" in vocabulary(self.revision) else "server/discover", None)
+
+    async def request(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
+        """Send a request of an extension, which no revision has, and return its result as it came.
+
+        Cancelling it tells the server. Raises as `call_tool`, and LocalError for a method the protocol has itself.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is a method of the protocol; use its own verb")
+        self.client.foreign.add(name)
+        result: dict[str, JSON] = await self._ask(name, dict(params or {}))
+        return result
+
+    def roots_changed(self) -> None:
+        """Tell the server that the client's roots changed, in revisions that have a word for it. Never blocks."""
+        name = "notifications/roots/list_changed"
+        if name in vocabulary(self.revision) and self.session.lost is None:
+            self.session.notify_latest(name)
+
+    # Lists
+
+    async def list_page(self, method: str, cursor: str | None = None, *, fresh: bool = False) -> Any:
+        """Return one page of a list, as the result class of its method, for those who page themselves.
+
+        Args:
+            method: "tools/list", "prompts/list", "resources/list" or "resources/templates/list".
+            cursor: the `next_cursor` of the page before, None for the first.
+        """
+        if method not in _LISTED:
+            raise LocalError(f"{method} is not paged; use one of {', '.join(_LISTED)}")
+
+        async def fetch() -> tuple[Cacheable, bool]:
+            page = await self._ask(method, None if cursor is None else PageParams(cursor=cursor))
+            if method == "tools/list" and self._mirroring:
+                page = attrs.evolve(page, tools=self.mirrors.take(page.tools))
+            return page, True
+
+        return await self._cached(method, cursor, fetch, fresh)
+
+    async def _list(self, method: str, fresh: bool) -> list[Any]:
+        if not declares(self.server_capabilities, METHODS[method].capability or ""):
+            await trio.lowlevel.checkpoint()
+            return []
+        items: list[Any] = []
+        seen: set[str] = set()
+        cursor: str | None = None
+        for _ in range(self.client.max_pages):
+            page = await self.list_page(method, cursor, fresh=fresh)
+            items += getattr(page, _LISTED[method])
+            if page.next_cursor is ABSENT:
+                return items
+            following: str = page.next_cursor
+            if following in seen:
+                raise InvalidReply(f"{method}: the server's pages go round in a circle")
+            seen.add(following)
+            cursor = following
+        raise InvalidReply(f"{method}: the list has more than {self.client.max_pages} pages")
+
+    async def _cached(self, method: str, key: str | None, fetch: Callable[[], Any], fresh: bool) -> Cacheable:
+        """Return the kept result if it is fresh, else what `fetch` returns beside whether it may be kept."""
+        if not fresh and (kept := self.cache.get(method, key)) is not None:
+            await trio.lowlevel.checkpoint()
+            return kept
+        edition = self.cache.edition(method)
+        result, keep = await fetch()
+        if keep:
+            self.cache.put(method, key, result, edition)
+        found: Cacheable = result
+        return found
+
+    # One request
+
+    async def _ask(self, name: str, params: Any, *, meta: Mapping[str, JSON] | None = None) -> Any:
+        return await self._settled(self._rounds(name, params, meta))
+
+    async def _settled(self, rounds: Rounds) -> Any:
+        rounds.deadline = self.clocks.deadline()
+        if not self.clocks:
+            await rounds.begin()
+            return await rounds.payload()
+        with self.clocks.running() as clock:
+            rounds.follower = clock
+            await rounds.begin()
+            return await rounds.payload()
+
+    def _rounds(self, name: str, params: Any, meta: Mapping[str, JSON] | None) -> Rounds:
+        if self._log_level is not None and self.revision.logs_on_request:
+            meta = {META_LOG_LEVEL: self._log_level, **(meta or {})}
+        return Rounds(self.session, self, name, params, self.client.max_rounds, meta)
+
+    # As the caller of its calls
+
+    async def allow(self, rounds: Rounds) -> None:
+        """Ask the client's hook whether a tool may be called, and set the headers that the tool wants."""
+        if self.client.on_call is not None:
+            await self._approve(self.client.on_call, rounds)
+        if self.session.mirrors_headers:
+            self._mirror(rounds)
+
+    async def _approve(self, hook: Callable[..., Any], rounds: Rounds) -> None:
+        name = rounds.params.name
+        tool = self.outputs.tool(name)
+        if tool is None:
+            await self.list_tools()
+            tool = self.outputs.tool(name)
+        if not await call_handler(hook, tool, dict(rounds.params.arguments or {}), session=self):
+            raise LocalError(f"the call of {name!r} was not approved")
+
+    async def refresh(self, rounds: Rounds) -> None:
+        """List the tools anew, since the server wants other headers than this call had, and set those."""
+        with suppress(RemoteError, InvalidReply):  # the refusal of the call, which then comes again, says more
+            await self.list_tools(fresh=True)
+        self._mirror(rounds)
+
+    def _mirror(self, rounds: Rounds) -> None:
+        if self._mirroring:
+            rounds.headers = self.mirrors.headers(rounds.params.name, rounds.params.arguments or {})
+
+    @property
+    def _mirroring(self) -> bool:
+        """Whether what a call says is repeated in headers."""
+        return self.session.mirrors_headers and self.revision.method_headers
+
+    async def answer(self, question: InputRequest) -> Any:
+        """Answer a question of the server's with the client's handlers."""
+        return await self._endpoint.answer(question)
+
+    def check(self, rounds: Rounds, payload: Any) -> None:
+        """Check a tool's structured content against the schema it was listed with."""
+        if self.client.validate_output and rounds.name == "tools/call":
+            self.outputs.check(rounds.params.name, payload)
+
+
+def _call_params(name: str, arguments: Mapping[str, JSON] | None) -> CallToolParams:
+    return CallToolParams(name=name, arguments=ABSENT if arguments is None else dict(arguments))

@@ -1,0 +1,159 @@
+"""What a client knows of a server's tools from their list: what they return, what goes into headers, what they say."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import orjson
+
+from trimcp.errors import InvalidReply
+from trimcp.framing.headers import Mirror, find_mirrors, param_headers
+from trimcp.security import security_event
+from trimcp.wire.converter import converter_for
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.revisions import LATEST
+from trimcp.wire.tools import CallToolResult, Tool
+
+if TYPE_CHECKING:
+    from trimcp.schema.validator import Validator
+
+__all__ = ["Mirrors", "Outputs", "fingerprint"]
+
+log: logging.Logger = logging.getLogger("trimcp.client")
+
+_MOST_TOOLS: Final = 4_096
+# What a client is willing to repeat is its own choice; servers take 8 KiB to 64 KiB of headers at all.
+_MOST_HEADERS: Final = 100
+_MOST_NAMES: Final = 8_192
+_MOST_WARNINGS: Final = 10
+_NO_PART: Final = ("_meta", "icons")  # of a fingerprint
+
+
+@attrs.define(eq=False)
+class Outputs:
+    """The tools a server listed, and the checks of what they promise to return; an unlisted tool is not checked."""
+
+    _tools: dict[str, Tool] = attrs.field(init=False, factory=dict)
+    _validators: dict[str, Validator | None] = attrs.field(init=False, factory=dict)
+
+    def listed(self, tools: Iterable[Tool]) -> None:
+        """Take a whole new list of tools. Validators of schemas that did not change stay."""
+        before = self._tools
+        self._tools = {tool.name: tool for tool in tools}
+        self._validators = {
+            name: validator
+            for name, validator in self._validators.items()
+            if name in self._tools and self._tools[name].output_schema == before[name].output_schema
+        }
+
+    def tool(self, name: str) -> Tool | None:
+        """Return a tool as it was listed last, or None."""
+        return self._tools.get(name)
+
+    def check(self, name: str, result: CallToolResult) -> None:
+        """Check a result against its tool's schema.
+
+        Raises:
+            InvalidReply: it does not match; the text names the places.
+        """
+        tool = self._tools.get(name)
+        if tool is None or tool.output_schema is ABSENT or result.is_error is True:
+            return
+        if name not in self._validators:
+            self._validators[name] = _build(tool)
+        validator = self._validators[name]
+        if validator is None:
+            return
+        if result.structured_content is ABSENT:
+            raise InvalidReply(f"the tool {name!r} promises structured content, but its result has none")
+        problems = validator.problems(result.structured_content)
+        if problems:
+            raise InvalidReply(f"the tool {name!r} broke its own output schema: {'; '.join(problems)}"[:1000])
+
+
+def _build(tool: Tool) -> Validator | None:
+    from trimcp.schema.bounds import SchemaError
+    from trimcp.schema.validator import peer_validator  # loads the schema engine, which few clients need
+
+    assert isinstance(tool.output_schema, dict)
+    try:
+        return peer_validator(tool.output_schema)
+    except SchemaError as error:
+        security_event("schema_refused", tool=tool.name, why=str(error))
+        log.warning("results of the tool %r are not checked; its output schema is unusable: %s", tool.name, error)
+        return None
+
+
+@attrs.define(eq=False)
+class Mirrors:
+    """Which arguments tools want repeated in headers (server/tools, "x-mcp-header"); of too many the oldest give way.
+
+    Only used where the channel carries headers and the revision repeats what requests say. What is known stays when the
+    list is announced to have changed, unlike what a tool promises to return: the specification wants the newest schema
+    there is.
+    """
+
+    _by_tool: dict[str, tuple[Mirror, ...]] = attrs.field(init=False, factory=dict)
+
+    def take(self, tools: Iterable[Tool]) -> list[Tool]:
+        """Learn from tools that were just listed, and return those that may be used.
+
+        One whose annotations are invalid is left out and named in the log.
+        """
+        valid = []
+        invalid = 0
+        for tool in tools:
+            self._by_tool.pop(tool.name, None)
+            try:
+                mirrors = _bounded(find_mirrors(tool.input_schema))
+            except ValueError as error:
+                invalid += 1
+                if invalid <= _MOST_WARNINGS:
+                    log.warning("the tool %s is left out, its inputSchema is invalid: %s", f"{tool.name!r:.200}", error)
+                continue
+            valid.append(tool)
+            if mirrors:
+                self._by_tool[tool.name] = mirrors
+        if invalid > _MOST_WARNINGS:
+            log.warning("%d more tools with an invalid inputSchema are left out", invalid - _MOST_WARNINGS)
+        for name in list(self._by_tool)[:-_MOST_TOOLS]:
+            del self._by_tool[name]
+        return valid
+
+    def keep(self, tools: Iterable[Tool]) -> None:
+        """Forget every tool that is not among these."""
+        names = {tool.name for tool in tools}
+        self._by_tool = {name: mirrors for name, mirrors in self._by_tool.items() if name in names}
+
+    def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Return the headers that repeat arguments of a call; none of a tool that was never listed.
+
+        Raises:
+            LocalError: one of them cannot be put in a header.
+        """
+        return param_headers(self._by_tool.get(name, ()), arguments)
+
+
+def _bounded(mirrors: tuple[Mirror, ...]) -> tuple[Mirror, ...]:
+    names = sum(len(mirror.header) + sum(map(len, mirror.path)) for mirror in mirrors)
+    if len(mirrors) > _MOST_HEADERS or names > _MOST_NAMES:
+        raise ValueError("it wants more headers than this client sends")
+    return mirrors
+
+
+def fingerprint(tool: Tool) -> str:
+    """Return a digest of everything a tool's listing says to a model or a user: name, texts, schemas and hints.
+
+    Keep it when the user approves a tool, and compare it before each call: a server may change what it says of a tool
+    once it is trusted. The order of members does not count, nor do icons and `_meta`. Compare only what was listed in
+    the same revision: older ones leave members out.
+
+    Args:
+        tool: as the server lists it.
+    """
+    listed = {name: value for name, value in converter_for(LATEST).dump(tool).items() if name not in _NO_PART}
+    return f"sha256:{hashlib.sha256(orjson.dumps(listed, option=orjson.OPT_SORT_KEYS)).hexdigest()}"

@@ -1,0 +1,35 @@
+# Written by docs/stubs.py from the list in __init__.py beside it.
+
+from trimcp.fleet.combinators import Mapped as Mapped
+from trimcp.fleet.combinators import Outcome as Outcome
+from trimcp.fleet.combinators import call_all as call_all
+from trimcp.fleet.combinators import first_of as first_of
+from trimcp.fleet.combinators import hedge as hedge
+from trimcp.fleet.combinators import map_bounded as map_bounded
+from trimcp.fleet.group import Group as Group
+from trimcp.fleet.relistening import UpstreamSubscription as UpstreamSubscription
+from trimcp.fleet.supervision import Breaker as Breaker
+from trimcp.fleet.supervision import Health as Health
+from trimcp.fleet.supervision import Restarts as Restarts
+from trimcp.fleet.supervision import UpstreamState as UpstreamState
+from trimcp.fleet.supervision import UpstreamStatistics as UpstreamStatistics
+from trimcp.fleet.upstream import Upstream as Upstream
+from trimcp.fleet.upstream import supervise as supervise
+
+__all__ = [
+    "Breaker",
+    "Group",
+    "Health",
+    "Mapped",
+    "Outcome",
+    "Restarts",
+    "Upstream",
+    "UpstreamState",
+    "UpstreamStatistics",
+    "UpstreamSubscription",
+    "call_all",
+    "first_of",
+    "hedge",
+    "map_bounded",
+    "supervise",
+]

@@ -1,0 +1,293 @@
+"""Several servers at once: each connection in a task of its own, all of them in one nursery.
+
+Any task may open, use and close any member. A member that fails or dies takes no other with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import attrs
+import trio
+
+from trimcp.channel import require_trio
+from trimcp.client.client import Client
+from trimcp.client.connect import Target
+from trimcp.client.session import ClientSession
+from trimcp.errors import ConnectionLost, LocalError, McpError
+from trimcp.fleet.combinators import first_of
+from trimcp.fleet.supervision import UpstreamState
+from trimcp.fleet.upstream import Supervising, Upstream, supervise
+from trimcp.session.calls import Call
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.revisions import Revision
+from trimcp.wire.tools import CallToolResult, Tool
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["Group"]
+
+log: logging.Logger = logging.getLogger("trimcp.client")
+
+_THERE: Final = (UpstreamState.UP, UpstreamState.CONNECTING)
+
+
+@attrs.define(eq=False)
+class _Member:
+    """One connection, or a supervised upstream, and the task that owns it."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    session: ClientSession | None = None
+    upstream: Upstream | None = None
+    error: Exception | None = None
+    ready: trio.Event = attrs.field(factory=trio.Event)
+    closing: trio.Event = attrs.field(factory=trio.Event)
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def usable(self) -> ClientSession | Upstream | None:
+        """What calls go to, or None before it is opened."""
+        return self.upstream if self.session is None else self.session
+
+    @property
+    def living(self) -> ClientSession | Upstream | None:
+        """What calls go to, or None where nobody would answer."""
+        if self.ended.is_set() or (self.upstream is not None and self.upstream.state not in _THERE):
+            return None
+        return self.usable
+
+
+@attrs.define(eq=False)
+class Group:
+    """Several servers, used as one: `async with Group(client) as group: await group.open("git", target)`.
+
+    What the body raises leaves as itself. Leaving the block closes all connections.
+
+    Args:
+        client: who connects; its handlers serve all members.
+        separator: what stands between the name of a server and that of its tool in `list_tools` and `call_tool`.
+    """
+
+    client: Client
+    separator: str = "__"
+    _members: dict[str, _Member] = attrs.field(init=False, factory=dict)
+    _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+    _alive: AbstractAsyncContextManager[None] | None = attrs.field(init=False, default=None)
+
+    async def __aenter__(self) -> Self:
+        require_trio()
+        self._alive = self._living()
+        await self._alive.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        assert self._alive is not None
+        return await self._alive.__aexit__(kind, error, traceback)
+
+    @asynccontextmanager
+    async def _living(self) -> AsyncIterator[None]:
+        failure: BaseException | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                try:
+                    yield
+                except BaseException as error:  # the body's own: it leaves as itself, once all members have ended
+                    failure = error
+                finally:
+                    self._nursery = None
+                    for member in self._members.values():
+                        member.closing.set()
+                        if not member.ready.is_set():
+                            member.scope.cancel(reason="the group was left")
+        except trio.Cancelled:
+            if failure is None:
+                raise
+        if failure is not None:
+            raise failure
+
+    # Members
+
+    async def open(self, name: str, target: Target, *, revision: Revision | None = None) -> ClientSession:
+        """Connect to a server and return its session, which lives until `close(name)` or the group's end.
+
+        Cancelling it gives the connection up.
+
+        Raises:
+            LocalError: there is an open member of that name, or the group is not entered.
+            McpError: the connection failed, as `Client.connect` says.
+        """
+        member = await self._open(name, partial(self._connected, target=target, revision=revision))
+        assert member.session is not None
+        return member.session
+
+    async def supervise(self, name: str, target: Target, **options: Unpack[Supervising]) -> Upstream:
+        """Add a server that is connected to again when it is lost, until `close(name)` or the group's end.
+
+        Returns at once, whether or not the server can be reached. Cancelling it leaves the server out.
+
+        Args:
+            name: what its tools are prefixed with, and what it is called in logs and errors.
+            target: something that can be connected to again and again.
+            options: as for `trimcp.supervise`.
+
+        Raises:
+            LocalError: as `open`, and as `trimcp.supervise`.
+        """
+        member = await self._open(name, partial(self._supervised, name=name, target=target, options=options))
+        assert member.upstream is not None
+        return member.upstream
+
+    async def _open(self, name: str, serve: Callable[[_Member], Awaitable[None]]) -> _Member:
+        """Start the task that owns a member, and return the member once it can be used."""
+        if self._nursery is None:
+            raise LocalError("a group opens servers only inside its `async with` block")
+        if self.separator in name:
+            raise LocalError(f"the name {name!r} holds {self.separator!r}, which separates servers from tools")
+        if name in self._members and not self._members[name].ended.is_set():
+            raise LocalError(f"a server named {name!r} is open already")
+        self._members.pop(name, None)
+        member = self._members[name] = _Member()
+        self._nursery.start_soon(self._own, member, serve, name=f"server {name}")
+        try:
+            await member.ready.wait()
+        except trio.Cancelled:
+            member.scope.cancel(reason="opening was given up")
+            self._forget(name, member)
+            raise
+        if member.usable is not None:
+            return member
+        self._forget(name, member)
+        raise member.error or ConnectionLost(f"the group was left while {name!r} was being opened")
+
+    async def _own(self, member: _Member, serve: Callable[[_Member], Awaitable[None]]) -> None:
+        """Hold one member until it is closed or lost."""
+        try:
+            with member.scope:
+                await serve(member)
+        except Exception as error:  # one member's failure, whatever it is, takes no other with it
+            if member.usable is not None:
+                log.exception("a connection of the group failed")
+            member.error = error
+        finally:
+            member.ready.set()
+            member.ended.set()
+
+    async def _connected(self, member: _Member, target: Target, revision: Revision | None) -> None:
+        async with self.client.connect(target, revision=revision) as session:
+            member.session = session
+            member.ready.set()
+            await first_of(member.closing.wait, session.wait_lost)
+
+    async def _supervised(self, member: _Member, name: str, target: Target, options: Supervising) -> None:
+        async with supervise(self.client, target, name=name, **options) as upstream:
+            member.upstream = upstream
+            member.ready.set()
+            await member.closing.wait()
+
+    async def close(self, name: str) -> None:
+        """Close a member and wait until its connection, and its process if it has one, is gone.
+
+        Cancelling it stops the waiting only.
+
+        Raises:
+            KeyError: there is no such member.
+        """
+        member = self._members[name]
+        member.closing.set()
+        await member.ended.wait()
+        self._forget(name, member)
+
+    def _forget(self, name: str, member: _Member) -> None:
+        """Take a member out, unless another has taken its name: who waited for it may run after who opens anew."""
+        if self._members.get(name) is member:
+            del self._members[name]
+
+    def __getitem__(self, name: str) -> ClientSession:
+        """Return the session of a member; one that died is still there until it is closed or opened again.
+
+        Raises:
+            KeyError: there is no such member, or it is still being opened, or supervised: see `upstream`.
+        """
+        session = self._members[name].session
+        if session is None:
+            raise KeyError(name)
+        return session
+
+    def upstream(self, name: str) -> Upstream:
+        """Return a supervised member.
+
+        Raises:
+            KeyError: there is no such member.
+        """
+        upstream = self._members[name].upstream
+        if upstream is None:
+            raise KeyError(name)
+        return upstream
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name for name, member in self._members.items() if member.usable is not None])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    # All of them as one
+
+    async def list_tools(self) -> list[Tool]:
+        """Return the tools of all living members, named `server__tool`, in the order the members were opened.
+
+        A supervised one that is being connected to is waited for; one that is down is left out. So is a member that
+        cannot tell, with a warning in the log.
+        """
+        found: dict[str, list[Tool]] = {}
+
+        async def ask(name: str, member: ClientSession | Upstream) -> None:
+            try:
+                tools = await member.list_tools()
+            except (McpError, trio.TooSlowError) as error:
+                log.warning("the server %r cannot list its tools: %s", name, error)
+                return
+            found[name] = [_renamed(tool, f"{name}{self.separator}{tool.name}") for tool in tools]
+
+        async with trio.open_nursery() as nursery:
+            for name, member in self._members.items():
+                if (living := member.living) is not None:
+                    nursery.start_soon(ask, name, living)
+        return [tool for name in self._members for tool in found.get(name, ())]
+
+    async def call_tool(
+        self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> CallToolResult:
+        """Call a tool by the name `list_tools` gave it; see `ClientSession.call_tool`."""
+        member, tool = self._find(name)
+        return await member.call_tool(tool, arguments, meta=meta)
+
+    def calling(
+        self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> AbstractAsyncContextManager[Call[CallToolResult]]:
+        """Call a tool by the name `list_tools` gave it; see `ClientSession.calling`."""
+        member, tool = self._find(name)
+        return member.calling(tool, arguments, meta=meta)
+
+    def _find(self, name: str) -> tuple[ClientSession | Upstream, str]:
+        server, separator, tool = name.partition(self.separator)
+        member = self._members[server].usable if separator and server in self else None
+        if member is None:
+            raise LocalError(f"no open server offers {name!r}; the servers are {', '.join(self) or 'none'}")
+        return member, tool
+
+
+def _renamed(tool: Any, name: str) -> Tool:
+    renamed: Tool = attrs.evolve(tool, name=name)
+    return renamed

@@ -1,0 +1,394 @@
+"""Keeps one connection open: opens it again when it is lost, pauses for a failing server, pings a silent one.
+
+One task owns the connection and goes through the states of `UpstreamState`; `upstream` is what callers use. Why the
+circuit breaker and the pauses are one machine is told in docs/design/upstreams.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from random import Random
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.client.client import Client
+from trimcp.client.connect import Connectable, connecting
+from trimcp.client.session import ClientSession
+from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
+from trimcp.fleet.combinators import first_of
+from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics, one_line
+from trimcp.session.scopes import open_service_nursery
+from trimcp.wire.revisions import Revision
+
+__all__ = ["Supervisor"]
+
+log: logging.Logger = logging.getLogger("trimcp.client")
+
+_REASONS_KEPT: Final = 10
+_LISTEN: Final = "subscriptions/listen"
+_SHUT: Final = (UpstreamState.OPEN, UpstreamState.GIVEN_UP, UpstreamState.ENDED)
+_LEVELS: Final = {
+    UpstreamState.UP: logging.INFO,
+    UpstreamState.WAITING: logging.WARNING,
+    UpstreamState.OPEN: logging.WARNING,
+    UpstreamState.GIVEN_UP: logging.ERROR,
+}
+
+
+@attrs.define(eq=False, repr=False)
+class Supervisor:
+    """One upstream: its connection, its state, its counts. `run` is its task.
+
+    Attributes:
+        session: the connection there is, or None.
+    """
+
+    client: Client
+    target: Connectable
+    name: str
+    revision: Revision | str | None
+    restarts: Restarts
+    breaker: Breaker | None
+    health: Health | None
+    random: Random
+    state: UpstreamState = attrs.field(init=False, default=UpstreamState.CONNECTING)
+    session: ClientSession | None = attrs.field(init=False, default=None)
+    since: float = attrs.field(init=False, factory=trio.current_time)
+    next_attempt: float | None = attrs.field(init=False, default=None)
+    attempts: int = attrs.field(init=False, default=0)
+    connections: int = attrs.field(init=False, default=0)
+    failed_attempts: int = attrs.field(init=False, default=0)
+    losses: int = attrs.field(init=False, default=0)
+    unanswered: int = attrs.field(init=False, default=0)
+    repeated: int = attrs.field(init=False, default=0)
+    refused: int = attrs.field(init=False, default=0)
+    pings: int = attrs.field(init=False, default=0)
+    reasons: deque[str] = attrs.field(init=False, factory=lambda: deque(maxlen=_REASONS_KEPT))
+    _recent: deque[float] = attrs.field(init=False, factory=deque)
+    _in_a_row: int = attrs.field(init=False, default=0)
+    _calls_in_a_row: int = attrs.field(init=False, default=0)
+    _open_until: float = attrs.field(init=False, default=-math.inf)
+    _leaving: bool = attrs.field(init=False, default=False)
+    _interrupted: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _suspected: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _opening: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    # For callers
+
+    async def usable(self, wait: bool) -> ClientSession:
+        """Return the connection that calls may use.
+
+        Args:
+            wait: wait for one, except where the circuit is open or the upstream was given up.
+
+        Raises:
+            UpstreamDown: there is none.
+        """
+        while (session := self._usable) is None:
+            if not wait or self.state in _SHUT:
+                self.refused += 1
+                raise self.down()
+            await self._changed.park()
+        return session
+
+    async def connected(self) -> ClientSession:
+        """Wait for a connection, through open circuits too.
+
+        Raises:
+            UpstreamDown: there will be none: the upstream was given up, or left.
+        """
+        while (session := self._usable) is None:
+            if self.state in (UpstreamState.GIVEN_UP, UpstreamState.ENDED):
+                raise self.down()
+            await self._changed.park()
+        return session
+
+    @property
+    def _usable(self) -> ClientSession | None:
+        session = self.session
+        up = self.state is UpstreamState.UP and session is not None and session.session.lost is None
+        return session if up else None
+
+    async def wait_state(self, states: tuple[UpstreamState, ...]) -> UpstreamState:
+        """Wait until it is in one of these states, and return which."""
+        await trio.lowlevel.checkpoint()
+        while self.state not in states:
+            await self._changed.park()
+        return self.state
+
+    def down(self) -> UpstreamDown:
+        """Return the error for a caller who gets no connection now."""
+        text = f"the upstream {self.name!r} "
+        reason = one_line(self.reasons[-1]) if self.reasons else ""
+        if self.state is UpstreamState.ENDED:
+            return UpstreamDown(f"{text}was left", self.reasons, None, True)
+        if self.state is UpstreamState.GIVEN_UP:
+            most, within = self.restarts.most, self.restarts.within
+            text += f"was given up after {most} restarts within {within:g} s; the last reason: {reason}"
+            return UpstreamDown(text, self.reasons, None, True)
+        text += "is down" if self.connections or self.failed_attempts else "is not connected yet"
+        text += f": {reason}" if reason else ""
+        if self.next_attempt is None:
+            now = self.state in (UpstreamState.CONNECTING, UpstreamState.PROBING)
+            return UpstreamDown(f"{text}; it is {'being tried now' if now else 'tried again soon'}", self.reasons)
+        left = max(0.0, self.next_attempt - trio.current_time())
+        return UpstreamDown(f"{text}; it is tried again in {left:.3g} s", self.reasons, self.next_attempt)
+
+    def answered(self) -> None:
+        """Note that a call was answered, if only with an error."""
+        self._calls_in_a_row = 0
+
+    def unanswered_by(self, session: ClientSession) -> None:
+        """Note that a call got no answer over this connection: unless that is lost as well, it is to be checked."""
+        if session is self.session and session.session.lost is None:
+            self.unanswered += 1
+            self._calls_in_a_row += 1
+            self._suspected.set()
+
+    def suspect(self, session: ClientSession) -> None:
+        """Have this connection checked now: it may no longer work."""
+        if session is self.session and session.session.lost is None:
+            self._suspected.set()
+
+    async def wait_checked(self, session: ClientSession) -> None:
+        """Wait until a suspected connection has been checked."""
+        if self.health is not None:
+            while self.state is UpstreamState.UP and session is self.session and self._suspected.is_set():
+                await self._changed.park()
+
+    def restart(self) -> None:
+        """Give up the connection there is, forget all failures, and open a new one now.
+
+        Raises:
+            UpstreamDown: the upstream was left.
+        """
+        if self._leaving:
+            raise self.down()
+        self._recent.clear()
+        self._in_a_row = self._calls_in_a_row = 0
+        self._open_until = -math.inf
+        self._interrupt()
+        self.session = None  # calls from now on get the new one
+        self._become(UpstreamState.CONNECTING)
+
+    def leave(self) -> None:
+        """End, in order if there is a connection, at once if not."""
+        self._leaving = True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._interrupted.set()
+        if self.session is None:
+            self._opening.cancel(reason="the upstream was left" if self._leaving else "the upstream is restarted")
+
+    def statistics(self) -> UpstreamStatistics:
+        """Return a snapshot."""
+        return UpstreamStatistics(
+            state=self.state,
+            since=self.since,
+            next_attempt=self.next_attempt,
+            connections=self.connections,
+            restarts=max(0, self.attempts - 1),
+            failed_attempts=self.failed_attempts,
+            losses=self.losses,
+            unanswered_calls=self.unanswered,
+            repeated_calls=self.repeated,
+            refused_calls=self.refused,
+            pings=self.pings,
+            reasons=tuple(self.reasons),
+        )
+
+    # Its task
+
+    async def run(self) -> None:
+        """Keep a connection open until `leave`."""
+        try:
+            while not self._leaving:
+                self._interrupted = trio.Event()
+                self._become(UpstreamState.PROBING if self._open else UpstreamState.CONNECTING)
+                await self._connect()
+                if not self._interrupted.is_set():
+                    await self._pause()
+        finally:
+            self._become(UpstreamState.ENDED)
+
+    @property
+    def _open(self) -> bool:
+        """Whether the circuit is open, because of the connections there were or of the calls over the last one."""
+        breaker = self.breaker
+        return breaker is not None and (self._in_a_row >= breaker.failures or self._open_until > -math.inf)
+
+    async def _connect(self) -> None:
+        """Open a connection and hold it for as long as it lives; what went wrong is noted."""
+        self.attempts += 1
+        why: str | None = "it was given up"
+        stood: float | None = None
+        opening = self._opening = trio.CancelScope()
+        try:
+            with opening:
+                limit = self.restarts.connect_timeout
+                async with connecting(self.client, self.target, self.revision, limit) as session:
+                    stood = trio.current_time()
+                    await self._hold(session, stood)
+                    why = None
+        except Exception as error:  # whatever it is, it is this upstream's failure and no caller's
+            if not isinstance(error, McpError | OSError | trio.TooSlowError):
+                log.exception("the connection to the upstream %r failed", self.name)
+            why = None if why is None else str(error) or type(error).__name__
+        if why is not None and not self._interrupted.is_set():
+            self._note(why, stood)
+
+    async def _hold(self, session: ClientSession, since: float) -> None:
+        """Let calls through until the connection is lost or no longer wanted.
+
+        A loss is noted before the connection is closed, which may take a while where a process has to be ended.
+        """
+        self.connections += 1
+        self.session = session
+        if self.breaker is not None:  # earlier failures open the circuit only together with a new one
+            self._calls_in_a_row = min(self._calls_in_a_row, self.breaker.failures - 1)
+        self._open_until = -math.inf
+        self._suspected = trio.Event()
+        self._become(UpstreamState.UP)
+        try:
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(self._watch, session)
+                await first_of(self._interrupted.wait, session.wait_lost)
+        finally:
+            self.session = None
+            self._changed.unpark_all()
+        if not self._interrupted.is_set():
+            lost = session.session.lost
+            self._note("the session was closed" if lost is None else str(lost), since)
+            self._become(UpstreamState.OPEN if self._open else UpstreamState.WAITING)
+
+    def _note(self, why: str, stood: float | None) -> None:
+        """Count a connection that failed, or that was lost."""
+        self.reasons.append(why)
+        if stood is None:
+            self.failed_attempts += 1
+        else:
+            self.losses += 1
+        if stood is not None and trio.current_time() - stood >= self.restarts.lasting:
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
+
+    async def _pause(self) -> None:
+        """Wait until the next attempt is due, or for `restart` if there were too many."""
+        now = trio.current_time()
+        while self._recent and self._recent[0] <= now - self.restarts.within:
+            self._recent.popleft()
+        if len(self._recent) >= self.restarts.most:
+            self._become(UpstreamState.GIVEN_UP)
+            await self._interrupted.wait()
+            return
+        pause = self.restarts.pause(self._in_a_row, self.random)
+        if self._open and self.breaker is not None:
+            pause += self._open_until - now if self._open_until > now else self.breaker.open_for
+        self._recent.append(now + pause)
+        self._become(UpstreamState.OPEN if self._open else UpstreamState.WAITING, now + pause)
+        with trio.move_on_after(pause):
+            await self._interrupted.wait()
+
+    def _become(self, state: UpstreamState, next_attempt: float | None = None) -> None:
+        """Go into a state, say so in the log, and wake whoever waits for a change."""
+        before, self.state, self.next_attempt = self.state, state, next_attempt
+        now = trio.current_time()
+        self.since = self.since if before is state else now
+        self._changed.unpark_all()
+        text = "" if state in (UpstreamState.UP, UpstreamState.ENDED) or not self.reasons else self.reasons[-1]
+        if state is UpstreamState.UP:
+            text = f"connection {self.connections}"
+        elif next_attempt is not None:
+            text = f"tried again in {next_attempt - now:.3g} s: {text}"
+        level = logging.DEBUG if state is before else _LEVELS.get(state, logging.DEBUG)
+        log.log(level, "upstream %r: %s -> %s: %s", self.name, before.value, state.value, one_line(text))
+
+    # Watching a connection that is up
+
+    async def _watch(self, session: ClientSession) -> None:
+        """Ping an upstream that is silent or suspected, and open the circuit of one that answers no calls."""
+        health = self.health
+        tick = math.inf if health is None else min(health.owing, health.idle)
+        heard = trio.current_time()
+        while True:
+            _reset_activity(session)
+            with trio.move_on_after(tick):
+                await self._suspected.wait()
+            breaker = self.breaker
+            if breaker is not None and self._calls_in_a_row >= breaker.failures:
+                if not await self._open_circuit(session, breaker):
+                    return
+            elif health is not None:
+                now = trio.current_time()
+                heard = now if _heard(session) else heard
+                silence = now - heard
+                overdue = silence >= (health.owing if _owes(session) else health.idle)
+                if (overdue or self._suspected.is_set()) and not await self._answers(session, health):
+                    return
+                heard = trio.current_time() if overdue else heard
+            if self._suspected.is_set():
+                self._suspected = trio.Event()
+                self._changed.unpark_all()
+
+    async def _open_circuit(self, session: ClientSession, breaker: Breaker) -> bool:
+        """Open the circuit although the connection is up, then probe it; return whether it is still up."""
+        failed = self._calls_in_a_row
+        self.reasons.append("a call got no answer" if failed == 1 else f"{failed} calls in a row got no answer")
+        self._open_until = trio.current_time() + breaker.open_for
+        self._become(UpstreamState.OPEN, self._open_until)
+        await trio.sleep_until(self._open_until)
+        self._become(UpstreamState.PROBING)
+        if not await self._answers(session, self.health or Health()):
+            return False
+        self._open_until = -math.inf
+        self._calls_in_a_row = breaker.failures - 1  # the next call that fails opens the circuit again
+        self._become(UpstreamState.UP)
+        return True
+
+    async def _answers(self, session: ClientSession, health: Health) -> bool:
+        """Ping the upstream. If nothing arrives the connection is given up, and pending calls fail now."""
+        self.pings += 1
+        _reset_activity(session)
+        try:
+            with trio.fail_after(health.patience):
+                await session.ping()
+            return True
+        except RemoteError:
+            return True  # it does not know pings, but it answers
+        except (ConnectionLost, InvalidReply) as error:
+            # Over HTTP an unanswered ping comes back as an invalid reply, too, but as one without a size.
+            if isinstance(error, InvalidReply) and _heard(session):
+                return True
+            why = str(error)
+        except trio.TooSlowError:
+            if _heard(session):
+                return True
+            why = f"the upstream was silent, and did not answer a ping for {health.patience:g} s"
+        session.session.lose(why)
+        session.session.close()
+        return False
+
+
+# `arriving` is the size of the message that the session's reader took last. What a channel itself reports of a failed
+# exchange has no size and is no sign of life.
+
+
+def _reset_activity(session: ClientSession) -> None:
+    """Forget what has arrived: `_heard` tells of what comes from now on."""
+    session.session.arriving = 0
+
+
+def _heard(session: ClientSession) -> bool:
+    return session.session.arriving > 0
+
+
+def _owes(session: ClientSession) -> bool:
+    """Whether a request is under way; a subscription is one that may be silent for days."""
+    return any(pending.verb.name != _LISTEN for pending in session.session.pending.values())

@@ -1,0 +1,369 @@
+"""A supervised upstream as callers use it: the verbs of a session, over whichever connection there is.
+
+What each verb sends and returns is documented in `client.session`; here is decided over which connection it goes, and
+whether it is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from random import Random
+from typing import Final, Literal, TypeAlias, TypedDict, TypeVar
+
+import attrs
+import trio
+
+from trimcp.channel import require_trio
+from trimcp.client.client import Client
+from trimcp.client.connect import Connectable, Target, named, pinned
+from trimcp.client.session import ClientSession
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError, UpstreamDown
+from trimcp.fleet.relistening import UpstreamSubscription, Wanted, relistening
+from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
+from trimcp.fleet.supervisor import Supervisor
+from trimcp.session.calls import Call
+from trimcp.session.scopes import open_service_nursery
+from trimcp.wire.codes import CANCELLED_BY_DRAIN
+from trimcp.wire.completion import Completion, Reference
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.prompts import GetPromptResult, Prompt
+from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
+from trimcp.wire.revisions import Revision
+from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
+
+__all__ = ["Supervising", "Upstream", "WhenDown", "supervise"]
+
+T = TypeVar("T")
+
+_RESTARTS: Final = Restarts()
+_BREAKER: Final = Breaker()
+_HEALTH: Final = Health()
+
+WhenDown: TypeAlias = Literal["wait", "fail"]
+"""What a call does while there is no connection."""
+
+
+class Supervising(TypedDict, total=False):
+    """The options of `supervise` but the name, for those who pass them on."""
+
+    revision: Revision | str | None
+    when_down: WhenDown
+    repeat_safe_tools: bool
+    restarts: Restarts
+    breaker: Breaker | None
+    health: Health | None
+    random: Random | None
+
+
+def supervise(
+    client: Client,
+    target: Target,
+    *,
+    name: str | None = None,
+    revision: Revision | str | None = None,
+    when_down: WhenDown = "wait",
+    repeat_safe_tools: bool = False,
+    restarts: Restarts = _RESTARTS,
+    breaker: Breaker | None = _BREAKER,
+    health: Health | None = _HEALTH,
+    random: Random | None = None,
+) -> AbstractAsyncContextManager[Upstream]:
+    """Connect to a server, again whenever the connection is lost, and yield it as an `Upstream`.
+
+    The block is entered at once, whether or not the server can be reached; `Upstream.wait_up` waits for it. Leaving
+    the block ends the connection (and a child process with it). What the body raises leaves as itself. The
+    upstream's loss ends no body, nor does giving it up.
+
+    Args:
+        client: who connects; its handlers serve the upstream.
+        target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or anything
+            else that can be connected to again and again.
+        name: what to call it in logs and errors.
+        revision: as for `Client.connect`.
+        when_down: whether calls wait for a connection, as long as their own scopes let them, or fail at once.
+        repeat_safe_tools: call tools once more where the connection was lost under the call, if the server says in
+            their annotations that they only read or that this does no harm. That is the server's word.
+        restarts: the pauses between attempts, and after how many it is given up.
+        breaker: when it is left alone for a while; None for never.
+        health: when a silent server is asked whether it lives; None for never.
+        random: what the pauses vary by, for tests.
+
+    Raises:
+        TypeError: the target is none.
+        LocalError: the target is good for one connection only, or there is no such revision.
+    """
+    given = named(target)
+    if not isinstance(given, Connectable):
+        raise LocalError(
+            f"a {type(given).__name__} is good for one connection; supervise what trimcp.stdio(...), "
+            "trimcp.http(url), trimcp.websocket(url) or trimcp.in_process(server) returns"
+        )
+    spoken = None if revision is None else pinned(revision)
+    if when_down not in ("wait", "fail"):
+        raise LocalError(f'when_down is "wait" or "fail", not {when_down!r}')
+    called = type(given).__name__ if name is None else name
+    chance = Random() if random is None else random
+    supervisor = partial(Supervisor, client, given, called, spoken, restarts, breaker, health, chance)
+    return _supervising(supervisor, when_down, repeat_safe_tools)
+
+
+@asynccontextmanager
+async def _supervising(
+    make: Callable[[], Supervisor], when_down: WhenDown, repeat_safe_tools: bool
+) -> AsyncIterator[Upstream]:
+    require_trio()
+    supervisor = make()
+    failure: BaseException | None = None
+    async with open_service_nursery() as nursery:
+        ended = trio.Event()
+
+        async def run() -> None:
+            await supervisor.run()
+            ended.set()
+
+        nursery.start_soon(run, name=f"upstream {supervisor.name}")
+        try:
+            yield Upstream(supervisor, when_down, repeat_safe_tools)
+        except BaseException as error:  # the body's own: it leaves as itself, once the connection has ended in order
+            failure = error
+        supervisor.leave()
+        try:
+            await ended.wait()
+        except trio.Cancelled as cancelled:
+            failure = cancelled if failure is None else failure  # the body's own error tells more
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it refers to this frame, which would refer to it
+
+
+@attrs.define(eq=False, repr=False)
+class Upstream:
+    """A server that is connected to again when it is lost. Any task may use it, until its block is left.
+
+    Its verbs are those of `ClientSession`, over whichever connection there is. Cancelling any of them tells the server,
+    which stops its handler. While there is no connection they wait for one or fail at once with `UpstreamDown`, as
+    `supervise` was told; while the circuit is open, or once it was given up, they always fail at once. When
+    the connection is lost, those under way fail at once with `ConnectionLost`, which says what is known of its end.
+
+    What only reads (lists, resources, prompts, completion) is then asked once more, over the next connection. A tool
+    is not called twice, unless `idempotent=True` says that this does no harm, or `repeat_safe_tools` was given and the
+    server's own list says so of it.
+    """
+
+    _supervisor: Supervisor
+    when_down: WhenDown
+    repeat_safe_tools: bool
+
+    # Facts
+
+    @property
+    def name(self) -> str:
+        """What it is called in logs and errors."""
+        return self._supervisor.name
+
+    @property
+    def state(self) -> UpstreamState:
+        """What it is doing."""
+        return self._supervisor.state
+
+    def statistics(self) -> UpstreamStatistics:
+        """Return a snapshot: its state, and what was counted so far."""
+        return self._supervisor.statistics()
+
+    async def wait_state(self, *states: UpstreamState) -> UpstreamState:
+        """Wait until it is in one of these states, and return which; one that passes within a moment may be missed.
+
+        Cancelling it changes nothing.
+        """
+        return await self._supervisor.wait_state(states)
+
+    async def wait_up(self) -> None:
+        """Wait until there is a connection, through open circuits too.
+
+        Raises:
+            UpstreamDown: it was given up, or its block was left.
+        """
+        await trio.lowlevel.checkpoint()
+        await self._supervisor.connected()
+
+    def restart(self) -> None:
+        """Give up the connection there is, forget earlier failures, and open a new one now; also after giving up.
+
+        Raises:
+            UpstreamDown: its block was left.
+        """
+        self._supervisor.restart()
+
+    # Over whichever connection there is
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[ClientSession]:
+        """Yield the connection there is, for several calls over the same one and for verbs that are only there.
+
+        It is not opened again inside the block: when it is lost, its calls fail with `ConnectionLost`. Nothing is
+        repeated.
+
+        Raises:
+            UpstreamDown: there is none; see above.
+        """
+        session = await self._usable()
+        try:
+            yield session
+        except (ConnectionLost, trio.TooSlowError):
+            self._supervisor.suspect(session)
+            raise
+
+    async def use(self, ask: Callable[[ClientSession], Awaitable[T]], *, idempotent: bool = False) -> T:
+        """Make any call of a session: `await upstream.use(lambda session: session.ping())`.
+
+        Args:
+            ask: makes the call and returns its answer.
+            idempotent: make it once more where the connection was lost under it.
+        """
+        return await self._ask(ask, lambda session: idempotent)
+
+    async def _usable(self) -> ClientSession:
+        return await self._supervisor.usable(self.when_down == "wait")
+
+    async def _ask(
+        self, ask: Callable[[ClientSession], Awaitable[T]], repeatable: Callable[[ClientSession], bool]
+    ) -> T:
+        session = await self._usable()
+        try:
+            return await self._counted(ask, session)
+        except ConnectionLost as error:
+            if not repeatable(session):
+                raise
+            lost = error
+        try:
+            await self._supervisor.wait_checked(session)
+            session = await self._usable()
+        except UpstreamDown:
+            raise lost from None
+        finally:
+            del lost  # a frame and what was raised in it would keep each other alive
+        self._supervisor.repeated += 1
+        return await self._counted(ask, session)
+
+    async def _counted(self, ask: Callable[[ClientSession], Awaitable[T]], session: ClientSession) -> T:
+        """Make a call, and let the supervisor know whether it was answered. A call given up says neither."""
+        supervisor = self._supervisor
+        try:
+            answer = await ask(session)
+        except (RemoteError, InvalidReply) as error:
+            supervisor.answered()
+            if isinstance(error, RemoteError) and error.code == CANCELLED_BY_DRAIN:
+                supervisor.suspect(session)  # it says that it is going away
+            raise
+        except (ConnectionLost, trio.TooSlowError):
+            supervisor.unanswered_by(session)
+            raise
+        supervisor.answered()
+        return answer
+
+    async def _read(self, ask: Callable[[ClientSession], Awaitable[T]]) -> T:
+        return await self._ask(ask, lambda session: True)
+
+    # Tools
+
+    async def list_tools(self, *, fresh: bool = False) -> list[Tool]:
+        """Return all tools; see `ClientSession.list_tools`. What a lost connection kept of them is forgotten."""
+        return await self._read(lambda session: session.list_tools(fresh=fresh))
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, JSON] | None = None,
+        *,
+        meta: Mapping[str, JSON] | None = None,
+        idempotent: bool = False,
+    ) -> CallToolResult:
+        """Call a tool; see `ClientSession.call_tool`.
+
+        Args:
+            meta: what to add to the request's `_meta`.
+            idempotent: call it once more where the connection was lost under it, although it may be carried out twice.
+
+        Raises:
+            UpstreamDown: there is no connection; nothing was sent.
+            ConnectionLost: the connection was lost; nobody knows whether the tool was carried out.
+        """
+
+        def repeatable(session: ClientSession) -> bool:
+            return idempotent or (self.repeat_safe_tools and _is_safe(session.outputs.tool(name)))
+
+        return await self._ask(lambda session: session.call_tool(name, arguments, meta=meta), repeatable)
+
+    @asynccontextmanager
+    async def calling(
+        self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> AsyncIterator[Call[CallToolResult]]:
+        """Call a tool and yield the call, to follow its progress; see `ClientSession.calling`. Never repeated."""
+        async with self.session() as session, session.calling(name, arguments, meta=meta) as call:
+            yield call
+
+    # Resources
+
+    async def list_resources(self, *, fresh: bool = False) -> list[Resource]:
+        """Return all resources; see `ClientSession.list_resources`."""
+        return await self._read(lambda session: session.list_resources(fresh=fresh))
+
+    async def list_resource_templates(self, *, fresh: bool = False) -> list[ResourceTemplate]:
+        """Return all resource templates; see `ClientSession.list_resource_templates`."""
+        return await self._read(lambda session: session.list_resource_templates(fresh=fresh))
+
+    async def read_resource(
+        self, uri: str, *, meta: Mapping[str, JSON] | None = None, fresh: bool = False
+    ) -> ReadResourceResult:
+        """Return what a resource holds; see `ClientSession.read_resource`."""
+        return await self._read(lambda session: session.read_resource(uri, meta=meta, fresh=fresh))
+
+    # Prompts and completion
+
+    async def list_prompts(self, *, fresh: bool = False) -> list[Prompt]:
+        """Return all prompts; see `ClientSession.list_prompts`."""
+        return await self._read(lambda session: session.list_prompts(fresh=fresh))
+
+    async def get_prompt(
+        self, name: str, arguments: Mapping[str, str] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> GetPromptResult:
+        """Return the messages of a prompt; see `ClientSession.get_prompt`."""
+        return await self._read(lambda session: session.get_prompt(name, arguments, meta=meta))
+
+    async def complete(
+        self, ref: Reference, name: str, value: str, context: Mapping[str, str] | None = None
+    ) -> Completion:
+        """Return what an argument being typed could become; see `ClientSession.complete`."""
+        return await self._read(lambda session: session.complete(ref, name, value, context))
+
+    # Changes
+
+    def listen(
+        self,
+        *,
+        tools: bool = False,
+        prompts: bool = False,
+        resources_list: bool = False,
+        resources: Iterable[str] = (),
+    ) -> AbstractAsyncContextManager[UpstreamSubscription]:
+        """Subscribe to changes, over this connection and those that follow; arguments as for `ClientSession.listen`.
+
+        After each new subscription everything that was asked for is reported as changed, once, since it may have
+        changed while nobody told. It is also made again when the server ends it.
+
+        Raises:
+            UpstreamDown: there is no connection to subscribe over; see above.
+            RemoteError, LocalError: the server offers no such subscription.
+        """
+        wanted = Wanted(tools, prompts, resources_list, tuple(resources))
+        return relistening(self._supervisor, wanted, self.when_down == "wait")
+
+
+def _is_safe(tool: Tool | None) -> bool:
+    """Whether the server's list says that calling this tool twice does no more than calling it once."""
+    hints = None if tool is None else tool.annotations
+    return isinstance(hints, ToolAnnotations) and (hints.read_only_hint is True or hints.idempotent_hint is True)

@@ -1,0 +1,270 @@
+"""One record per call: who asked for what, how it ended, how long it took and how large it was.
+
+What strangers wrote is escaped in every record, so that no text can pass for a record of its own. Of arguments only
+kind and size are recorded, unless more is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import orjson
+import trio
+
+from trimcp.cleaning import harmless, mask, shapes
+from trimcp.errors import ErrorReply
+from trimcp.session.job import Job
+from trimcp.session.outgoing import Outbox
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
+
+__all__ = ["AUDITED", "Audit"]
+
+AUDITED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
+"""The methods that are recorded unless others are named."""
+
+Arguments: TypeAlias = Literal["none", "shapes", "masked", "whole"]
+
+_TARGETS: Final = ("name", "uri", "ref")
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+
+class Audit:
+    """Keeps a record of each call of a server: `Server("files", audit=trimcp.guard.Audit(file="audit.jsonl"))`.
+
+    A record is a dict for JSON. Always there: `time` (UTC, ISO 8601, when the call ended), `method`, `request_id`,
+    `revision`, `transport` ("http", "sse", "websocket", or "stream" for standard input and output and what is like
+    it), `outcome`, `duration` and `waited` (seconds of work, and of waiting for a turn before), `request_bytes`
+    (roughly what the request took) and `reply_bytes`. Where it is known: `principal`, `address` (over HTTP), `client`
+    and `client_version` (as the client says), `target` (the tool's, resource's or prompt's name), `arguments`, `code`
+    (of the error), `reason` and `detail` (why it was cancelled or refused, and what the canceller said).
+
+    `outcome` is "ok", "tool_error" (the result says so), "error", "cancelled", "refused" (nothing was done; `reason` is
+    "overload", "quota", "drain" or "audit") or "asked" (answered with questions; the call comes again).
+
+    Records go to one place, by default the logger "trimcp.audit" at INFO with each member as an attribute of the
+    record, as `JsonFormatter` writes them. If records cannot be written, that is one ERROR in the log until they can be
+    again; no call fails for it.
+
+    Args:
+        logger: the name of another logger.
+        file: appended to, a line of JSON each, in one write that is not buffered. Made for its owner alone, opened when
+            the server begins to run and closed when it ends.
+        write: called with each record instead, in the event loop: it must not wait.
+        methods: the methods to record.
+        arguments: "shapes" gives names, kinds and sizes; "masked" values as a trace shows them, secrets masked by name
+            and long texts cut; "whole" everything; "none" nothing.
+        required: once a record could not be written, calls are refused until one can be. Those under way go on.
+
+    Raises:
+        ValueError: more than one place is given, or `required` with a logger, which hides whether it wrote.
+    """
+
+    def __init__(
+        self,
+        *,
+        logger: str | None = None,
+        file: str | Path | None = None,
+        write: Callable[[dict[str, Any]], object] | None = None,
+        methods: Sequence[str] = AUDITED,
+        arguments: Arguments = "shapes",
+        required: bool = False,
+    ) -> None:
+        if sum(place is not None for place in (logger, file, write)) > 1:
+            raise ValueError("an audit goes to one place: a logger, a file or a function")
+        if required and file is None and write is None:
+            raise ValueError("a logger hides whether it wrote: required=True needs file= or write=")
+        if arguments not in ("none", "shapes", "masked", "whole"):
+            raise ValueError(f"arguments is 'none', 'shapes', 'masked' or 'whole', not {arguments!r}")
+        if isinstance(methods, str):
+            raise ValueError(f"methods are several: ({methods!r},)")
+        self.methods: frozenset[str] = frozenset(methods)
+        self.arguments: Arguments = arguments
+        self.required: bool = required
+        self._logger = logging.getLogger(logger or "trimcp.audit") if file is None and write is None else None
+        self._file = None if file is None else _LineFile(Path(file))
+        self._write = write if self._file is None else self._file.write
+        self._users = 0
+        self._lost = 0
+        self._refused: set[Job] = set()
+
+    @property
+    def lost(self) -> int:
+        """Records in a row that could not be written."""
+        return self._lost
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Hold the file open, for as long as a server runs. Raises OSError where it cannot be opened."""
+        if self._file is not None and not self._users:
+            self._file.open()
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if self._file is not None and not self._users:
+                self._file.close()
+
+    def guarded(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return a handler that refuses while records cannot be written. Each refusal's record tries again."""
+
+        async def call(ctx: Any, params: Any) -> Any:
+            if self._lost:
+                self._refused.add(ctx.internals[1])
+                raise ErrorReply(OVERLOADED, "calls are refused while the audit cannot be written", {"reason": "audit"})
+            return await handler(ctx, params)
+
+        return call
+
+    def finished(self, job: Job, reply: bytes | None) -> None:
+        """Record a call that ended (`Session.on_finished`). Raises nothing if it cannot be written."""
+        if job.request.verb.name not in self.methods:
+            return
+        logger = self._logger
+        if logger is not None:
+            if logger.isEnabledFor(logging.INFO):
+                record = self._record(job, reply)
+                text = (record["method"], record.get("target", ""), record["outcome"], 1_000 * record["duration"])
+                logger.info("%s %s %s %.1fms", *text, extra=record)
+            return
+        assert self._write is not None
+        record = self._record(job, reply)
+        try:
+            self._write(record)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a user's function, or a full disk
+            self._lost += 1
+            if self._lost == 1:
+                log.error("the audit cannot be written: %s", harmless(repr(error), 500))
+        else:
+            if self._lost:
+                log.warning("the audit is written again; %d records were lost", self._lost)
+                self._lost = 0
+
+    def _record(self, job: Job, reply: bytes | None) -> dict[str, Any]:
+        request = job.request
+        admission = request.admission
+        now = trio.current_time()
+        began = job.since if job.started else job.queued or now
+        waited = job.waited + (began - job.queued if job.queued else 0.0)
+        id = request.id
+        record: dict[str, Any] = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "method": request.verb.name,
+            "request_id": harmless(id) if isinstance(id, str) else id,
+            "revision": admission.revision.name,
+            "transport": _transport(job),
+            "outcome": "ok",
+            "duration": round(max(now - began - job.waited, 0.0), 6),
+            "waited": round(waited, 6),
+            "request_bytes": job.size,
+            "reply_bytes": 0 if reply is None else len(reply),
+        }
+        if job.origin is not None and job.origin.client is not None:
+            record["address"] = harmless(job.origin.client)
+        if admission.principal is not None:
+            record["principal"] = harmless(admission.principal)
+        if admission.peer is not None:
+            record["client"] = harmless(admission.peer.name)
+            record["client_version"] = harmless(admission.peer.version)
+        self._add_target(record, job.raw)
+        self._add_outcome(record, job, reply)
+        return record
+
+    def _add_target(self, record: dict[str, Any], raw: Mapping[str, Any]) -> None:
+        target = next((raw[key] for key in _TARGETS if key in raw), None)
+        if isinstance(target, Mapping):  # a completion's reference
+            target = target.get("name", target.get("uri"))
+        if isinstance(target, str):
+            record["target"] = harmless(mask(target))
+        if self.arguments == "none":
+            return
+        arguments = raw.get("arguments", raw.get("argument"))
+        if isinstance(arguments, Mapping):
+            if self.arguments == "shapes":
+                record["arguments"] = shapes(arguments)
+            else:
+                record["arguments"] = mask(arguments) if self.arguments == "masked" else arguments
+
+    def _add_outcome(self, record: dict[str, Any], job: Job, reply: bytes | None) -> None:
+        code, cause = job.error, job.reason
+        if code is not None:
+            record["code"] = code
+        if cause is not None:
+            record["reason"] = cause.value
+            if job.detail is not None:
+                record["detail"] = harmless(job.detail)
+        if cause is not None and (reply is None or code is not None):
+            record["outcome"] = "cancelled"
+        elif code == OVERLOADED or (code == CANCELLED_BY_DRAIN and not job.started):
+            record["outcome"] = "refused"
+            record["reason"] = self._why_refused(job)
+        elif reply is None:
+            record["outcome"] = "cancelled"
+        elif code is not None:
+            record["outcome"] = "error"
+        elif job.failed:
+            record["outcome"] = "tool_error"
+        elif job.questions is not None and job.questions.unwound:
+            record["outcome"] = "asked"
+        self._refused.discard(job)
+
+    def _why_refused(self, job: Job) -> str:
+        if job in self._refused:
+            return "audit"
+        if job.error == CANCELLED_BY_DRAIN:
+            return "drain"
+        return "quota" if job.started else "overload"
+
+
+def _transport(job: Job) -> str:
+    if job.origin is not None:
+        return "http"
+    if job.headers is None:
+        return "stream"
+    return "websocket" if isinstance(job.session.sink, Outbox) else "sse"
+
+
+class _LineFile:
+    """A file to which whole lines are appended, each with one call of the system."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._torn = False
+
+    def open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._fd is None:
+            raise OSError("the audit's file is closed: the server does not run")
+        line = _line(record)
+        if self._torn:  # the last line was written in part
+            line = b"\n" + line
+        written = os.write(self._fd, line)
+        self._torn = 0 < written < len(line)
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes could be written")
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    """Return a record as a line of ASCII, whatever its strings hold."""
+    line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    if not line.isascii() or b"\x7f" in line:
+        line = json.dumps(record, separators=(",", ":")).replace("\x7f", "\\u007f").encode("ascii") + b"\n"
+    return line

@@ -1,0 +1,117 @@
+"""Asking the user before a tool runs that may destroy something.
+
+The question is an elicitation, and the tool begins only after the answer. It is bound to the tool and all arguments: a
+call that comes again with others is asked anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+import attrs
+import orjson
+
+from trimcp.cleaning import mask
+from trimcp.errors import CannotAsk, InvalidReply, RemoteError, ToolError
+from trimcp.hidden import show_hidden
+from trimcp.session.asking import open_questions
+from trimcp.session.context import Context
+from trimcp.wire.capabilities import declares
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.tools import Tool
+
+__all__ = ["Confirmation", "Fallback"]
+
+Fallback: TypeAlias = Literal["refuse", "allow"]
+
+_FIELD: Final = "confirm"
+_MOST_SHOWN: Final = 12  # arguments
+_LONGEST: Final = 80  # characters of one
+
+
+@attrs.frozen(eq=False, repr=False)
+class Confirmation:
+    """What is asked before one tool runs.
+
+    Args:
+        tool: as it is listed.
+        fallback: "refuse" or "allow", for calls whose client cannot ask its user.
+    """
+
+    tool: Tool
+    fallback: Fallback = "refuse"
+
+    async def obtain(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
+        """Return once the user has agreed to this call.
+
+        Raises:
+            ToolError: the user did not agree, or what came back is no answer.
+            CannotAsk: the client cannot ask its user, and `fallback` does not allow the call.
+        """
+        name = self.tool.name
+        if not declares(ctx.capabilities, "elicitation.form"):
+            if self.fallback == "allow":
+                return
+            required: dict[str, Any] | None = None if ctx.revision.server_may_call else {"elicitation": {"form": {}}}
+            raise CannotAsk(f"{name} runs only after its user has confirmed it, and this client cannot ask", required)
+        key = _key(name, arguments)
+        _forget_unasked(ctx, key)
+        try:
+            answer = await ctx.elicit(self._message(arguments), self._form(), key=key)
+        except (RemoteError, InvalidReply) as error:
+            raise ToolError(f"{name} was not called: its confirmation was not answered") from error
+        if answer.action != "accept":
+            done = "declined" if answer.action == "decline" else "cancelled"
+            raise ToolError(f"{name} was not called: the user {done} it")
+        if answer.content is ABSENT or answer.content.get(_FIELD) is not True:
+            raise ToolError(f"{name} was not called: the user did not confirm it")
+
+    def _form(self) -> dict[str, Any]:
+        title = f"Call {show_hidden(self.tool.name)}"
+        return {
+            "type": "object",
+            "properties": {_FIELD: {"type": "boolean", "title": title, "description": "Yes, do it with these values."}},
+            "required": [_FIELD],
+        }
+
+    def _message(self, arguments: Mapping[str, Any]) -> str:
+        """Say what is about to happen, on a few short lines and with nothing hidden among them."""
+        tool = self.tool
+        title = tool.title if tool.title is not ABSENT else tool.annotations is not ABSENT and tool.annotations.title
+        named = f"{tool.name} ({title})" if title else tool.name
+        destroys = tool.annotations is not ABSENT and tool.annotations.destructive_hint is True
+        lines = [f"{show_hidden(named)} is about to be called{', and may destroy something' if destroys else ''}."]
+        lines += [
+            f"- {_shown(name)}: {_shown(_text(value, name))}" for name, value in list(arguments.items())[:_MOST_SHOWN]
+        ]
+        if len(arguments) > _MOST_SHOWN:
+            lines.append(f"- and {len(arguments) - _MOST_SHOWN} more")
+        return "\n".join(lines)
+
+
+def _text(value: Any, name: str) -> str:
+    # Not orjson, which does not escape line separators.
+    return json.dumps(mask(value, name), ensure_ascii=False)
+
+
+def _shown(text: str) -> str:
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 4 :]} ({len(text)} characters)"
+    return show_hidden(text)
+
+
+def _key(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the question's name, made from all of the arguments, of which the message shows some shortened."""
+    whole = orjson.dumps([name, arguments], option=orjson.OPT_SORT_KEYS)
+    return f"confirm-{hashlib.sha256(whole).hexdigest()[:32]}"
+
+
+def _forget_unasked(ctx: Context[Any], key: str) -> None:
+    """Drop an answer to a question that we did not ask: its sealed state does not name it."""
+    session, job = ctx.internals
+    memory = open_questions(session, job, session.sealer).memory
+    if key not in memory.asked:
+        memory.answers.pop(key, None)

@@ -1,0 +1,380 @@
+"""Filters: they see each result of a tool, resource or prompt before it leaves, and may change or withhold it.
+
+They run around the handler and its middleware, in the order they were added; errors that a tool reports are results. A
+filter that crashes withholds the result. Protocol errors and questions to the user are not filtered.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import attrs
+import orjson
+
+from trimcp.errors import ErrorReply, ToolError
+from trimcp.hidden import strip_hidden
+from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.prompts import GetPromptResult
+from trimcp.wire.resources import ReadResourceResult
+from trimcp.wire.tools import CallToolResult
+
+__all__ = [
+    "FILTERED",
+    "SECRETS",
+    "AppliedFilter",
+    "Filter",
+    "HiddenTextFilter",
+    "PatternFilter",
+    "SecretsFilter",
+    "SizeFilter",
+]
+
+Filter: TypeAlias = Callable[[Any, Any, Any], Any]
+"""`def function(ctx, params, result)`, sync or async: returns the result to send, or raises to keep it back."""
+
+Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+
+# mypy does not take a payload class for one of attrs.
+_evolve: Callable[..., Any] = attrs.evolve
+
+FILTERED: Final[Mapping[str, type[Any]]] = {
+    "tools/call": CallToolResult,
+    "resources/read": ReadResourceResult,
+    "prompts/get": GetPromptResult,
+}
+"""The methods whose results are filtered, with their payloads."""
+
+
+@attrs.frozen(eq=False)
+class AppliedFilter:
+    """A filter, and what it is for.
+
+    Attributes:
+        function: the filter itself.
+        methods: the methods it is for.
+        names: patterns of names of tools and prompts, or of addresses of resources; none of them means all.
+    """
+
+    function: Filter
+    methods: frozenset[str]
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, function: Filter, names: str | Sequence[str] | None, methods: Sequence[str] | None) -> AppliedFilter:
+        """Return it, checked.
+
+        Raises:
+            TypeError: the filter cannot be called.
+            ValueError: there is nothing to filter in the results of a method.
+        """
+        if not callable(function):
+            raise TypeError(f"a filter is a function of (ctx, params, result), not {function!r}")
+        chosen = frozenset(FILTERED if methods is None else methods)
+        if not chosen or not chosen <= set(FILTERED):
+            raise ValueError(
+                f"filters are for results of {', '.join(FILTERED)}, not of {sorted(chosen - set(FILTERED))}"
+            )
+        return cls(function, chosen, (names,) if isinstance(names, str) else tuple(names or ()))
+
+    def applies_to(self, name: str) -> bool:
+        """Return whether it sees the results of this tool, prompt or resource."""
+        return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+
+
+def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) -> Handler:
+    """Return a handler whose results pass these filters."""
+    payload = FILTERED[method]
+    key = "uri" if method == "resources/read" else "name"
+
+    async def call(ctx: Any, params: Any) -> Any:
+        result = await handler(ctx, params)
+        if isinstance(result, InputRequiredResult):
+            return result
+        name = getattr(params, key)
+        for applied in filters:
+            if applied.applies_to(name):
+                result = await _apply(applied.function, ctx, params, result, payload)
+        return result
+
+    return call
+
+
+async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: type[Any]) -> Any:
+    """Return what a filter makes of a result. Whatever it raises withholds the result."""
+    named = getattr(function, "__qualname__", type(function).__name__)
+    try:
+        if not isinstance(result, payload):
+            raise TypeError(f"{type(result).__name__} cannot be filtered; {payload.__name__} can")
+        found = function(ctx, params, result)
+        if isinstance(found, Awaitable):
+            found = await found
+        if not isinstance(found, payload):
+            raise TypeError(f"a filter returns {payload.__name__}, not {type(found).__name__}")
+    except ToolError as refusal:
+        if payload is not CallToolResult:
+            raise ErrorReply(INTERNAL_ERROR, str(refusal), {"reason": "filter"}) from refusal
+        return CallToolResult(content=[TextContent(str(refusal))], is_error=True)
+    except Exception as error:  # a user's function, perhaps made to crash by what it should withhold
+        error.add_note(f"in the filter {named}; the result was kept back")
+        raise
+    return found
+
+
+# The texts of a result
+
+
+def map_texts(result: Any, change: Callable[[str], str]) -> Any:
+    """Return a result in which every text is changed: content, structured content with its keys, and `_meta`."""
+    meta = result.meta if result.meta is ABSENT else _map_json(result.meta, change)
+    if isinstance(result, CallToolResult):
+        structured = result.structured_content
+        return _evolve(
+            result,
+            content=[_map_block(block, change) for block in result.content],
+            structured_content=structured if structured is ABSENT else _map_json(structured, change),
+            meta=meta,
+        )
+    if isinstance(result, ReadResourceResult):
+        return _evolve(result, contents=[_map_contents(held, change) for held in result.contents], meta=meta)
+    messages = [_evolve(message, content=_map_block(message.content, change)) for message in result.messages]
+    described = result.description if result.description is ABSENT else change(result.description)
+    return _evolve(result, messages=messages, description=described, meta=meta)
+
+
+def _map_block(block: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(block, TextContent):
+        return _evolve(block, text=change(block.text))
+    if isinstance(block, EmbeddedResource):
+        return _evolve(block, resource=_map_contents(block.resource, change))
+    if isinstance(block, ResourceLink):
+        texts = {name: getattr(block, name) for name in ("name", "title", "description", "uri")}
+        return _evolve(block, **{name: change(text) for name, text in texts.items() if text is not ABSENT})
+    return block
+
+
+def _map_contents(contents: Any, change: Callable[[str], str]) -> Any:
+    return _evolve(contents, text=change(contents.text)) if isinstance(contents, TextResourceContents) else contents
+
+
+def _map_json(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        changed = {change(str(key)): _map_json(member, change) for key, member in value.items()}
+        if len(changed) < len(value):
+            raise ValueError("two members of an object would have the same name")
+        return changed
+    if isinstance(value, list | tuple):
+        return [_map_json(member, change) for member in value]
+    return value
+
+
+# Secrets. No pattern can be slow: each match is bounded in length and never goes back over what it read.
+
+
+@attrs.frozen(eq=False)
+class SecretPattern:
+    """One kind of secret.
+
+    Attributes:
+        name: shown in its place.
+        marks: lower-case texts, one of which must occur before the pattern is tried.
+        pattern: its first group, if it has one, is the secret, and the rest stays.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+
+def _secret(name: str, marks: str, pattern: str) -> SecretPattern:
+    return SecretPattern(name, tuple(marks.split()), re.compile(pattern, re.ASCII))
+
+
+# Where a word begins, also after a line's end that JSON wrote as two characters.
+_WORD: Final = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))"
+
+SECRETS: Final = (
+    # A key without its end is one that was cut.
+    _secret(
+        "private key",
+        "-----begin",
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]|-(?!----)){0,16384}+"
+        r"(?:-----END [A-Z0-9 ]{0,48}-----)?",
+    ),
+    _secret(
+        "authorization",
+        "authorization",
+        r"(?i:authorization)\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?([A-Za-z]{1,16}[ \t]{1,4}[^\s\"'\\,;]{1,4096}+)",
+    ),
+    _secret(
+        "bearer token",
+        "bearer",
+        rf"{_WORD}(?i:bearer)[ \t]{{1,8}}((?=[A-Za-z._~+/-]{{0,255}}[0-9])[\w.~+/=-]{{12,4096}}+)",
+    ),
+    _secret("password in a URL", "://", r"://[^\s/:@\"']{0,255}+:([^\s/@\"']{1,255}+)@"),
+    _secret("JSON web token", "eyj", r"eyJ[\w-]{8,512}+\.eyJ[\w-]{8,4096}+\.[\w-]{0,1024}+"),
+    _secret("AWS key", "akia asia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+    _secret("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"(?:gh[pousr]|github_pat)_\w{30,255}+"),
+    _secret("GitLab token", "glpat-", r"glpat-[\w-]{20,255}+"),
+    _secret("Slack token", "xox xapp-", r"(?:xox[abeprs]|xapp)-[\w-]{10,255}+"),
+    _secret("Stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[sr]k_(?:live|test)_\w{16,255}+"),
+    _secret("API key", "sk-", rf"{_WORD}sk-[\w-]{{20,255}}+"),
+    _secret("Google key", "aiza ya29.", r"AIza[\w-]{35}|ya29\.[\w-]{20,1024}+"),
+    _secret("package registry token", "npm_ pypi-", r"npm_\w{36}|pypi-[\w-]{50,1024}+"),
+    _secret("Hugging Face token", "hf_", rf"{_WORD}hf_\w{{30,255}}+"),
+)
+"""The kinds that are known, in the order in which they are looked for."""
+
+
+# The filters
+
+
+@attrs.frozen
+class HiddenTextFilter:
+    """Takes out what a person would not see: escape sequences, control characters, text without a shape.
+
+    `trimcp.hidden.hidden_text` says what that is.
+    """
+
+    def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
+        """Return the result without hidden text."""
+        return map_texts(result, strip_hidden)
+
+
+@attrs.frozen
+class SecretsFilter:
+    """Masks what looks like a secret: private keys, tokens of well-known services, bearer tokens, passwords in URLs.
+
+    It finds what it knows, and no other secret. Its patterns are bounded: no text can make it slow.
+
+    Args:
+        on_found: "mask" puts "[masked: GitHub token]" in its place, "refuse" keeps the whole result back.
+    """
+
+    on_found: Literal["mask", "refuse"] = attrs.field(
+        default="mask", validator=attrs.validators.in_(("mask", "refuse"))
+    )
+
+    def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
+        """Return the result with secrets masked. Raises ToolError where it is to be refused."""
+        return map_texts(result, self._change)
+
+    def _change(self, text: str) -> str:
+        folded = text.lower()
+        for secret in SECRETS:
+            if any(mark in folded for mark in secret.marks):
+                text = secret.pattern.sub(partial(self._masked, secret), text)
+        return text
+
+    def _masked(self, secret: SecretPattern, match: Any) -> str:
+        if self.on_found == "refuse":
+            raise ToolError(f"the result was kept back: it holds what looks like a secret ({secret.name})")
+        mask = f"[masked: {secret.name}]"
+        if not secret.pattern.groups:
+            return mask
+        whole, begin, end = match[0], match.start(1) - match.start(), match.end(1) - match.start()
+        return f"{whole[:begin]}{mask}{whole[end:]}"
+
+
+class _Pattern(Protocol):
+    def sub(self, repl: str, string: str, /) -> str: ...
+
+
+@attrs.frozen(eq=False)
+class PatternFilter:
+    """Replaces what a pattern of your own matches.
+
+    Results hold texts of strangers, and for most patterns with two `*` or `+` some text takes `re` for ever. Bound them
+    (`{1,64}`), or compile them with google-re2, whose time is linear.
+
+    Args:
+        pattern: compiled by `re`, or anything with its `sub`.
+        replacement: as `sub` takes it.
+    """
+
+    pattern: Any = attrs.field()
+    replacement: str = "***"
+
+    @pattern.validator
+    def _check(self, attribute: object, value: Any) -> None:
+        if not hasattr(value, "sub"):
+            raise TypeError(f"a compiled pattern is needed, such as re.compile({value!r}); see what bounds it")
+
+    def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
+        """Return the result with every match replaced."""
+        pattern: _Pattern = self.pattern
+        return map_texts(result, lambda text: pattern.sub(self.replacement, text))
+
+
+@attrs.frozen
+class SizeFilter:
+    """Bounds how large a result is: texts are cut, and say so; what cannot be cut is refused.
+
+    Structured content, pictures, sound and binary resources cannot be cut. A tool's result that is refused becomes a
+    tool error, any other an error of the protocol.
+
+    Args:
+        max_bytes: of texts in UTF-8, of base64, and of structured content as JSON, together. The note is extra.
+        on_excess: "cut" or "refuse".
+    """
+
+    max_bytes: int = attrs.field(validator=attrs.validators.gt(0))
+    on_excess: Literal["cut", "refuse"] = attrs.field(
+        default="cut", kw_only=True, validator=attrs.validators.in_(("cut", "refuse"))
+    )
+
+    def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
+        """Return the result, cut if need be. Raises ToolError where it is refused."""
+        structured = getattr(result, "structured_content", ABSENT)
+        fixed = 0 if structured is ABSENT else len(orjson.dumps(structured, default=str))
+        blocks = _blocks(result)
+        size = fixed + sum(_size(block) for block in blocks)
+        if size <= self.max_bytes:
+            return result
+        if self.on_excess == "refuse" or fixed > self.max_bytes:
+            raise ToolError(f"the result has {size} bytes; at most {self.max_bytes} are sent")
+        room, kept = self.max_bytes - fixed, []
+        for block in blocks:
+            fits = _size(block) <= room
+            if not fits and not isinstance(block, TextContent | TextResourceContents):
+                raise ToolError(f"the result has {size} bytes; at most {self.max_bytes} are sent, and it cannot be cut")
+            if not fits:
+                note = f"\n[cut here: the whole result has {size} bytes, at most {self.max_bytes} are sent]"
+                text = block.text.encode("utf-8", "surrogatepass")[:room].decode("utf-8", "ignore")
+                kept.append(_evolve(block, text=text + note))
+                break
+            room -= _size(block)
+            kept.append(block)
+        return _with_blocks(result, kept)
+
+
+def _blocks(result: Any) -> list[Any]:
+    if isinstance(result, GetPromptResult):
+        return [message.content for message in result.messages]
+    return list(result.contents if isinstance(result, ReadResourceResult) else result.content)
+
+
+def _with_blocks(result: Any, blocks: list[Any]) -> Any:
+    if isinstance(result, GetPromptResult):
+        pairs = zip(result.messages, blocks, strict=False)
+        return _evolve(result, messages=[_evolve(message, content=block) for message, block in pairs])
+    return _evolve(result, **{"contents" if isinstance(result, ReadResourceResult) else "content": blocks})
+
+
+def _size(block: Any) -> int:
+    held = block.resource if isinstance(block, EmbeddedResource) else block
+    for name in ("text", "data", "blob"):
+        value = getattr(held, name, None)
+        if isinstance(value, str):
+            return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    return sum(
+        len(getattr(held, name) or "") for name in ("name", "title", "description", "uri") if hasattr(held, name)
+    )

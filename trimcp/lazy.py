@@ -1,0 +1,41 @@
+"""Packages whose public names are imported at their first use, from one list."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, listed: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return a package's `__getattr__`, `__dir__` and `__all__`, so that a program imports no more than it uses.
+
+    Type checkers read the stub beside the package instead, which `python docs/stubs.py` writes from the same list.
+
+    Args:
+        package: its `__name__`.
+        listed: the names of each module, apart by spaces. One that has another name there is `name=there`, and the
+            module itself `name=.`: it is found, but `from package import *` leaves it out.
+    """
+    homes = {
+        name: (module, there or name)
+        for module, names in listed.items()
+        for name, _, there in (entry.partition("=") for entry in names.split())
+    }
+
+    def get(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, there = homes[name]
+        found = importlib.import_module(module)
+        value = sys.modules[package].__dict__[name] = found if there == "." else getattr(found, there)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*sys.modules[package].__dict__, *homes})
+
+    return get, names, sorted(name for name, (_, there) in homes.items() if there != ".")

@@ -1,0 +1,115 @@
+"""Reading docstrings in the Google, NumPy and Sphinx styles: a text for the model, and a description per parameter."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Final, NamedTuple
+
+__all__ = ["Docstring", "parse"]
+
+_PARAMETERS: Final = frozenset(
+    {"args", "arguments", "parameters", "params", "keyword args", "keyword arguments", "other parameters"}
+    | {"attributes"}
+)
+_OTHERS: Final = frozenset(
+    {"returns", "return", "yields", "yield", "raises", "raise", "warns", "receives", "see also", "references"}
+)
+_UNDERLINE: Final = re.compile(r"^(-{3,}|={3,})$")
+_GOOGLE_ITEM: Final = re.compile(r"^\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$")
+_NUMPY_ITEM: Final = re.compile(r"^(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
+_SPHINX_PARAMETER: Final = re.compile(
+    r"^:(?:param|parameter|arg|argument|key|keyword|ivar|var)\s+(?:[^:]*\s)?\*{0,2}(\w+)\s*:\s*(.*)$"
+)
+_SPHINX_FIELD: Final = re.compile(r"^:(?:\w+)(?:\s[^:]*)?:(?:\s|$)")
+
+
+class Docstring(NamedTuple):
+    """What a docstring says.
+
+    Attributes:
+        description: summary and body, without the sections on parameters, results and exceptions.
+        parameters: descriptions by parameter or attribute name, each on one line.
+    """
+
+    description: str
+    parameters: dict[str, str]
+
+
+def parse(text: str | None) -> Docstring:
+    """Read a docstring of any of the three styles. What is not understood stays in the description."""
+    lines = inspect.cleandoc(text or "").splitlines()
+    kept: list[str] = []
+    parameters: dict[str, str] = {}
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        section = _section_title(lines, at)
+        if section is not None:
+            title, start, end = section
+            if title in _PARAMETERS:
+                parameters.update(_items(lines[start:end], numpy=start == at + 2))
+            at = end
+        elif _SPHINX_FIELD.match(line):
+            end = _end_of_block(lines, at + 1)
+            if found := _SPHINX_PARAMETER.match(line):
+                parameters[found[1]] = _one_line([found[2], *lines[at + 1 : end]])
+            at = end
+        else:
+            kept.append(line)
+            at += 1
+    return Docstring(re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip(), parameters)
+
+
+def _section_title(lines: list[str], at: int) -> tuple[str, int, int] | None:
+    """(title, first line, end) of the section that begins here, if it is one we know."""
+    line = lines[at]
+    if line[:1].isspace():
+        return None
+    title = line.strip().rstrip(":").lower()
+    if title not in _PARAMETERS and title not in _OTHERS:
+        return None
+    if at + 1 < len(lines) and _UNDERLINE.match(lines[at + 1].strip()):
+        end = at + 2
+        while end < len(lines) and not (end + 1 < len(lines) and _UNDERLINE.match(lines[end + 1].strip())):
+            end += 1
+        return title, at + 2, end
+    if line.rstrip().endswith(":"):
+        return title, at + 1, _end_of_block(lines, at + 1)
+    return None
+
+
+def _end_of_block(lines: list[str], at: int) -> int:
+    """Past the indented lines (and the empty ones among them) from `at` on."""
+    end = at
+    for number in range(at, len(lines)):
+        if lines[number][:1].isspace():
+            end = number + 1
+        elif lines[number].strip():
+            break
+    return end
+
+
+def _items(lines: list[str], *, numpy: bool) -> dict[str, str]:
+    """The named items of a section; deeper lines continue the item before them."""
+    filled = [line for line in lines if line.strip()]
+    if not filled:
+        return {}
+    indent = min(len(line) - len(line.lstrip()) for line in filled)
+    pattern = _NUMPY_ITEM if numpy else _GOOGLE_ITEM
+    items: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in filled:
+        body = line[indent:]
+        found = None if body[:1].isspace() else pattern.match(body)
+        if found is None:
+            current.append(body)
+            continue
+        current = [] if numpy else [found[2]]
+        for name in found[1].split(","):
+            items[name.strip().lstrip("*")] = current
+    return {name: _one_line(text) for name, text in items.items() if any(text)}
+
+
+def _one_line(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).split())

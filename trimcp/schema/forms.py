@@ -1,0 +1,166 @@
+"""Flat forms for a person, made from types, as far as elicitation allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, Generic, Literal, TypeVar, overload
+
+import attrs
+
+from trimcp.errors import ToolError
+from trimcp.schema.convert import ConversionError, Convert, converter_for, without_root
+from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.schema.late import Judge, validator_for
+from trimcp.schema.records import Field, is_model, is_record, split
+from trimcp.values import valued
+from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.fields import ABSENT
+
+__all__ = ["Answer", "Form", "form_for", "known_form"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+# The keywords of a field: "client/elicitation, Requested Schema".
+_FORM_WORDS: Final = frozenset(
+    {"type", "title", "description", "default", "enum", "items"}
+    | {"minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "format"}
+)
+_FORM_FORMATS: Final = frozenset({"date", "date-time", "email", "uri"})
+
+
+@attrs.frozen
+@valued
+class Answer(Generic[T_co]):
+    """What a user did with a form that was made for a class.
+
+    Attributes:
+        action: "accept", "decline" or "cancel".
+        value: what they filled in, as the class; None unless they accepted.
+    """
+
+    action: Literal["accept", "decline", "cancel"]
+    value: T_co | None = None
+
+
+@attrs.frozen(eq=False, repr=False)
+class Form(Generic[T_co]):
+    """A flat form for a person, and how its answers become Python values.
+
+    Attributes:
+        schema: the subset of JSON Schema that elicitation allows.
+    """
+
+    schema: dict[str, Any]
+    _validator: Judge
+    _convert: Convert | None
+    _field: str | None
+    _nullable: Sequence[str] = ()
+
+    def load(self, content: Any) -> T_co:
+        """The value of the type the form was made for, from the client's answer, which is checked first.
+
+        Raises:
+            ConversionError: the answer does not fit, or has no Python value.
+        """
+        if problems := self._validator.problems(content):
+            raise ConversionError(problems)
+        if self._field is not None:
+            content = content.get(self._field)
+        elif self._nullable:
+            content = {**dict.fromkeys(self._nullable), **content}
+        value: T_co = content if self._convert is None else self._convert(content)
+        return value
+
+    def read(self, message: str, result: ElicitResult) -> Answer[T_co]:
+        """What the user did, from the client's result; `message` is what they were asked.
+
+        Raises:
+            ToolError: they accepted, and what came does not fit the form.
+        """
+        if result.action != "accept":
+            return Answer(result.action)
+        try:
+            return Answer("accept", self.load({} if result.content is ABSENT else result.content))
+        except ConversionError as error:
+            problems = "; ".join(without_root(error.problems))
+            raise ToolError(f"the answer to {message!r} does not fit: {problems}") from None
+
+
+@overload
+def form_for(hint: type[T], *, name: str = ...) -> Form[T]: ...
+@overload
+def form_for(hint: Any, *, name: str = ...) -> Form[Any]: ...
+def form_for(hint: Any, *, name: str = "value") -> Form[Any]:
+    """A form of one field, or for a class of fields one field for each of its own.
+
+    Args:
+        hint: a text, number, boolean, date, enumeration of texts, a list or set of such an enumeration, one of these
+            or None; or an attrs class, dataclass, TypedDict, NamedTuple or Pydantic model of such fields.
+        name: the name of a single field.
+
+    Raises:
+        TypeError: another type; forms are flat (specification, client/elicitation). The text names the field.
+    """
+    bare, _ = split(hint)
+    builder = SchemaBuilder()
+    schema = builder.property(Field(name, hint, required=True))
+    whole = builder.is_object(schema) and (is_record(bare) or is_model(bare))
+    if not whole:
+        schema = {"type": "object", "properties": {name: schema}, "required": [name]}
+    exact = builder.finish(schema)
+    definitions = exact.get("$defs", {})
+    root = _resolved(exact, definitions)
+    fields = {key: _resolved(field, definitions) for key, field in root.get("properties", {}).items()}
+    nullable = [key for key in root.get("required", ()) if _takes_null(fields[key])]
+    required = [key for key in root.get("required", ()) if key not in nullable]
+    shown = {"type": "object", "properties": {key: _form_field(key, field) for key, field in fields.items()}}
+    if required:
+        shown["required"] = required
+    checked = {**root, "required": required} | ({"$defs": definitions} if definitions else {})
+    convert = converter_for(hint, schema_of)
+    return Form(shown, validator_for(checked), convert, None if whole else name, nullable if whole else ())
+
+
+@lru_cache(maxsize=256)
+def known_form(hint: Any) -> Form[Any]:
+    """As `form_for`, made once for each type."""
+    return form_for(hint)
+
+
+def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field with its references resolved, as far as a form could show them."""
+    name = schema.get("$ref")
+    if name is not None:
+        siblings = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}
+        schema = definitions[name.removeprefix("#/$defs/")] | siblings
+    if "anyOf" in schema:
+        schema = {**schema, "anyOf": [_resolved(branch, definitions) for branch in schema["anyOf"]]}
+    if isinstance(schema.get("items"), dict) and "$ref" in schema["items"]:
+        schema = {**schema, "items": _resolved(schema["items"], definitions)}
+    return schema
+
+
+def _takes_null(schema: dict[str, Any]) -> bool:
+    return any(branch.get("type") == "null" for branch in schema.get("anyOf", ()))
+
+
+def _form_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    branches = [branch for branch in schema.get("anyOf", [schema]) if branch.get("type") != "null"]
+    field = {**branches[0], **{key: schema[key] for key in ("title", "description", "default") if key in schema}}
+    kind = field.get("type")
+    if kind == "array":
+        fits = field.get("items", {}).get("type") == "string" and "enum" in field["items"]
+    else:
+        fits = kind == "string" or (kind in ("integer", "number", "boolean") and "enum" not in field)
+    if len(branches) != 1 or not fits:
+        raise TypeError(
+            f"the form field {name!r} must be a text, number, boolean, date or enumeration of texts: forms are flat"
+        )
+    if field.get("default", 0) is None:
+        del field["default"]
+    if field.get("format") not in _FORM_FORMATS:
+        field.pop("format", None)
+    return {key: value for key, value in field.items() if key in _FORM_WORDS}

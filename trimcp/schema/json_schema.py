@@ -1,0 +1,348 @@
+"""From type hints to JSON Schema 2020-12, compact and in a stable order. Knows types; nothing of functions or MCP."""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import datetime
+import decimal
+import enum
+import pathlib
+import types
+import typing
+import uuid
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+from trimcp.schema.arguments import apply_metadata, describes, readable
+from trimcp.schema.convert import ConversionError, to_json
+from trimcp.schema.docstrings import parse
+from trimcp.schema.records import (
+    ABSENT_DEFAULT,
+    Field,
+    UnreadableHint,
+    alias_value,
+    fields_of,
+    is_field_info,
+    is_model,
+    is_record,
+    split,
+)
+
+__all__ = ["SchemaBuilder", "schema_of"]
+
+_JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_TIME: Final = r"^\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})?$"
+_LEAVES: Final[dict[Any, dict[str, Any]]] = {
+    **{python: {"type": name} for python, name in _JSON_TYPES.items()},
+    None: {"type": "null"},
+    Any: {},
+    object: {},
+    bytes: {"type": "string", "contentEncoding": "base64"},
+    datetime.date: {"type": "string", "format": "date"},
+    datetime.datetime: {"type": "string", "format": "date-time"},
+    datetime.time: {"type": "string", "pattern": _TIME},
+    datetime.timedelta: {"type": "number", "description": "a duration in seconds"},
+    decimal.Decimal: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^-?\d+(\.\d+)?$"}]},
+    pathlib.Path: {"type": "string"},
+    pathlib.PurePath: {"type": "string"},
+    uuid.UUID: {"type": "string", "format": "uuid"},
+}
+# Keywords of JSON Schema whose content is no schema, whatever it looks like.
+_VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
+_SETS: Final = (set, frozenset, abc.Set, abc.MutableSet)
+_ARRAYS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable, *_SETS)
+_OBJECTS: Final = (dict, abc.Mapping, abc.MutableMapping)
+
+
+def schema_of(hint: Any) -> dict[str, Any]:
+    """The JSON Schema of the values a type takes.
+
+    Raises:
+        TypeError: it has none.
+    """
+    builder = SchemaBuilder()
+    return builder.finish(builder.build(hint))
+
+
+class SchemaBuilder:
+    """Builds the schemas of one document, whose records are shared in `$defs` where they repeat or recur.
+
+    Args:
+        output: describe what leaves us: fields with defaults are always there, and defaults say nothing.
+    """
+
+    def __init__(self, *, output: bool = False) -> None:
+        self._output = output
+        self._names: dict[Any, str] = {}
+        self._definitions: dict[str, dict[str, Any]] = {}
+        self._references: dict[str, list[dict[str, Any]]] = {}
+
+    def build(self, hint: Any) -> dict[str, Any]:
+        """The schema of one type. It is complete only after `finish`.
+
+        Raises:
+            TypeError: JSON Schema cannot say it. The text names the type, and what to use instead.
+            UnreadableHint: so it is; the `Annotated` around it holds something that nobody here reads.
+        """
+        if type(hint).__name__ == "TypeAliasType":
+            return self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
+        bare, extras = split(hint)
+        ours, theirs = readable(extras)
+        if theirs and self._output:
+            raise UnreadableHint(f"{theirs[0]!r} would convert a result; only a Pydantic model can hold it there")
+        schema = self._pydantic(bare, theirs) if theirs or is_model(bare) else self._build_bare(bare)
+        apply_metadata(schema, ours)
+        if bare is decimal.Decimal and not self._output and len(schema.get("anyOf", [{}])[0]) > 1:
+            # A bound would not be checked for a decimal given as text, so only numbers are accepted.
+            (number, _), rest = schema.pop("anyOf"), schema
+            schema = {**number, **rest}
+        return schema
+
+    def finish(self, root: dict[str, Any]) -> dict[str, Any]:
+        """`root`, with the definitions it needs; those used once and not recursive are put in their place."""
+        kept = {}
+        for name, definition in self._definitions.items():
+            references = self._references[name]
+            if len(references) > 1 or self._reaches(name, name, set()):
+                kept[name] = definition
+                continue
+            (place,) = references
+            described = {key: value for key, value in place.items() if key != "$ref"}
+            place.clear()
+            place.update(definition | described)
+        if kept:
+            root["$defs"] = kept
+        return root
+
+    def is_object(self, schema: dict[str, Any]) -> bool:
+        """Whether a schema that was built here lets only objects pass."""
+        while "$ref" in schema:
+            schema = self._definitions[schema["$ref"].removeprefix("#/$defs/")]
+        return schema.get("type") == "object"
+
+    def _pydantic(self, bare: Any, extras: list[Any]) -> dict[str, Any]:
+        from trimcp.schema.pydantic_types import json_schema, with_extras
+
+        root = json_schema(with_extras(bare, extras), output=self._output)
+        definitions = root.pop("$defs", {})
+        if is_model(bare) and not extras and "$ref" not in root:
+            # As a definition: other models may refer to it.
+            name = root.get("title", (get_origin(bare) or bare).__name__)
+            definitions[name] = root
+            root = {"$ref": f"#/$defs/{name}"}
+        adopted: dict[str, Any] = self._adopted(root, definitions)
+        return adopted
+
+    def _adopted(self, schema: Any, definitions: dict[str, Any]) -> Any:
+        """A copy of a schema of Pydantic's with our references, and without titles that only repeat a name."""
+        if isinstance(schema, list):
+            return [self._adopted(each, definitions) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        name = schema.get("$ref")
+        if isinstance(name, str):
+            name = name.removeprefix("#/$defs/")
+            definition = definitions[name]
+            place = self._reference(
+                ("pydantic", name, repr(definition)),
+                name,
+                lambda: self._adopted(_untitled(definition, name), definitions),
+            )
+            place.update({key: value for key, value in schema.items() if key != "$ref"})
+            return place
+        found = {}
+        for key, value in schema.items():
+            if key == "properties":
+                value = {each: _untitled(field, each.replace("_", " ").title()) for each, field in value.items()}
+            found[key] = value if key in _VALUES else self._adopted(value, definitions)
+        return found
+
+    def _build_bare(self, bare: Any) -> dict[str, Any]:
+        leaf = _LEAVES.get(bare) if _hashable(bare) else None
+        if leaf is not None:
+            return {key: [*map(dict, v)] if isinstance(v, list) else v for key, v in leaf.items()}
+        origin, arguments = get_origin(bare), get_args(bare)
+        if origin is Literal:
+            return _choices([to_json(value) for value in arguments])
+        if origin in (Union, types.UnionType):
+            return self._union(arguments)
+        if is_record(bare):
+            cls = origin or bare
+            return self._reference(bare, cls.__name__, lambda: self._record(bare))
+        container = origin or bare
+        if isinstance(bare, type) and issubclass(bare, enum.Enum):
+            return self._enumeration(bare)
+        if container is tuple:
+            return self._tuple(arguments, bare)
+        if container in _ARRAYS:
+            items = self.build(arguments[0]) if arguments else {}
+            schema: dict[str, Any] = {"type": "array", "items": items} if items else {"type": "array"}
+            return schema | {"uniqueItems": True} if container in _SETS else schema
+        if container in _OBJECTS:
+            return self._mapping(arguments)
+        raise TypeError(
+            f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
+            " a TypedDict, an Enum, or give the schema by hand"
+        )
+
+    def _union(self, members: tuple[Any, ...]) -> dict[str, Any]:
+        branches: list[dict[str, Any]] = []
+        for member in members:
+            branch = self.build(member)
+            if not branch:
+                return {}
+            # Alternatives of an alternative become alternatives here.
+            flat = branch["anyOf"] if branch.keys() == {"anyOf"} else [branch]
+            branches += [each for each in flat if each not in branches]
+        return branches[0] if len(branches) == 1 else {"anyOf": branches}
+
+    def _enumeration(self, cls: type[enum.Enum]) -> dict[str, Any]:
+        if issubclass(cls, enum.Flag):
+            return {"type": "integer", "minimum": 0}
+        try:
+            return _choices([to_json(member) for member in cls])
+        except ConversionError as error:
+            raise TypeError(f"the enumeration {cls.__name__} has values JSON cannot carry: {error}") from None
+
+    def _tuple(self, arguments: tuple[Any, ...], bare: Any) -> dict[str, Any]:
+        if bare is tuple or bare is typing.Tuple:  # noqa: UP006 - what an author may have written
+            return {"type": "array"}
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return {"type": "array", "items": self.build(arguments[0])}
+        size = len(arguments)
+        prefix = {"prefixItems": [self.build(each) for each in arguments]} if size else {}
+        return {"type": "array", **prefix, "minItems": size, "maxItems": size}
+
+    def _mapping(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        if not arguments:
+            return {"type": "object"}
+        key, value = self.build(arguments[0]), self.build(arguments[1])
+        schema: dict[str, Any] = {"type": "object"}
+        if key.get("type") == "integer":
+            schema["propertyNames"] = {"pattern": r"^-?\d+$"}
+        elif key and key.get("type") != "string":
+            raise TypeError("the keys of a JSON object are strings; use str, int, UUID, or an enumeration of strings")
+        elif len(key) > 1:
+            schema["propertyNames"] = {name: rule for name, rule in key.items() if name != "type"}
+        if value:
+            schema["additionalProperties"] = value
+        return schema
+
+    def _record(self, bare: Any) -> dict[str, Any]:
+        cls = get_origin(bare) or bare
+        schema: dict[str, Any] = {"type": "object"}
+        if summary := _own_summary(cls):
+            schema["description"] = summary
+        properties: dict[str, Any] = {}
+        required = []
+        for field in fields_of(bare):
+            try:
+                _check_field_infos(field)
+                properties[field.name] = self.property(field)
+            except TypeError as error:
+                kind = UnreadableHint if isinstance(error, UnreadableHint) else TypeError
+                raise kind(f"{cls.__name__}.{field.name}: {error}") from None
+            if field.required or (self._output and not typing.is_typeddict(cls)):
+                required.append(field.name)
+        schema["properties"] = properties
+        if required:
+            schema["required"] = required
+        return schema
+
+    def property(self, field: Field) -> dict[str, Any]:
+        """The schema of one field or parameter, with its description and default.
+
+        Raises:
+            TypeError: as `build`.
+        """
+        schema = self.build(field.hint)
+        if field.description and not describes(readable(split(field.hint)[1])[0]):
+            schema["description"] = field.description
+        if field.default is None and not _takes_null(schema):
+            return schema  # `x: int = None` means "left out", which no caller can send
+        if field.default is not ABSENT_DEFAULT and not self._output:
+            try:
+                schema["default"] = to_json(field.default)
+            except ConversionError:
+                pass  # only the function itself can use this default
+        return schema
+
+    def _reference(self, key: Any, name: str, build: Any) -> dict[str, Any]:
+        if key not in self._names:
+            unique, number = name, 2
+            while unique in self._definitions:
+                unique, number = f"{name}{number}", number + 1
+            self._names[key] = unique
+            self._definitions[unique] = {}
+            self._references[unique] = []
+            self._definitions[unique].update(build())
+        known = self._names[key]
+        place = {"$ref": f"#/$defs/{known}"}
+        self._references[known].append(place)
+        return place
+
+    def _reaches(self, name: str, goal: str, seen: set[str]) -> bool:
+        for target in _references_in(self._definitions[name]):
+            if target == goal:
+                return True
+            if target not in seen:
+                seen.add(target)
+                if self._reaches(target, goal, seen):
+                    return True
+        return False
+
+
+def _check_field_infos(field: Field) -> None:
+    """Refuse the parts of a Pydantic `Field` that work only in Pydantic's own models."""
+    if is_field_info(field.default):
+        raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
+    if any(map(is_field_info, split(field.hint)[1])):
+        from trimcp.schema.pydantic_types import parameter_facts
+
+        facts = parameter_facts(field.name, field.hint, ABSENT_DEFAULT)
+        if facts.name != field.name or facts.fill is not None:
+            raise UnreadableHint("an alias or a default in Pydantic's Field is for Pydantic's models and dataclasses")
+
+
+def _takes_null(schema: dict[str, Any]) -> bool:
+    branches = schema.get("anyOf", [schema])
+    return any(not b or b.get("type") == "null" or None in b.get("enum", ()) or "$ref" in b for b in branches)
+
+
+def _references_in(schema: Any) -> typing.Iterator[str]:
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref":
+                yield value.removeprefix("#/$defs/")
+            else:
+                yield from _references_in(value)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _references_in(each)
+
+
+def _choices(values: list[Any]) -> dict[str, Any]:
+    """An enumeration, with its type where all values share one: some clients need it."""
+    kinds = {_JSON_TYPES.get(type(value)) for value in values}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return {"type": kind, "enum": values} if kind else {"enum": values}
+
+
+def _own_summary(cls: Any) -> str:
+    """The first paragraph of a class's own docstring, if it is not generated by dataclass or NamedTuple."""
+    text = cls.__dict__.get("__doc__") or ""
+    if text.startswith(f"{cls.__name__}("):
+        return ""
+    return " ".join(parse(text).description.partition("\n\n")[0].split())
+
+
+def _untitled(schema: dict[str, Any], title: str) -> dict[str, Any]:
+    """`schema` without a title that Pydantic made of a name."""
+    return {key: value for key, value in schema.items() if key != "title" or value != title}
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,184 @@
+"""Errors of the JSON Schema engine as texts for a person or a model, bounded in length and without values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Final
+
+import jsonschema_rs
+
+from trimcp.schema.bounds import NO_ALTERNATIVE, VISIT, shorten
+
+__all__ = ["path_text", "texts"]
+
+_LONGEST_KEY: Final = 40
+_MOST_REASONS: Final = 10
+
+_TYPE_NAMES: Final = {
+    "array": "an array",
+    "boolean": "a boolean",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "an object",
+    "string": "a string",
+}
+
+_JSON_TYPES: Final = {
+    type(None): "null",
+    bool: "boolean",
+    str: "string",
+    int: "integer",
+    float: "number",
+    dict: "object",
+}
+
+# Keyword -> text, for keywords whose argument says it all.
+_LIMIT_TEXTS: Final = {
+    "minimum": "must be at least {}",
+    "maximum": "must be at most {}",
+    "exclusiveMinimum": "must be greater than {}",
+    "exclusiveMaximum": "must be less than {}",
+    "multipleOf": "must be a multiple of {}",
+    "minLength": "must have at least {} characters",
+    "maxLength": "must have at most {} characters",
+    "minItems": "must have at least {} items",
+    "maxItems": "must have at most {} items",
+    "minProperties": "must have at least {} properties",
+    "maxProperties": "must have at most {} properties",
+    "pattern": "must match the pattern {}",
+    "format": "must be a valid {}",
+    "contentEncoding": "must be {} text",
+}
+
+_Explanation = tuple[list[str | int], str]
+
+
+def texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
+    """One error of the engine as texts, `text @ path`; none for a place that was not judged.
+
+    Args:
+        error: of a schema that masks values.
+        value: what was judged; only its types and member names are shown.
+    """
+    return [f"{text} @ {path_text(path)}" for path, text in _explain(error, value)]
+
+
+def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = False) -> list[_Explanation]:
+    """The (path, text) pairs one error of the engine amounts to."""
+    path = list(error.instance_path)
+    kind = error.kind
+    keyword = kind.name
+    if keyword == VISIT:  # the budget is used up: this place was not judged
+        return []
+    if keyword == NO_ALTERNATIVE:
+        return [(path, "matches no alternative")]
+    if keyword in ("anyOf", "oneOf") and hasattr(kind, "context"):
+        return [(path, _explain_alternatives(error, value, nested))]
+    return [(path, shorten(_text(error, keyword, value)))]
+
+
+def _text(error: jsonschema_rs.ValidationError, keyword: str, value: Any) -> str:
+    kind: Any = error.kind
+    if keyword == "type":
+        return f"must be {_one_of(_TYPE_NAMES[t] for t in kind.types)}, not {_type_of(_at(value, error.instance_path))}"
+    if keyword == "required":
+        return f"lacks the required property {_quoted(kind.property)}"
+    if keyword in ("additionalProperties", "unevaluatedProperties") and hasattr(kind, "unexpected"):
+        return f"has unknown properties: {_listed(kind.unexpected)}"
+    if keyword == "falseSchema" and list(error.schema_path)[-1:] == ["additionalProperties"]:
+        return f"has unknown properties: {_listed(_at(value, error.instance_path))}"
+    if keyword == "falseSchema":
+        return "is not allowed here"
+    if keyword == "enum":
+        return f"must be one of {_listed(kind.options)}"
+    if keyword == "const":
+        return f"must be {_quoted(kind.expected_value)}"
+    if keyword == "format" and kind.value == "date-time" and _is_without_zone(_at(value, error.instance_path)):
+        return "must have a time zone, such as Z or +02:00, behind the time"
+    if keyword in _LIMIT_TEXTS:
+        return _LIMIT_TEXTS[keyword].format(shorten(str(kind.value)))
+    return error.message.removeprefix("value ")
+
+
+def _is_without_zone(text: str) -> bool:
+    """Whether only a time zone is missing for a date-time (RFC 3339)."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return moment.tzinfo is None and "T" in text.upper()
+
+
+def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nested: bool) -> str:
+    """One text for anyOf and oneOf: the types wanted if only types failed, else the reason of each branch."""
+    kind: Any = error.kind
+    if type(kind).__name__ == "OneOfMultipleValid":
+        return "matches more than one alternative where exactly one is wanted"
+    branches: list[list[jsonschema_rs.ValidationError]] = kind.context
+    here = list(error.instance_path)
+    firsts = [branch[0] for branch in branches if branch]
+    if firsts and all(e.kind.name == "type" and list(e.instance_path) == here for e in firsts):
+        wanted: dict[str, None] = {}
+        for each in firsts:
+            types: Any = each.kind
+            wanted.update(dict.fromkeys(_TYPE_NAMES[t] for t in types.types))
+        return shorten(f"must be {_one_of(wanted)}, not {_type_of(_at(value, here))}")
+    # Leave out branches that want another type, if any branch nearly fits.
+    firsts = [e for e in firsts if e.kind.name != VISIT]
+    near = [e for e in firsts if not (e.kind.name == "type" and list(e.instance_path) == here)] or firsts
+    reasons: dict[str, None] = {}
+    for each in near[:_MOST_REASONS]:
+        if each.kind.name in ("anyOf", "oneOf") and nested:
+            continue
+        for path, text in _explain(each, value, nested=True):
+            reasons.setdefault(text if path == here else f"{text} (@ {path_text(path)})")
+    return shorten(f"matches no alternative: {'; or '.join(reasons)}" if reasons else "matches no alternative")
+
+
+def _at(value: Any, path: Iterable[str | int]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def _type_of(value: Any) -> str:
+    return _TYPE_NAMES[_JSON_TYPES.get(type(value), "array")]
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _listed(values: Iterable[Any]) -> str:
+    shown = list(values)
+    text = ", ".join(_quoted(v) for v in shown[:20])
+    return f"{text}, ..." if len(shown) > 20 else text
+
+
+def _quoted(value: Any) -> str:
+    match value:
+        case None:
+            text = "null"
+        case bool():
+            text = str(value).lower()
+        case str() | int() | float():
+            text = repr(value)
+        case _:
+            text = "a structure"
+    return shorten(text, _LONGEST_KEY)
+
+
+def path_text(path: Iterable[str | int]) -> str:
+    """`$.a[0]["b c"]`, the JSONPath of a place (RFC 9535, normalized but for the short form of names)."""
+    parts = ["$"]
+    for step in path:
+        if isinstance(step, int):
+            parts.append(f"[{step}]")
+        elif step.isidentifier() and len(step) <= _LONGEST_KEY:
+            parts.append(f".{step}")
+        else:
+            parts.append(f"[{_quoted(step)}]")
+    return shorten("".join(parts))

@@ -1,0 +1,162 @@
+"""Pydantic's models and types: their schemas, and conversion both ways by Pydantic itself.
+
+Loaded once a program uses such a type, when Pydantic is loaded already.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Final
+
+import attrs
+
+from trimcp.schema.records import ABSENT_DEFAULT, UnreadableHint, is_field_info, split
+from trimcp.wire.jsonrpc import encode
+
+__all__ = [
+    "ParameterFacts",
+    "Problems",
+    "dump",
+    "json_schema",
+    "loader",
+    "parameter_facts",
+    "parts_of_field",
+    "with_extras",
+]
+
+_LONGEST: Final = 200  # characters of a text that an author's own check raised
+
+
+def with_extras(bare: Any, extras: Iterable[Any]) -> Any:
+    """The type with the extras of an `Annotated` that Pydantic is to read."""
+    listed = tuple(extras)
+    return Annotated[(bare, *listed)] if listed else bare
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapter(hint: Any) -> Any:
+    pydantic: Any = sys.modules["pydantic"]
+    try:
+        return pydantic.TypeAdapter(hint)
+    except pydantic.errors.PydanticUserError as error:  # the author's mistake, or a type that it does not know
+        raise TypeError(_first_line(error)) from None
+    except ImportError as error:  # such as the package that EmailStr needs
+        raise TypeError(_first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return f"Pydantic says: {str(error).partition(chr(10))[0]}"
+
+
+def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
+    """The JSON Schema that Pydantic makes of a type of its own, with its `$defs`.
+
+    Raises:
+        TypeError: it has none.
+    """
+    pydantic: Any = sys.modules["pydantic"]
+    adapter = _adapter(hint)
+    try:
+        schema: dict[str, Any] = adapter.json_schema(mode="serialization" if output else "validation")
+    except pydantic.errors.PydanticUserError as error:
+        raise TypeError(_first_line(error)) from None
+    return schema
+
+
+def loader(hint: Any) -> Callable[[Any], Any]:
+    """A function that makes a JSON value into one of a type of Pydantic's. It raises `Problems`."""
+    adapter = _adapter(hint)
+    refused: Any = sys.modules["pydantic"].ValidationError
+
+    def load(value: Any) -> Any:
+        # As JSON, not as Python values: strict models accept a date as text only from JSON.
+        try:
+            return adapter.validate_json(encode(value))
+        except refused as error:
+            found = error.errors(include_url=False, include_context=False, include_input=False)
+            raise Problems([(problem["loc"], _text(problem["msg"])) for problem in found]) from None
+
+    return load
+
+
+def _text(message: str) -> str:
+    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")[:_LONGEST]
+
+
+class Problems(ValueError):
+    """What Pydantic says is wrong with a value: (place, text) each. No text repeats the value."""
+
+    def __init__(self, found: list[tuple[tuple[str | int, ...], str]]) -> None:
+        super().__init__("; ".join(text for _, text in found))
+        self.found = found
+
+
+def dump(value: Any) -> Any:
+    """A value of a type of Pydantic's as JSON values, under its aliases. Raises whatever its own serializers raise."""
+    kind: Any = type(value)
+    return _adapter(kind).dump_python(value, mode="json", by_alias=True)
+
+
+# --- what `Field(...)` says ---
+
+
+def parts_of_field(info: Any) -> tuple[dict[str, Any], list[Any], Any]:
+    """The parts of a `Field` in an `Annotated`: texts for `Arg`, its members, and itself if Pydantic must read it.
+
+    For its default and aliases see `parameter_facts`.
+
+    Raises:
+        UnreadableHint: it adds to a JSON Schema what Pydantic adds in its models only.
+    """
+    words = {name: getattr(info, name) for name in ("title", "description", "examples")}
+    if info.json_schema_extra is not None:
+        raise UnreadableHint(
+            "Field(json_schema_extra=...) can only be read in a Pydantic model; give the schema by hand"
+        )
+    if info.discriminator is not None:
+        return {}, [], info
+    return words, list(info.metadata), None
+
+
+@attrs.frozen(eq=False)
+class ParameterFacts:
+    """The name and default of a parameter with a Pydantic `Field`.
+
+    Attributes:
+        hint: its type, with a `Field` that was its default among the extras.
+        name: its name in JSON.
+        default: its default, or ABSENT_DEFAULT.
+        fill: makes its value if none is given; None if the function does, or if it is required.
+    """
+
+    hint: Any
+    name: str
+    default: Any
+    fill: Callable[[], Any] | None
+
+
+def parameter_facts(name: str, hint: Any, default: Any) -> ParameterFacts:
+    """What Pydantic's `Field`s, as default or in the `Annotated`, say of a parameter; of several the last one counts.
+
+    Raises:
+        TypeError: an alias is no plain name, or a default needs the other arguments.
+    """
+    if is_field_info(default):
+        hint, default = Annotated[hint, default], ABSENT_DEFAULT
+    fill: Callable[[], Any] | None = None
+    shown = default
+    for info in filter(is_field_info, split(hint)[1]):
+        alias = info.validation_alias or info.alias
+        if alias is not None:
+            if not isinstance(alias, str):
+                raise TypeError(f"the alias {alias!r} is no plain name")
+            name = alias
+        if default is not ABSENT_DEFAULT or info.is_required():
+            continue
+        if getattr(info, "default_factory_takes_validated_data", False):
+            raise TypeError("its default_factory takes the other arguments, which only a Pydantic model can give it")
+        fill = functools.partial(info.get_default, call_default_factory=True)
+        shown = ABSENT_DEFAULT if info.default_factory is not None else info.default
+    return ParameterFacts(hint, name, shown, fill)

@@ -1,0 +1,368 @@
+"""What a user's function takes and returns: its JSON Schemas, and the conversion between JSON and Python.
+
+It knows functions and types, and nothing of tools, prompts and resources.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Union, get_args, get_origin
+
+import attrs
+
+from trimcp.schema.arguments import readable
+from trimcp.schema.convert import ConversionError, Convert, converter_for, is_plain, to_json
+from trimcp.schema.docstrings import parse
+from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.schema.records import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, split
+from trimcp.values import valued
+
+__all__ = ["Parameter", "ResultShape", "Signature", "describe", "describe_result"]
+
+Injected = Callable[[inspect.Parameter, Any], bool]
+
+_Special = tuple[str, str, Callable[[], Any] | None]
+"""A parameter with a Pydantic `Field`: its name in JSON, its own name, and what makes its value if none is given."""
+
+
+@attrs.frozen
+@valued
+class Parameter:
+    """One parameter that is filled from JSON.
+
+    Attributes:
+        name: its name in JSON.
+        hint: its resolved type, `Any` where it has none.
+        required: whether it has no default.
+        default: that default, or `inspect.Parameter.empty`.
+    """
+
+    name: str
+    hint: Any
+    required: bool
+    default: Any
+
+
+@attrs.frozen(eq=False, repr=False)
+class Signature:
+    """A function's arguments and result, as JSON.
+
+    Attributes:
+        name: the function's name.
+        description: its docstring without the sections on parameters and results; empty if it has none.
+        input_schema: an object schema of its arguments. It must not change.
+        parameters: by name, those filled from JSON.
+        injected: the other ones, with their resolved types.
+        return_type: the resolved return annotation; `inspect.Signature.empty` where it has none.
+    """
+
+    name: str
+    description: str
+    input_schema: dict[str, Any]
+    parameters: Mapping[str, Parameter]
+    injected: tuple[tuple[inspect.Parameter, Any], ...]
+    return_type: Any
+    _converters: tuple[tuple[str, Convert], ...] = attrs.field(alias="converters")
+    _whole_numbers: tuple[str, ...] = attrs.field(alias="whole_numbers")
+    _rest: Convert | None = attrs.field(default=None, alias="rest")
+    _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
+
+    def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keyword arguments from JSON arguments that `input_schema` has accepted; the same object if none is converted.
+
+        Raises:
+            ConversionError: some arguments fit the schema and still have no Python value. All are named.
+        """
+        for name in self._whole_numbers:
+            if type(arguments.get(name)) is float:  # 3.0 is an integer by JSON Schema, and is read as a float
+                arguments = {**arguments, name: int(arguments[name])}
+        if not self._converters and self._rest is None and not self._special:
+            return arguments
+        return self._convert(arguments)
+
+    def _convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        converted = dict(arguments)
+        work = [(name, convert) for name, convert in self._converters if name in arguments]
+        if self._rest is not None:
+            work += [(name, self._rest) for name in arguments if name not in self.parameters]
+        problems: list[str] = []
+        for name, convert in work:
+            try:
+                converted[name] = convert(arguments[name])
+            except ConversionError as error:
+                problems += [problem.replace("@ $", f"@ $.{name}", 1) for problem in error.problems]
+        if problems:
+            raise ConversionError(problems)
+        for name, keyword, fill in self._special:
+            if name in converted:
+                converted[keyword] = converted.pop(name)
+            elif fill is not None:
+                converted[keyword] = fill()
+        return converted
+
+
+def describe(
+    function: Callable[..., Any],
+    *,
+    injected: Injected = lambda parameter, hint: False,
+    loose: bool = False,
+    namespace: Mapping[str, Any] | None = None,
+) -> Signature:
+    """Inspect a function.
+
+    Args:
+        function: async or sync; also a method, a partial or an object with `__call__`.
+        injected: given a parameter and its resolved type (with the extras of `Annotated`), whether it is filled
+            otherwise. Such parameters are not in the schema.
+        loose: the schema is given by hand, so arguments of types without a JSON form are allowed, and not converted.
+        namespace: names for annotations, besides those of the function's module and closure.
+
+    Raises:
+        TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
+            text names function and parameter, and says what to do.
+    """
+    name = _name(function)
+    hints = _hints(function, name, namespace)
+    text = parse(inspect.getdoc(_target(function)))
+    reader = _Reader(name, text.parameters, loose)
+    others: list[tuple[inspect.Parameter, Any]] = []
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints.get(parameter.name, Any)
+        if injected(parameter, hint):
+            others.append((parameter, hint))
+        else:
+            try:
+                reader.read(parameter, hint)
+            except _ParameterRefused as error:
+                raise TypeError(*error.args) from None
+    return Signature(
+        name=name,
+        description=text.description,
+        input_schema=reader.schema(),
+        parameters=reader.parameters,
+        injected=tuple(others),
+        return_type=hints.get("return", inspect.Signature.empty),
+        converters=tuple(reader.converters),
+        whole_numbers=tuple(reader.whole_numbers),
+        rest=reader.rest,
+        special=tuple(reader.special),
+    )
+
+
+class _ParameterRefused(TypeError):
+    """A parameter we cannot fill; the text is complete."""
+
+
+class _Reader:
+    """Gathers what the parameters of one function need."""
+
+    def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
+        self.parameters: dict[str, Parameter] = {}
+        self.converters: list[tuple[str, Convert]] = []
+        self.whole_numbers: list[str] = []
+        self.rest: Convert | None = None
+        self.special: list[_Special] = []
+        self._function = function
+        self._descriptions = descriptions
+        self._loose = loose
+        self._builder = SchemaBuilder()
+        self._properties: dict[str, Any] = {}
+        self._required: list[str] = []
+        self._additional: Any = False
+
+    def schema(self) -> dict[str, Any]:
+        root: dict[str, Any] = {"type": "object", "properties": self._properties}
+        if self._required:
+            root["required"] = self._required
+        root["additionalProperties"] = self._additional
+        return self._builder.finish(root)
+
+    def read(self, parameter: inspect.Parameter, hint: Any) -> None:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise self._refuse(parameter, "is positional-only, and arguments come by name; remove the `/`")
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise self._refuse(parameter, "takes any number of arguments without names; use a list parameter instead")
+        try:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._additional = self._builder.build(hint) or True
+                self.rest = converter_for(hint, schema_of)
+            else:
+                self._read_named(parameter, hint)
+        except _ParameterRefused:
+            raise
+        except TypeError as error:
+            if not self._loose:
+                raise self._refuse(parameter, f"cannot be filled from JSON: {error}") from None
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                self._note(parameter.name, hint, parameter.default)
+
+    def _read_named(self, parameter: inspect.Parameter, hint: Any) -> None:
+        name, default = parameter.name, parameter.default
+        fill: Callable[[], Any] | None = None
+        if is_field_info(default) or any(map(is_field_info, split(hint)[1])):
+            from trimcp.schema.pydantic_types import parameter_facts
+
+            facts = parameter_facts(name, hint, default)
+            name, hint, default, fill = facts.name, facts.hint, facts.default, facts.fill
+            if name != parameter.name or fill is not None:
+                self.special.append((name, parameter.name, fill))
+        required = default is ABSENT_DEFAULT and fill is None
+        schema = self._builder.property(Field(name, hint, required, default, self._descriptions.get(parameter.name)))
+        if _only_whole_numbers(hint):
+            self.whole_numbers.append(name)
+        elif (convert := converter_for(hint, schema_of)) is not None:
+            self.converters.append((name, convert))
+        self._check_header(parameter, schema)
+        self._properties[name] = schema
+        self._note(name, hint, default, required)
+
+    def _check_header(self, parameter: inspect.Parameter, schema: dict[str, Any]) -> None:
+        header = schema.get("x-mcp-header")
+        others = (each.get("x-mcp-header", "") for each in self._properties.values())
+        if header is not None and header.lower() in map(str.lower, others):
+            raise self._refuse(parameter, f"names the header {header!r}, as another parameter does")
+
+    def _note(self, name: str, hint: Any, default: Any, required: bool | None = None) -> None:
+        if required is None:
+            required = default is ABSENT_DEFAULT
+        if required:
+            self._required.append(name)
+        self.parameters[name] = Parameter(name, hint, required, default)
+
+    def _refuse(self, parameter: inspect.Parameter, reason: str) -> _ParameterRefused:
+        return _ParameterRefused(f"{self._function}(): the parameter {parameter.name!r} {reason}")
+
+
+def _only_whole_numbers(hint: Any) -> bool:
+    """Whether the only conversion that values may need is from a whole float to an int."""
+    bare, extras = split(hint)
+    if extras and readable(extras)[1]:
+        return False
+    union = get_origin(bare) in (Union, types.UnionType)
+    members = [split(member)[0] for member in get_args(bare)] if union else [bare]
+    return int in members and float not in members and all(member is int or is_plain(member) for member in members)
+
+
+def _target(function: Callable[..., Any]) -> Any:
+    """The plain function behind wrappers, partials, methods and callable objects."""
+    found: Any = inspect.unwrap(function)
+    while isinstance(found, functools.partial):
+        found = inspect.unwrap(found.func)
+    if inspect.ismethod(found):
+        found = found.__func__
+    if not inspect.isfunction(found) and not inspect.isclass(found) and not inspect.isbuiltin(found):
+        found = inspect.unwrap(type(found).__call__)
+    return found
+
+
+def _name(function: Callable[..., Any]) -> str:
+    target = function.func if isinstance(function, functools.partial) else function
+    return getattr(target, "__name__", None) or type(target).__name__
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """The closure of a function, as far as it is filled: decorators run before their function's own name is bound."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return found
+
+
+def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None) -> dict[str, Any]:
+    target = _target(function)
+    names = dict(namespace or {})
+    if inspect.isfunction(target):
+        names = {**_closure(target), **names}
+    try:
+        return typing.get_type_hints(target, localns=names, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{name}(): an annotation names {error.name!r}, which {getattr(target, '__module__', 'its module')} does"
+            " not define; move it to the module's level, outside `if TYPE_CHECKING`"
+        ) from None
+
+
+# --- results ---
+
+
+@attrs.frozen(eq=False, repr=False)
+class ResultShape:
+    """How a function's results become structured content.
+
+    Attributes:
+        schema: an object schema of what `dump` returns, valid as `outputSchema` in every revision.
+        wrapped: the type is no object, so its values are sent as `{"result": value}`.
+    """
+
+    schema: dict[str, Any]
+    wrapped: bool = False
+
+    def dump(self, value: Any) -> Any:
+        """A result as JSON values, wrapped if need be. It is not validated.
+
+        Raises:
+            ConversionError: it holds something JSON cannot carry.
+        """
+        plain = to_json(value)
+        return {"result": plain} if self.wrapped else plain
+
+
+_UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), str, bytes, bytearray, memoryview)
+
+
+def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lambda hint: False) -> ResultShape | None:
+    """How results of a return type are structured, or None where they are plain content.
+
+    None for no annotation, Any, None, text, bytes, types without a JSON Schema, and whatever `is_content` is true for,
+    alone, in unions or in lists.
+
+    Args:
+        annotation: a resolved type.
+        is_content: whether a class is content already, such as `TextContent`.
+
+    Raises:
+        UnreadableHint: an `Annotated` in it holds something that nobody here reads.
+    """
+    if _is_unstructured(annotation, is_content):
+        return None
+    builder = SchemaBuilder(output=True)
+    try:
+        schema = builder.build(annotation)
+    except UnreadableHint:
+        raise
+    except TypeError:
+        return None
+    if builder.is_object(schema):
+        finished = builder.finish(schema)
+        return ResultShape(finished if "type" in finished else {"type": "object", **finished})
+    root = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
+    return ResultShape(builder.finish(root), wrapped=True)
+
+
+def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool:
+    bare, _ = split(annotation)
+    if any(bare is each for each in _UNSTRUCTURED) or is_content(bare):
+        return True
+    origin, arguments = get_origin(bare), get_args(bare)
+    if origin in (Union, types.UnionType):
+        members = [member for member in arguments if member is not type(None)]
+        return any(is_content(split(member)[0]) for member in members) or all(
+            _is_unstructured(member, is_content) for member in members
+        )
+    in_list = origin in (list, tuple, abc.Sequence, abc.Iterable)
+    return in_list and any(_holds_content(each, is_content) for each in arguments)
+
+
+def _holds_content(hint: Any, is_content: Callable[[Any], bool]) -> bool:
+    bare, _ = split(hint)
+    if get_origin(bare) in (Union, types.UnionType):
+        return any(_holds_content(member, is_content) for member in get_args(bare))
+    return is_content(bare)

@@ -1,0 +1,193 @@
+"""Turns: who may begin under a quota, the sessions one after another, and who is refused at once.
+
+Nothing runs here: a waiter checks itself whether it may begin, when it is woken or when the next token is there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.errors import ErrorReply
+from trimcp.rates import TokenBucket
+from trimcp.session.limits import Quota
+from trimcp.values import valued
+from trimcp.wire.codes import OVERLOADED
+
+__all__ = ["MOST_WAITING", "TurnStatistics", "Turns"]
+
+MOST_WAITING: Final = 100_000
+"""Calls that may wait for a thread or a process, over all sessions: it is the sessions' own limits that bound them."""
+
+# How much the newest turn counts in what a turn usually takes.
+_NEWEST = 0.2
+
+
+@attrs.frozen
+@valued
+class TurnStatistics:
+    """A snapshot of one quota and what it is used for.
+
+    Attributes:
+        running: those who have their turn now, and `waiting` those who wait for it.
+        begun: turns that were given so far, and `refused` those that were not.
+        most_running, per_second: the quota's bounds, or None.
+    """
+
+    running: int
+    waiting: int
+    begun: int
+    refused: int
+    most_running: int | None = None
+    per_second: float | None = None
+
+
+@attrs.define(eq=False, repr=False)
+class _Waiter:
+    """One that waits. Woken it looks again; nothing is lost if it was not parked yet."""
+
+    parked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+
+@attrs.define(eq=False, repr=False)
+class Turns:
+    """The turns of one quota.
+
+    Args:
+        quota: how many, and how fast.
+        name: whose turns they are, for whoever is refused.
+
+    Attributes:
+        abandoned: of those that have their turn, how many nobody waits for any more: threads cannot be stopped.
+    """
+
+    quota: Quota
+    name: str
+    running: int = attrs.field(init=False, default=0)
+    abandoned: int = attrs.field(init=False, default=0)
+    begun: int = attrs.field(init=False, default=0)
+    refused: int = attrs.field(init=False, default=0)
+    waiting: int = attrs.field(init=False, default=0)
+    _queues: OrderedDict[object, deque[_Waiter]] = attrs.field(init=False, factory=OrderedDict)
+    _bucket: TokenBucket | None = attrs.field(init=False, default=None)
+    _usual: float = attrs.field(init=False, default=0.0)
+
+    def __attrs_post_init__(self) -> None:
+        rate, burst = self.quota.per_second, self.quota.burst
+        if rate is not None:
+            self._bucket = TokenBucket(rate, burst if burst is not None else max(1.0, rate), trio.current_time())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would notice if it were forgotten and made anew."""
+        if self.running or self.waiting:
+            return False
+        bucket = self._bucket
+        return bucket is None or bucket.refill(trio.current_time()) >= bucket.burst
+
+    def statistics(self) -> TurnStatistics:
+        """Return a snapshot."""
+        quota = self.quota
+        return TurnStatistics(self.running, self.waiting, self.begun, self.refused, quota.running, quota.per_second)
+
+    async def take(self, whose: object, deadline: float = math.inf) -> float:
+        """Wait for a turn, to be given back with `give_back`, and return when it began, on Trio's clock.
+
+        Cancelling it gives the place in the queue up.
+
+        Args:
+            whose: what stands for the session; those of one wait behind each other, and sessions take turns.
+            deadline: when it would be too late to begin, on Trio's clock.
+
+        Raises:
+            ErrorReply: too many wait, or it could not begin before the deadline; `data` says when to try again.
+        """
+        if self.waiting or not self._may_begin():
+            await self._queue(whose, deadline)
+        self.running += 1
+        self.begun += 1
+        if self._bucket is not None:
+            self._bucket.tokens -= 1
+        return trio.current_time()
+
+    def give_back(self, since: float) -> None:
+        """End a turn that began then, and let the next one begin."""
+        self.running -= 1
+        held = trio.current_time() - since
+        self._usual = self._usual + (held - self._usual) * _NEWEST if self._usual else held
+        self._wake()
+
+    def _may_begin(self) -> bool:
+        quota = self.quota
+        if quota.running is not None and self.running >= quota.running:
+            return False
+        return self._bucket is None or self._bucket.refill(trio.current_time()) >= 1
+
+    async def _queue(self, whose: object, deadline: float) -> None:
+        expected = self._expected()
+        if self.waiting >= self.quota.waiting:
+            raise self._refusal(f"{self.name}: too many calls wait already", expected)
+        if trio.current_time() + expected > deadline:
+            raise self._refusal(f"{self.name}: the call could not begin before its deadline", expected)
+        waiter = _Waiter()
+        self._queues.setdefault(whose, deque()).append(waiter)
+        self.waiting += 1
+        try:
+            while not (self._is_next(whose, waiter) and self._may_begin()):
+                await self._pause(whose, waiter)
+        except BaseException:  # cancelled, that is: who stands behind it must not wait for a wake-up that went to it
+            self._leave(whose, waiter)
+            self._wake()
+            raise
+        self._leave(whose, waiter)
+        if whose in self._queues:
+            self._queues.move_to_end(whose)
+        # There may be room for more than one; who takes it must not count on a turn that is being taken now.
+        if self.quota.running is None or self.running + 1 < self.quota.running:
+            self._wake()
+
+    def _is_next(self, whose: object, waiter: _Waiter) -> bool:
+        return next(iter(self._queues)) == whose and self._queues[whose][0] is waiter
+
+    async def _pause(self, whose: object, waiter: _Waiter) -> None:
+        """Wait to be woken; who is next in the queue and lacks only a token, until that is there."""
+        bucket, most = self._bucket, self.quota.running
+        until = math.inf
+        if bucket is not None and self._is_next(whose, waiter) and (most is None or self.running < most):
+            until = trio.current_time() + bucket.wait()
+        with trio.CancelScope(deadline=until):
+            await waiter.parked.park()
+
+    def _leave(self, whose: object, waiter: _Waiter) -> None:
+        queue = self._queues[whose]
+        queue.remove(waiter)
+        self.waiting -= 1
+        if not queue:
+            del self._queues[whose]
+
+    def _wake(self) -> None:
+        """Let the next in the queue look whether it may begin."""
+        if self._queues:
+            next(iter(self._queues.values()))[0].parked.unpark()
+
+    def _expected(self) -> float:
+        """Return the seconds a newcomer would wait, as far as that can be told; exact where only tokens are lacking."""
+        quota = self.quota
+        by_rate = by_slots = 0.0
+        if self._bucket is not None:
+            self._bucket.refill(trio.current_time())
+            by_rate = self._bucket.wait(self.waiting + 1)
+        if quota.running is not None and self.running + self.waiting >= quota.running:
+            by_slots = self._usual * (self.waiting + 1) / quota.running
+        return max(by_rate, by_slots)
+
+    def _refusal(self, text: str, expected: float) -> ErrorReply:
+        from trimcp.security import security_event
+
+        self.refused += 1
+        security_event("flood_refused", what=self.name, running=self.running, waiting=self.waiting)
+        return ErrorReply(OVERLOADED, text, {"reason": "overloaded", "retryAfter": round(max(expected, 0.001), 3)})

@@ -1,0 +1,1 @@
+"""MCP over HTTP behind ASGI: the application, and Hypercorn with its guards."""

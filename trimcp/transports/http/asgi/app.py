@@ -1,0 +1,162 @@
+"""The HTTP face as an ASGI 3 application: for Hypercorn on Trio, and for mounting in other applications.
+
+The lifespan owns the nursery in which sessions live; a call only pumps bytes (`request`, `websocket`). An
+application serves one process: several workers are separate processes, each with a face of its own. (ASGI
+specification 3.0.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.budget import Budget, Holding, owner_of
+from trimcp.transports.http.asgi.request import HttpCall
+from trimcp.transports.http.asgi.scope import Receive, Scope, Send, plain, read_head
+from trimcp.transports.http.asgi.websocket import WebSocketCall
+from trimcp.transports.http.seams import Face, Head, HttpResponse
+from trimcp.transports.http.settings import HttpLimits
+
+__all__ = ["AsgiApp", "RunFace"]
+
+_log = logging.getLogger("trimcp.http")
+
+RunFace: TypeAlias = Callable[[], AbstractAsyncContextManager[Face]]
+"""Makes a context manager that yields a face and runs what it needs for as long as its block runs."""
+
+_NOT_TRIO: Final = (
+    "this ASGI application runs only on Trio: serve it with "
+    "trimcp.transports.http.asgi.hypercorn.serve_hypercorn, or with `hypercorn --worker-class trio`"
+)
+_NO_LIFESPAN: Final = (
+    "a request came before the lifespan of the ASGI application: let the server run it, or, where the application is "
+    "mounted in another, write `async with app.lifespan():` in the lifespan of that"
+)
+_REASON: Final = 500  # characters of a failure told to the server
+
+
+@attrs.define(eq=False)
+class AsgiApp:
+    """An ASGI application around a face.
+
+    Its lifespan enters `running` and leaves it. Servers run it; a parent application that does not forward it to what
+    is mounted in it has to enter `lifespan` in its own. Until then every request is answered with 500.
+
+    Args:
+        running: makes the context manager that yields the face.
+        root: the prefix under which it is mounted, for parents that do not tell by `root_path`.
+        limits: how large and slow a request may be. Connections and heads are the server's.
+    """
+
+    running: RunFace
+    root: str = attrs.field(default="", kw_only=True)
+    limits: HttpLimits = attrs.field(factory=HttpLimits, kw_only=True)
+    _face: Face | None = attrs.field(init=False, default=None)
+    _entered: bool = attrs.field(init=False, default=False)
+    _warned: bool = attrs.field(init=False, default=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take a call of an ASGI server.
+
+        Raises:
+            RuntimeError: it is no Trio server.
+        """
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._lifespan(receive, send)
+        elif not trio.lowlevel.in_trio_run():
+            raise RuntimeError(_NOT_TRIO)
+        elif kind == "http":
+            face, head = self._admit(scope)
+            with _counted(face, head) as holding:
+                await HttpCall(face, head, self.limits, holding, receive, send).run()
+        elif kind == "websocket":
+            face, head = self._admit(scope)
+            with _counted(face, head):
+                await WebSocketCall(face, head, scope, receive, send, self.limits.stall_timeout).run()
+        else:
+            raise ValueError(f"an ASGI scope of type {kind!r} is none of ours")
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncIterator[Face]:
+        """Run the face for as long as the block runs, and yield it: for the lifespan of a parent application.
+
+        Raises:
+            RuntimeError: it runs already.
+        """
+        if self._entered:
+            raise RuntimeError("the lifespan of this ASGI application was entered already")
+        self._entered = True
+        try:
+            async with self.running() as face:
+                self._face = face
+                try:
+                    yield face
+                finally:
+                    self._face = None
+        finally:
+            self._entered = False
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        if not trio.lowlevel.in_trio_run():
+            await send({"type": "lifespan.startup.failed", "message": _NOT_TRIO})
+            return
+        stage = "startup"
+        try:
+            async with self.lifespan():
+                await send({"type": "lifespan.startup.complete"})
+                stage = "running"
+                await receive()
+                stage = "shutdown"
+        except Exception as error:
+            if stage == "running":
+                raise  # no event says so: servers log it
+            _log.debug("the %s of the face failed", stage, exc_info=True)
+            message = f"{type(error).__name__}: {error}"[:_REASON]
+            await send({"type": f"lifespan.{stage}.failed", "message": message})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+
+    def _admit(self, scope: Scope) -> tuple[Face, Head]:
+        """Return who judges this request, and its head."""
+        head = read_head(scope, self.root)
+        if self._face is None:
+            if not self._warned:
+                self._warned = True
+                _log.error("%s", _NO_LIFESPAN)
+            return _Refusing(plain(500, "the server is not running")), Head(scope.get("method", "GET"), "/")
+        if isinstance(head, HttpResponse):
+            return _Refusing(head), Head(scope.get("method", "GET"), "/")
+        return self._face, head
+
+
+@contextmanager
+def _counted(face: Face, head: Head) -> Iterator[Holding]:
+    """Count what a call makes us keep for as long as the body runs."""
+    holding = head.holding = face.budget.holding(owner_of(None, head.peer))
+    try:
+        yield holding
+    finally:
+        holding.close()
+
+
+@attrs.define(eq=False)
+class _Refusing:
+    """A face that gives every request the same answer."""
+
+    response: HttpResponse
+    connections: int = 0
+    budget: Budget = attrs.field(factory=Budget)
+
+    async def admit(self, head: Head) -> HttpResponse:
+        """Return the answer."""
+        return self.response
+
+    def done(self, head: Head, status: int, sent: int) -> None:
+        """Note nothing."""

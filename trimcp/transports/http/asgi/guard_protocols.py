@@ -1,0 +1,246 @@
+"""Guards against what Hypercorn does with HTTP/2 and WebSocket, and what puts them and those of `guards` in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import trio
+import wsproto.connection
+import wsproto.events
+from hypercorn.events import Closed
+from hypercorn.protocol import events
+from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
+
+from trimcp.budget import Amount
+from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
+from trimcp.transports.http.settings import HttpLimits
+
+__all__ = ["LimitedMessage", "install"]
+
+_installed = False
+
+
+def install() -> None:
+    """Put all guards in place, once; `hypercorn.check_version` says whether they are meant for what is installed."""
+    global _installed
+    if not _installed:
+        _installed = True
+        for guard in GUARDS:
+            guard.install()
+
+
+# window
+
+
+@replaces(StreamBuffer, "pop", "window")
+async def _pop(original: Method, buffer: StreamBuffer, max_length: int) -> bytes:
+    """Wake the writer once little is left. Hypercorn does once little was taken, which with no window is nothing."""
+    data = bytes(buffer.buffer[:max_length])
+    del buffer.buffer[:max_length]
+    if len(buffer.buffer) < BUFFER_LOW_WATER:
+        await buffer._paused.set()
+    if not buffer.buffer:
+        await buffer._is_empty.set()
+    return data
+
+
+@replaces(H2Protocol, "handle", "window")
+async def _handle(original: Method, protocol: H2Protocol, event: Any) -> None:
+    await original(protocol, event)
+    if isinstance(event, Closed):
+        for buffer in list(protocol.stream_buffers.values()):
+            await buffer.close()
+
+
+# streams
+
+
+@replaces(H2Protocol, "_handle_events", "streams")
+async def _handle_events(original: Method, protocol: H2Protocol, happened: list[h2.events.Event]) -> None:
+    """Keep from Hypercorn what it does not expect; it costs the stream, not the server."""
+    connection = protocol.connection
+    for event in happened:
+        if isinstance(event, h2.events.RequestReceived) and not _is_request(event):
+            connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
+        elif isinstance(event, h2.events.PriorityUpdated):
+            pass  # they cost us more than they gain anybody (RFC 9113 section 5.3)
+        elif isinstance(event, h2.events.DataReceived) and event.stream_id not in protocol.streams:
+            connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            if event.stream_id not in protocol.stream_buffers:  # answered to the end (RFC 9113 section 8.1)
+                with suppress(h2.exceptions.ProtocolError):
+                    connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        else:
+            await original(protocol, [event])
+    await protocol._flush()
+
+
+def _is_request(event: h2.events.RequestReceived) -> bool:
+    """Whether it has a method and a path that Hypercorn can read, and asks for nothing but WebSocket by CONNECT."""
+    pseudo = {bytes(name): bytes(value) for name, value in event.headers or () if name[:1] == b":"}
+    method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
+    if method == b"CONNECT" and pseudo.get(b":protocol") != b"websocket":
+        return False
+    return bool(method and path) and method.isascii() and path.isascii()
+
+
+@replaces(H2Protocol, "stream_send", "streams")
+async def _stream_send(original: Method, protocol: H2Protocol, event: events.Event) -> None:
+    """Tell the client of a response that will have no end."""
+    if isinstance(event, events.StreamClosed):
+        buffer = protocol.stream_buffers.get(event.stream_id)
+        if buffer is not None and not buffer._complete:
+            with suppress(h2.exceptions.ProtocolError):
+                protocol.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
+            await protocol._flush()
+            await protocol._window_updated(event.stream_id)  # so that its buffer is looked at, and forgotten
+    await original(protocol, event)
+
+
+# messages
+
+
+_FRAMES: Final = 16  # that are looked at in a turn, as by our own listener
+_POLICY: Final = 1008
+
+
+class LimitedMessage(WebsocketBuffer):
+    """A message as far as it arrived, which stops growing once it is too large. Counts bytes, not characters.
+
+    Attributes:
+        refusals: how often something was too large.
+        due: when it has to be whole; infinity while none has begun.
+        watch: cancelled when there is nothing to wait for.
+        amount: counts it.
+    """
+
+    refusals: int = 0
+    length: int
+    value: Any
+    due: float = math.inf
+    watch: trio.CancelScope | None = None
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__(max_length)
+        self.amount: Amount = Amount()
+
+    def clear(self) -> None:
+        super().clear()
+        self.amount.set(0)
+        self.due = math.inf
+        if self.watch is not None:
+            self.watch.cancel(reason="the message is whole, or nobody waits for it")
+            self.watch = None
+
+    def extend(self, event: Any) -> None:
+        data = event.data
+        size = len(data) if not isinstance(data, str) or data.isascii() else len(data.encode())
+        holding = self.amount.holding
+        crowded = self.amount.counted > 0 and holding is not None and not holding.fits(0)
+        if self.length + size > self.max_length or crowded:
+            if crowded and holding is not None:
+                holding.refuse("messages")
+            self.value, self.length = None, self.max_length  # nothing more fits
+            self.amount.set(0)
+            self.refusals += 1
+            raise FrameTooLargeError
+        super().extend(event)
+        self.length += size - len(data)
+        self.amount.set(self.length)
+
+
+class _ReportingConnection(wsproto.connection.Connection):
+    """Reports what cannot be read as a Close of the peer's that wants an answer: then Hypercorn says what was wrong.
+
+    Attributes:
+        behind: there may be more frames than were looked at.
+    """
+
+    behind: bool = False
+
+    def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # theirs is no wider in fact
+        self.behind = False
+        for count, event in enumerate(super().events(), 1):
+            broken = isinstance(event, wsproto.events.CloseConnection) and self.state is _OPEN
+            if broken:
+                self._state = wsproto.connection.ConnectionState.REMOTE_CLOSING
+            self.behind = count == _FRAMES
+            yield event
+            if self.behind:
+                return
+
+
+_OPEN: Final = wsproto.connection.ConnectionState.OPEN
+
+
+@replaces(WSStream, "handle", "messages")
+async def _handle_websocket(original: Method, stream: WSStream, event: events.Event) -> None:
+    if isinstance(event, events.Request):
+        stream.buffer = LimitedMessage(stream.config.websocket_max_message_size)
+        plain = [(name, value) for name, value in event.headers if name.lower() != b"sec-websocket-extensions"]
+        event = replace(event, headers=plain)
+    elif isinstance(event, events.EndBody) or (
+        isinstance(event, events.Body | events.Data) and not stream.handshake.accepted
+    ):
+        # The end of a stream of HTTP/2 is what the end of a connection is in HTTP/1.1.
+        await stream.send(events.StreamClosed(stream_id=stream.stream_id))
+        return
+    elif isinstance(event, events.Body | events.Data):
+        # Made while Hypercorn accepts: the peer may send before that has come back.
+        stream.connection.__class__ = _ReportingConnection
+    message: Any = stream.buffer
+    refusals = message.refusals
+    await original(stream, event)
+    if isinstance(event, events.StreamClosed):
+        message.clear()
+    elif isinstance(event, events.Body | events.Data):
+        # Hypercorn leaves where it is what arrived behind a refusal, such as the peer's close.
+        connection: Any = stream.connection
+        while (message.refusals != refusals or connection.behind) and not stream.closed:
+            refusals = message.refusals
+            await trio.lowlevel.checkpoint()
+            await stream._handle_events()
+        if message.value is not None and not stream.closed:
+            _note_time(stream, message, len(event.data))
+
+
+def _note_time(stream: WSStream, message: LimitedMessage, size: int) -> None:
+    """Give a message that has begun its time, and a little more for what has arrived of it."""
+    limits: HttpLimits = stream.config.limits  # type: ignore[attr-defined]  # guards meet none but a GuardedConfig
+    credit = size / limits.body_rate
+    if message.due < math.inf:
+        message.due += credit
+    else:
+        message.due = trio.current_time() + limits.body_timeout + credit
+        message.watch = trio.CancelScope()
+        stream.task_group.spawn(_end_late, stream, message, message.watch)
+
+
+async def _end_late(stream: WSStream, message: LimitedMessage, scope: trio.CancelScope) -> None:
+    """End the connection if its message is not whole in time."""
+    with scope:
+        while trio.current_time() < message.due:  # noqa: ASYNC110  # it may be moved meanwhile
+            await trio.sleep_until(message.due)
+    if not scope.cancelled_caught and not stream.closed and message.watch is scope:
+        close = wsproto.events.CloseConnection(code=_POLICY, reason="a message took too long")
+        await stream._send_wsproto_event(close)
+        await stream.send(events.StreamClosed(stream_id=stream.stream_id))
+
+
+@replaces(WSStream, "_send_wsproto_event", "messages")
+async def _send_message(original: Method, stream: WSStream, event: wsproto.events.Event) -> None:
+    """Send a large message in fragments: no more than one of them is copied at a time."""
+    if not isinstance(event, wsproto.events.TextMessage) or len(event.data) <= PIECE:
+        await original(stream, event)
+        return
+    text = event.data
+    for start in range(0, len(text), PIECE):
+        end = start + PIECE
+        await original(stream, wsproto.events.TextMessage(text[start:end], message_finished=end >= len(text)))

@@ -1,0 +1,514 @@
+"""Guards against faults of Hypercorn's Trio worker: without them one client can end the server, or fill its memory.
+
+Each was seen in the versions named in `hypercorn.SERVED`, whose source was read for it, and has a test that shows the
+fault without its guard. `guard_protocols.install` puts them in place; but for one line about HTTP/2 buffers they act
+only on servers that have a `GuardedConfig`: others in the process stay as they are. What they replace is private, hence
+the end of that range. Those for HTTP/2 and WebSocket are in `guard_protocols`, those for connections here.
+
+    window      HTTP/2 sends do not wait for the client's window: the writer is woken by a drain that moved nothing. And
+                one that does wait is not woken by the connection's end.
+    streams     A body that goes on after its answer, a path that is no ASCII, a CONNECT and a thousand priorities over
+                HTTP/2 each end the server. A response that is cut off leaves its stream open for ever.
+    messages    A message goes on growing after it was refused as too large; one that is compressed is inflated before
+                anybody looks at its size (58 KB to 60 MB); data before the handshake's end ends the server. Who breaks
+                the protocol is not told so. A large message to a slow reader is there six times. A message that never
+                becomes whole is kept for ever, and of ten thousand tiny frames in one read all are looked at at once.
+    idle        A connection that its client closed while it was idle stays open until it would have been too long idle,
+                and one that begins with HTTP/2 and then says nothing for ever.
+    stuck       A client that pipelines and disconnects unread leaks its connection. So does one that disconnects while
+                the application's queue is full: the disconnect waits for room there. An application that reads a
+                WebSocket only when it has time learns of a disconnect only behind all that was sent before.
+    pause       A client that sends anything behind its request is not read until that is answered. That it has left
+                shows when something cannot be written: on a silent stream up to half a minute later.
+    stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
+                task, and the server's shutdown, for ever.
+    lines       Folded header lines, lines that end without a carriage return, a length said twice, chunks in HTTP/1.0
+                and white space behind a chunk's size are taken, and another parser before us may read each otherwise.
+                In clear text any request can turn its connection into HTTP/2 (h2c), past a proxy that judges requests.
+    alive       Any exception on a connection ends the server, such as BusyResourceError when a WebSocket peer stops
+                reading, closes and vanishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import attrs
+import h2.errors
+import h2.events
+import h2.exceptions
+import h11
+import hypercorn.trio.run
+import trio
+import wsproto.connection
+import wsproto.events
+import wsproto.utilities
+from h11._receivebuffer import ReceiveBuffer
+from hypercorn.config import Config
+from hypercorn.events import Closed, Updated
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.task_group import _handle as handle_app
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
+
+from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
+from trimcp.channel import PeerProgress
+from trimcp.security import security_event
+from trimcp.transports.descriptors import hung_up, over_or_hung_up
+from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES
+from trimcp.transports.http.h1.sockets import peer_name
+from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.shares import Shares
+
+__all__ = ["GUARDS", "PIECE", "GuardedConfig", "Method", "replaces", "without"]
+
+_log = logging.getLogger("trimcp.http")
+
+PIECE: Final = 64 * 1024
+"""Bytes that are written at once, so that it can be seen whether a client reads at all."""
+
+_RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, for no time
+
+_ORDINARY: Final = (
+    OSError,
+    trio.BrokenResourceError,
+    trio.BusyResourceError,
+    trio.ClosedResourceError,
+    h11.ProtocolError,
+    h2.exceptions.ProtocolError,
+    wsproto.utilities.ProtocolError,
+)
+"""What Hypercorn lets out where a client misbehaves or leaves at a bad moment."""
+
+
+class GuardedConfig(Config):
+    """The configuration of a server to be guarded, and what the guards know of it.
+
+    Attributes:
+        limits: of connections.
+        ssl_context: for TLS, instead of one made of files.
+        connections: those that are open.
+        shares: where they come from.
+    """
+
+    def __init__(self, limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> None:
+        self.limits = limits
+        self.ssl_context = ssl_context
+        self.connections: set[_GuardedStream] = set()
+        self.shares: Shares[_GuardedStream] = Shares(lambda connection: connection.idle, 2)
+
+    @property
+    def ssl_enabled(self) -> bool:
+        """Whether everything is TLS."""
+        return self.ssl_context is not None or super().ssl_enabled
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        """Return what TLS is spoken with, or None; called once."""
+        if self.ssl_context is None:
+            return super().create_ssl_context()
+        self.ssl_context.set_alpn_protocols(self.alpn_protocols)
+        return self.ssl_context
+
+    def cut(self) -> None:
+        """Close every connection, whatever is being written to it."""
+        if "stall" not in _off:
+            for connection in list(self.connections):
+                connection.cut()
+
+
+Method: TypeAlias = Callable[..., Awaitable[Any]]
+"""An async method of Hypercorn's, or what stands in its place."""
+
+
+@attrs.frozen
+class _Guard:
+    """One attribute to replace: `body` gets what stood there before, and then the arguments."""
+
+    names: frozenset[str]
+    owner: Any
+    attribute: str
+    body: Method
+
+    def install(self) -> None:
+        """Replace it, for servers that have a `GuardedConfig`."""
+        original = getattr(self.owner, self.attribute)
+
+        async def method(*args: Any) -> Any:
+            config = next((arg for arg in args if isinstance(arg, Config)), getattr(args[0], "config", None))
+            if self.names <= _off or (config is not None and not isinstance(config, GuardedConfig)):
+                return await original(*args)
+            return await self.body(original, *args)
+
+        setattr(self.owner, self.attribute, method)
+
+
+GUARDS: list[_Guard] = []
+"""What is replaced, once both modules are imported."""
+
+
+_off: set[str] = set()
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Let the faults of these names show while the block runs: for tests."""
+    _off.update(names)
+    try:
+        yield
+    finally:
+        _off.difference_update(names)
+
+
+def replaces(owner: Any, attribute: str, *names: str) -> Callable[[Method], Method]:
+    """Register what stands in the place of an attribute: it gets what stood there before, and then its arguments."""
+
+    def register(body: Method) -> Method:
+        GUARDS.append(_Guard(frozenset(names), owner, attribute, body))
+        return body
+
+    return register
+
+
+# lines
+
+
+class _StrictLines(ReceiveBuffer):
+    """What has arrived, for a parser that is to take lines as RFC 9112 has senders write them (sections 2.2, 5.2)."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines before the first empty one; each has to end with CRLF, and none continues another."""
+        held = len(self)
+        lines = super().maybe_extract_lines()
+        if lines is not None:
+            if held - len(self) != sum(len(line) + 2 for line in lines) + 2:
+                raise h11.RemoteProtocolError("a line ends without CR LF")
+            if any(line.startswith((b" ", b"\t")) for line in lines):
+                raise h11.RemoteProtocolError("a line is folded")
+            lengths = [line for line in lines if line[:15].lower() == b"content-length:"]
+            if len(lengths) > 1 or (lengths and b"," in lengths[0]):
+                raise h11.RemoteProtocolError("there are two lengths")
+            chunked = any(line[:18].lower() == b"transfer-encoding:" for line in lines)
+            if chunked and lines[0].endswith(b"HTTP/1.0"):
+                raise h11.RemoteProtocolError("there are no chunks in HTTP/1.0")
+        return lines
+
+    def maybe_extract_next_line(self) -> bytearray | None:
+        """Return a line that begins a chunk."""
+        line = super().maybe_extract_next_line()
+        if line is not None and line.endswith((b" \r\n", b"\t\r\n")):
+            raise h11.RemoteProtocolError("white space behind the size of a chunk")
+        return line
+
+
+@replaces(H11Protocol, "initiate", "lines")
+async def _initiate_http1(original: Method, protocol: H11Protocol) -> None:
+    protocol.connection._receive_buffer.__class__ = _StrictLines  # type: ignore[union-attr]  # no WebSocket yet
+    await original(protocol)
+
+
+@replaces(H11Protocol, "_check_protocol", "lines")
+async def _check_protocol(original: Method, protocol: H11Protocol, request: h11.Request) -> None:
+    """Take the beginning of HTTP/2, and no upgrade to it: like one to anything else that is not spoken here."""
+    if request.http_version == b"2.0":
+        await original(protocol, request)
+
+
+# stuck
+
+_SOCKET: Final = "_trimcp_socket"  # of the connection whose tasks a group of them has
+
+
+class _ClosedParser:
+    """What stands for the parser of a connection that is closed: nothing comes of it, and what is sent goes nowhere."""
+
+    our_state = their_state = None
+    they_are_waiting_for_100_continue = False
+    trailing_data = (b"", False)
+
+    def receive_data(self, data: bytes) -> None:
+        """Drop it."""
+
+    def next_event(self) -> type[h11.NEED_DATA]:
+        return h11.NEED_DATA
+
+    def send(self, event: object) -> bytes:
+        return b""
+
+
+@replaces(H11Protocol, "handle", "stuck")
+async def _handle_http1(original: Method, protocol: H11Protocol, event: Any) -> None:
+    await original(protocol, event)
+    if isinstance(event, Closed):
+        protocol.connection = _ClosedParser()  # type: ignore[assignment]
+        await protocol.can_read.set()
+
+
+@replaces(TCPServer, "_read_data", "stuck")
+async def _know_socket(original: Method, server: TCPServer) -> None:
+    setattr(server._task_group, _SOCKET, _socket_of(server.stream))
+    await original(server)
+
+
+def _bound_messages(stream: Any, most: int, holding: Holding | None) -> None:
+    stream.buffer.max_length = most
+    amount = getattr(stream.buffer, "amount", None)  # without the guard of messages it has none
+    if amount is not None:
+        amount.holding = holding
+
+
+@replaces(TaskGroup, "spawn_app", "stuck")
+async def _spawn_app(
+    original: Method, group: TaskGroup, app: Any, config: Config, scope: Any, send: Callable[..., Awaitable[None]]
+) -> Callable[[Any], Awaitable[None]]:
+    """As Hypercorn does, but nobody waits for an application that has ended, or to say that the client is gone.
+
+    Nor has it to take all that came before to be told, if it asks.
+    """
+    arriving, arrived = trio.open_memory_channel[Any](config.max_app_queue_size)
+    gone = trio.Event()
+    if scope["type"] == "websocket":
+        sock = getattr(group, _SOCKET, None)
+        stream = getattr(send, "__self__", None)
+        if isinstance(stream, WSStream):
+            scope["extensions"][MESSAGES] = partial(_bound_messages, stream)
+        scope["extensions"][HUNG_UP] = lambda: over_or_hung_up(gone, sock)
+
+    async def run() -> None:
+        with arrived:
+            threads = (trio.to_thread.run_sync, trio.from_thread.run)
+            await handle_app(app, config, scope, arrived.receive, send, *threads)
+
+    async def put(event: Any) -> None:
+        with suppress(trio.BrokenResourceError):
+            await arriving.send(event)
+
+    async def take(event: Any) -> None:
+        left = event["type"].endswith(".disconnect")
+        if left:
+            gone.set()
+        try:
+            arriving.send_nowait(event)
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        except trio.BrokenResourceError:
+            pass
+        except trio.WouldBlock:
+            if left:
+                group.spawn(put, event)
+            else:
+                await put(event)
+
+    group.spawn(run)
+    return take
+
+
+# pause
+
+
+class _Pause(EventWrapper):
+    """Says when the next request may be looked at. Who waits for that reads on, so that a leaving client is noticed.
+
+    As our own listener does it reads no more than `max_pipelined`, and takes the end of what a client sends, while that
+    is owed an answer, for the client's leaving.
+    """
+
+    def __init__(self, server: TCPServer, protocol: H11Protocol, most: int) -> None:
+        super().__init__()
+        self._server = server
+        self._protocol = protocol
+        self._most = most
+        self._reading: trio.CancelScope | None = None
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        gone = False
+        while not self.is_set():
+            if gone:
+                await super().wait()
+            elif data := await self._read():
+                self._protocol.connection.receive_data(data)
+            elif data is not None:
+                gone = True
+                await self._server.protocol.handle(Closed())
+
+    async def set(self) -> None:
+        """Let the waiting end."""
+        await super().set()
+        if self._reading is not None:
+            self._reading.cancel(reason="the next request may be looked at")
+
+    async def _read(self) -> bytes | None:
+        """Return what has arrived, b"" once the client is gone, None once this is set."""
+        stream: Any = self._server.stream
+        with trio.CancelScope() as self._reading:
+            try:
+                if len(self._protocol.connection.trailing_data[0]) < self._most:
+                    return bytes(await stream.receive_some(PIECE))
+                await hung_up(_socket_of(stream))
+                return b""
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return b""
+            finally:
+                self._reading = None
+        return None
+
+
+@replaces(TCPServer, "_read_data", "pause")
+async def _read_on(original: Method, server: TCPServer) -> None:
+    protocol, config = server.protocol.protocol, server.config
+    if isinstance(protocol, H11Protocol) and isinstance(config, GuardedConfig):
+        pause: Any = _Pause(server, protocol, config.limits.max_pipelined)  # theirs are made without arguments
+        protocol.can_read = pause
+    await original(server)
+
+
+# idle, stall, alive
+
+
+@replaces(TCPServer, "_read_data", "idle")
+async def _read_data(original: Method, server: TCPServer) -> None:
+    await original(server)
+    timer: Any = server.idle_task
+    server.idle_task = _NoTimer()  # an answer that is on its way would start it again
+    await timer.stop()
+
+
+@replaces(H2Protocol, "initiate", "idle")
+async def _initiate(original: Method, protocol: H2Protocol, *upgraded: Any) -> None:
+    await original(protocol, *upgraded)
+    await protocol.send(Updated(idle=protocol.idle))  # it counted as busy since its first bytes
+
+
+class _NoTimer(TrioSingleTask):
+    async def restart(self, task_group: Any, action: Any) -> None:
+        """Do nothing."""
+
+
+@attrs.define(eq=False)
+class _GuardedStream:
+    """A connection whose writes come to an end.
+
+    It offers what Hypercorn asks of a stream: also whether it is TLS, which Hypercorn learns from missing attributes.
+
+    Attributes:
+        owner: in whose share of all connections it is.
+        server: Hypercorn's side of the connection.
+    """
+
+    _stream: Any
+    _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
+    owner: str = NOWHERE_KNOWN
+    server: Any = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way: Hypercorn has set the timer after which it closes an idle connection."""
+        timer = getattr(self.server, "idle_task", None)
+        return getattr(timer, "_handle", None) is not None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def send_all(self, data: bytes) -> None:
+        """Write, and give the client up that takes nothing for too long.
+
+        Raises:
+            trio.BrokenResourceError: it is gone, or was cut off.
+        """
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), PIECE):
+                with self._progress.step() as scope:
+                    await self._stream.send_all(view[start : start + PIECE])
+                if scope.cancelled_caught:
+                    _log.debug("a client was cut off: it has read nothing for %g s", self._progress.patience)
+                    self.cut()
+                    raise trio.BrokenResourceError("the client does not read")
+        except trio.BusyResourceError as error:
+            raise trio.BrokenResourceError("the connection is being closed") from error
+
+    def cut(self) -> None:
+        """Close the socket under whoever uses it."""
+        sock = _socket_of(self._stream)
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock.close()
+
+
+@replaces(hypercorn.trio.run, "TCPServer", "stall", "alive")
+async def _serve_connection(
+    original: Method, app: Any, config: GuardedConfig, context: Any, state: Any, stream: Any
+) -> None:
+    """Serve a connection, and let no failure on it out."""
+    owner = _owner_of(stream)
+    if len(config.connections) >= config.limits.max_connections and not _make_room(config, owner):
+        _log.debug("refused a connection: there are %d", len(config.connections))
+        await trio.aclose_forcefully(stream)
+        return
+    guarded = _GuardedStream(stream, config.limits.stall_timeout, owner)
+    config.connections.add(guarded)
+    config.shares.add(owner, guarded, used=True)
+    try:
+        guarded.server = original(app, config, context, state, stream if "stall" in _off else guarded)
+        await guarded.server
+    except BaseException as error:
+        if "alive" in _off:
+            raise
+        _report(error)
+    finally:
+        guarded.server = None
+        config.connections.discard(guarded)
+        config.shares.remove(owner, guarded)
+
+
+def _make_room(config: GuardedConfig, owner: str) -> bool:
+    """Return whether there may be one more from there, after another was cut for it."""
+    other = config.shares.giving_way(owner)
+    if other is None:
+        return False
+    held = config.shares.held(other.owner)
+    security_event("gave_way", what="connection", owner=other.owner, held=held, idle=other.idle)
+    config.shares.remove(other.owner, other)
+    config.connections.discard(other)
+    other.cut()
+    return True
+
+
+def _owner_of(stream: Any) -> str:
+    try:
+        return owner_of(None, peer_name(_socket_of(stream).getpeername())[0])
+    except OSError:
+        return owner_of(None, None)  # it has left already
+
+
+def _socket_of(stream: Any) -> Any:
+    return getattr(stream, "transport_stream", stream).socket
+
+
+def _report(error: BaseException) -> None:
+    """Log failures of a connection, and raise again what is none of its own: cancellation, interrupts."""
+    group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("on a connection", [error])
+    failures, rest = group.split(Exception)
+    if failures is not None:
+        _, strange = failures.split(_ORDINARY)
+        if strange is None:
+            _log.debug("a connection ended with %r", _first(failures))
+        else:
+            _log.error("Hypercorn failed on a connection", exc_info=strange)
+    if rest is not None:
+        raise error if failures is None else rest
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,256 @@
+"""Serving an ASGI application with Hypercorn on Trio: HTTP/2, TLS with ALPN, WebSocket.
+
+Hypercorn does the protocols; here are its settings, its guards (`guards`), and an end that always comes.
+Several workers are separate processes that share a socket: `bind="fd://3"`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import attrs
+import hypercorn.logging
+import hypercorn.trio
+import trio
+
+from trimcp.channel import SERVER_MAX_MESSAGE, require_trio
+from trimcp.errors import LocalError
+from trimcp.transports.http.asgi.scope import AsgiEvent, Receive, Scope, Send
+from trimcp.transports.http.settings import HttpLimits
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.asgi.guards import GuardedConfig
+
+__all__ = ["SERVED", "check_version", "serve_hypercorn"]
+
+_log = logging.getLogger("trimcp.http")
+
+AsgiApplication: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+SERVED: Final = "hypercorn>=0.17,<0.19"
+"""The versions of Hypercorn for which the guards are meant, as pip is told them. With no other anything is served."""
+
+_FROM, _BELOW = (tuple(int(part) for part in bound) for bound in re.findall(r"=?(\d+)\.(\d+)", SERVED))
+
+_FOREVER = 1 << 62
+
+_serving: ContextVar[bool] = ContextVar("_serving", default=False)
+
+
+def check_version() -> None:
+    """Check that the guards, which replace private parts, are meant for the Hypercorn that is installed.
+
+    Raises:
+        LocalError: they are not.
+    """
+    found = version("hypercorn")
+    parts = re.match(r"(\d+)\.(\d+)", found)
+    if parts is None or not _FROM <= (int(parts[1]), int(parts[2])) < _BELOW:
+        raise LocalError(
+            f"Hypercorn {found} is not a version whose faults are known here, and without guards one client can end "
+            f"the server: install {SERVED!r}, or serve with our own listener"
+        )
+
+
+async def serve_hypercorn(
+    app: AsgiApplication,
+    *,
+    bind: str | Sequence[str] = "127.0.0.1:8000",
+    certfile: str | os.PathLike[str] | None = None,
+    keyfile: str | os.PathLike[str] | None = None,
+    keyfile_password: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    http2: bool = True,
+    max_streams: int = 100,
+    limits: HttpLimits | None = None,
+    grace: float = 5.0,
+    shutdown_trigger: Callable[[], Awaitable[object]] | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an ASGI application until `shutdown_trigger` returns, or it fails.
+
+    Then no more connections are taken, and those there are get `grace` seconds; idle ones are closed at once.
+    Cancelling it closes every connection at once.
+
+    Args:
+        app: an `AsgiApp`, or an application in which one is mounted.
+        bind: where to listen: "host:port" (port 0: any that is free), "[::1]:8000", "unix:/path", "fd://3"; or several.
+        certfile: certificate chain in PEM; with it everything is TLS.
+        keyfile: its key in PEM, if that is a file of its own.
+        keyfile_password: of the key, if it has one.
+        ssl_context: for TLS with more to it than that, in place of the files. It is told here which protocols to offer
+            (ALPN), so it serves nothing else.
+        http2: whether clients that connect over TLS are offered HTTP/2. Without TLS they may just begin with it.
+        max_streams: requests under way at once on one connection of HTTP/2.
+        limits: of connections and heads. `head_timeout` is also how long a connection may be idle, because Hypercorn
+            has one timer for both; `max_pipelined` counts over HTTP/1.1.
+            Those above `max_connections` are closed at once.
+        grace: seconds.
+        shutdown_trigger: waits for the end; None: until cancelled.
+        task_status: is told the addresses once connections are taken: "http://127.0.0.1:40123", "unix:/run/mcp.sock".
+
+    Raises:
+        LocalError: this version of Hypercorn is not one that can be guarded; the text says which are.
+        OSError: an address cannot be had, or a file cannot be read.
+        hypercorn.utils.LifespanFailureError: the application could not start or stop; it says why.
+        Exception: what the application failed with while it was running.
+    """
+    require_trio()
+    check_version()
+    config = _configure(HttpLimits() if limits is None else limits, ssl_context)
+    config.bind = [bind] if isinstance(bind, str) else list(bind)
+    config.certfile = None if certfile is None else os.fspath(certfile)
+    config.keyfile = config.certfile if keyfile is None else os.fspath(keyfile)  # without one, Hypercorn drops TLS
+    config.keyfile_password = keyfile_password
+    config.alpn_protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
+    config.h2_max_concurrent_streams = max_streams
+    config.graceful_timeout = grace
+    watched = _Watched(app)
+    failure: BaseException | None
+    served = _serving.set(True)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end, config, watched.ending, grace)
+            if shutdown_trigger is not None:
+                nursery.start_soon(_trigger, shutdown_trigger, watched.ending)
+            await hypercorn.trio.serve(
+                watched,  # type: ignore[arg-type]  # it is no function
+                config,
+                shutdown_trigger=watched.ending.wait,
+                mode="asgi",
+                task_status=_Addresses(task_status),
+            )
+            nursery.cancel_scope.cancel(reason="the server has ended")
+    except BaseExceptionGroup as group:
+        failure = _alone(group)
+    else:
+        failure = watched.failure
+    finally:
+        _serving.reset(served)
+    if failure is not None:
+        try:
+            raise failure  # out here, where it keeps its own context: why the application could not start
+        finally:
+            del failure
+
+
+def _configure(limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> GuardedConfig:
+    from trimcp.transports.http.asgi.guard_protocols import install  # of another Hypercorn it may not load
+    from trimcp.transports.http.asgi.guards import GuardedConfig
+
+    install()
+    config = GuardedConfig(limits, ssl_context)
+    config.backlog = limits.backlog
+    config.h11_max_incomplete_size = config.h2_max_header_list_size = limits.max_head
+    # One timer for the head of a request and for the time between two.
+    config.keep_alive_timeout = config.ssl_handshake_timeout = limits.head_timeout
+    # Over HTTP/2 the request after the last gets no answer: the connection is closed under those that wait for one.
+    config.keep_alive_max_requests = _FOREVER
+    config.websocket_max_message_size = SERVER_MAX_MESSAGE  # an application of ours says its own
+    config.max_app_queue_size = 4  # whole messages, for WebSocket
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = _log
+    config.logger_class = _Logger
+    return config
+
+
+async def _trigger(trigger: Callable[[], Awaitable[object]], ending: trio.Event) -> None:
+    await trigger()
+    ending.set()
+
+
+async def _end(config: GuardedConfig, ending: trio.Event, grace: float) -> None:
+    """Cut what is left when its time is over, or at once if we are cancelled: Hypercorn shields its writes."""
+    try:
+        await ending.wait()
+        await trio.sleep(grace)
+    finally:
+        config.cut()
+
+
+def _alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one thing that went wrong without the nurseries' groups around it; the group if it is not alone."""
+    _, rest = group.split(trio.Cancelled)
+    error: BaseException = group if rest is None else rest
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+@attrs.define(eq=False)
+class _Watched:
+    """An application that ends its server when it fails; Hypercorn would go on without it.
+
+    Attributes:
+        ending: set when the server has to end.
+        failure: what the application failed with while it was running.
+    """
+
+    app: AsgiApplication
+    ending: trio.Event = attrs.field(init=False, factory=trio.Event)
+    failure: Exception | None = attrs.field(init=False, default=None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            return await self.app(scope, receive, send)
+        running = False
+
+        async def noted(event: AsgiEvent) -> None:
+            nonlocal running
+            await send(event)
+            running = event["type"] == "lifespan.startup.complete"
+
+        async def heard() -> AsgiEvent:
+            nonlocal running
+            event = await receive()
+            running = running and event["type"] != "lifespan.shutdown"
+            return event
+
+        try:
+            await self.app(scope, heard, noted)
+        except Exception as error:
+            if not running:
+                raise
+            self.failure = error
+            self.ending.set()
+            await receive()  # lifespan.shutdown
+            await send({"type": "lifespan.shutdown.complete"})
+        return None
+
+
+@attrs.frozen
+class _Addresses:
+    """Tells the addresses as our own listener does."""
+
+    _task_status: trio.TaskStatus[list[str]]
+
+    def started(self, value: list[str] | None = None) -> None:
+        """Take the addresses as Hypercorn tells them."""
+        found = [text.partition("://")[2] if "://unix:" in text else text for text in value or ()]
+        self._task_status.started(found)
+
+
+class _Logger(hypercorn.logging.Logger):
+    """Where it listens is told by `task_status`."""
+
+    async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
+        await self.debug(message, *args, **kwargs)
+
+
+class _QuietWhileServing(logging.Filter):
+    """Holds back what the header codec of HTTP/2 logs about requests to us: every header, tokens and all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _serving.get()
+
+
+for _name in ("hpack.hpack", "hpack.table"):
+    logging.getLogger(_name).addFilter(_QuietWhileServing())

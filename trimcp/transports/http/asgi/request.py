@@ -1,0 +1,409 @@
+"""One HTTP request under an ASGI server, from its head to the end of its response.
+
+The call only pumps bytes. The work happens where the face runs it, so a server that shields its `send` from
+cancellation holds nobody but this pump.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.budget import LARGE, Amount, Holding
+from trimcp.channel import PeerProgress
+from trimcp.framing.gathering import Gathered
+from trimcp.transports.descriptors import PIECE
+from trimcp.transports.http.asgi.scope import AsgiEvent, Receive, Send, plain
+from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade
+from trimcp.transports.http.settings import HttpLimits
+
+__all__ = ["AsgiReply", "HttpCall", "SendTimer", "response_start"]
+
+_BODILESS: Final = frozenset((204, 304))
+_BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
+_MAX_DIGITS: Final = 18
+_NEARLY: Final = 0.9
+
+_log = logging.getLogger("trimcp.http")
+
+
+def response_start(kind: str, response: HttpResponse, length: int | None) -> AsgiEvent:
+    """Return the event that begins a response; `length` is None where only the end will tell."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+    if length is not None and response.status not in _BODILESS:
+        headers.append((b"content-length", b"%d" % length))
+    return {"type": kind, "status": response.status, "headers": headers}
+
+
+class SendTimer:
+    """Times what is handed to the server, to tell a client that left from one that the server cut off.
+
+    A server that limits how long a client may take nothing (ours does, with the same limit) ends the connection, lets
+    `send` return as if nothing was, and then says that the client left.
+
+    Args:
+        limit: seconds.
+    """
+
+    __slots__ = ("_late", "_limit", "_progress", "_sending")
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._progress = PeerProgress(limit)
+        self._sending = False
+        self._late = -math.inf  # when the server took something only after nearly all of the time
+
+    def begin(self) -> trio.CancelScope:
+        """Note that something is handed over; return a scope that is cancelled when that takes too long."""
+        self._sending = True
+        return self._progress.step()
+
+    def end(self) -> None:
+        """Note that the server has taken it."""
+        if self._slow:
+            self._late = trio.current_time()
+        self._sending = False
+
+    @property
+    def cut(self) -> bool:
+        """Whether a connection that has ended just now was cut off by the server."""
+        return (self._sending and self._slow) or trio.current_time() - self._late <= (1 - _NEARLY) * self._limit
+
+    @property
+    def _slow(self) -> bool:
+        return self._progress.silence >= _NEARLY * self._limit
+
+
+@attrs.define(eq=False)
+class HttpCall:
+    """One `http` call of an ASGI server.
+
+    Args:
+        face: who answers.
+        head: of the request.
+        limits: how large and slow a request may be.
+        holding: what is counted of the memory that it makes us keep.
+    """
+
+    face: Face
+    head: Head
+    limits: HttpLimits
+    holding: Holding
+    _receive: Receive
+    _send: Send
+    _status: int = attrs.field(init=False, default=0)
+    _sent: int = attrs.field(init=False, default=0)
+    _ending: bool = attrs.field(init=False, default=False)
+    _received: bool = attrs.field(init=False, default=False)
+    _drained: int = attrs.field(init=False, default=0)
+    _enough: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _timer: SendTimer = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._timer = SendTimer(self.limits.stall_timeout)
+
+    async def run(self) -> None:
+        """Answer the request. Returns once the response is with the server or the client has left."""
+        try:
+            found = await self.face.admit(self.head)
+            if isinstance(found, HttpResponse):
+                await self._respond(found)
+            elif isinstance(found, Upgrade):
+                await self._respond(plain(426, "this is a WebSocket"))
+            else:
+                await self._handle(found)
+        finally:
+            self.face.done(self.head, self._status, self._sent)
+
+    # The request
+
+    async def _handle(self, handler: Handler) -> None:
+        body = await self._read(handler)
+        if isinstance(body, HttpResponse):
+            await self._respond(body)
+        elif body is not None:
+            reply = AsgiReply(self.limits.low_water, Amount(self.holding), handler)
+            budget, large = self.holding.budget, len(body) >= LARGE
+            if large and not budget.take_turn():
+                await self.holding.wait_for_turn(len(body))
+            handler.start(body, reply)
+            if large:
+                budget.parsed()
+            del body  # which would be kept, beside what was read from it, until the answer is there
+            self.holding.holder = reply
+            try:
+                await self._pump(reply, handler)
+            finally:
+                self._leave(reply, handler)
+
+    async def _read(self, handler: Handler) -> bytes | HttpResponse | None:
+        """Return the body, the answer to one that is too large or too slow, or None if the client left."""
+        body, counted, most, size, kept = Gathered(), Amount(self.holding), handler.max_body, 0, 0
+        hopeless = self._announced() > most
+        try:
+            with trio.move_on_after(self.limits.body_timeout) as scope:
+                while not self._received:
+                    event = await self._receive()
+                    if event["type"] != "http.request":
+                        _log.debug("%s left in the middle of a request", self.head.peer)
+                        return None
+                    self._received = not event.get("more_body", False)
+                    piece = event.get("body", b"")
+                    size += len(piece)
+                    scope.deadline += len(piece) / self.limits.body_rate
+                    # Also if it is known to be too large it is read so far: a client that sends everything before it
+                    # listens would lose the answer to a reset.
+                    if not (hopeless and kept >= _BEGINNING):
+                        body.add(piece)
+                        kept += len(piece)
+                        counted.set(kept)
+                    if size > most:
+                        return handler.too_large(body.beginning(min(most, _BEGINNING)))
+                    if not self.holding.fits(0):
+                        self.holding.refuse("bodies")
+                        return plain(503, "too much is being received; try again later", ("Retry-After", "1"))
+                return body.take()
+            return plain(408, "the body took too long")
+        finally:
+            counted.set(0)
+
+    def _announced(self) -> int:
+        """Return how large the body will be, as far as its head says; the server has checked that."""
+        length = self.head.headers.get("content-length", "")
+        return int(length[:_MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
+
+    # The response
+
+    async def _respond(self, response: HttpResponse) -> None:
+        """Send a response of ours, or one for which the body was not read."""
+        reply = AsgiReply(self.limits.low_water)
+        reply.send(response)
+        await self._pump(reply, None)
+
+    async def _pump(self, reply: AsgiReply, handler: Handler | None) -> None:
+        """Move bytes until the response is finished, or the client is gone."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, reply, handler, nursery.cancel_scope)
+            try:
+                await self._move(reply, handler)
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # how some servers tell that the client is gone
+            nursery.cancel_scope.cancel(reason="the response has ended")
+
+    async def _move(self, reply: AsgiReply, handler: Handler | None) -> None:
+        head = await reply.begin()
+        if head is not None:
+            await self._send(response_start("http.response.start", head, reply.length))
+            self._status = head.status
+        while not (reply.aborted or reply.lost):  # what has no end is cut by the server
+            await reply.news()
+            if piece := reply.take():
+                if self.head.method != "HEAD" and not await self._body(piece):
+                    return None
+                reply.taken(len(piece))
+            elif reply.finished:
+                return await self._end()
+            if handler is not None and not reply.gone and not reply.waiting:
+                handler.writable()
+        return None
+
+    async def _body(self, piece: bytes) -> bool:
+        """Hand over a piece; False if it was not taken for too long: over HTTP/2 a client may never grant a window."""
+        with self._timer.begin() as scope:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._sent += len(piece)
+            self._timer.end()
+        return not scope.cancelled_caught
+
+    async def _end(self) -> None:
+        if not self._received:
+            # The client has its answer, but may be sending still. A server closes at once after an early end, and a
+            # connection closed with bytes unread is reset, which can destroy the answer on its way.
+            with trio.move_on_after(self.limits.linger_timeout):
+                await self._enough.wait()
+        # An event of its own, so that the disconnect many servers report after the last event is told from a client
+        # that left in the middle of the body. From here on nothing is cancelled at once: the server may be half-way
+        # through making the connection ready for the next request.
+        self._ending = True
+        with trio.move_on_after(self.limits.stall_timeout):
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _watch(self, reply: AsgiReply, handler: Handler | None, scope: trio.CancelScope) -> None:
+        """Learn of the client's leaving, which sending does not tell, and drop what else it sends."""
+        while (event := await self._receive())["type"] == "http.request":
+            self._received = not event.get("more_body", False)
+            self._drained += len(event.get("body", b""))
+            if self._received or self._drained > self.limits.linger_bytes:
+                self._enough.set()
+        if self._ending:
+            scope.deadline = trio.current_time() + self.limits.linger_timeout  # some servers wait for ever for a window
+        else:
+            self._leave(reply, handler)
+            scope.cancel(reason="the client has left")
+
+    def _leave(self, reply: AsgiReply, handler: Handler | None) -> None:
+        """Note that nobody reads the response any more, if it is not finished: at once, whatever `send` waits for."""
+        if not self._ending and not reply.aborted and not reply.lost:
+            unread = reply.waiting
+            reply.lose()
+            slow = self._too_slow(unread) if self._timer.cut else None
+            if slow is None:
+                _log.debug("%s left before a response was finished", self.head.peer)
+            if handler is not None:
+                handler.disconnected(slow)
+
+    def _too_slow(self, unread: int) -> str:
+        """Report a client that was dropped because it took nothing, and return the reason in words."""
+        from trimcp.security import security_event
+
+        seconds = self.limits.stall_timeout
+        security_event("peer_stalled", peer=self.head.peer, seconds=seconds, unread_bytes=unread)
+        return f"the peer read nothing for {seconds:g} seconds"
+
+
+@attrs.define(eq=False)
+class AsgiReply:
+    """An `HttpReply` whose bytes are taken by a pump.
+
+    Args:
+        low_water: bytes that may still wait when whoever waits for room goes on.
+        amount: counts what waits.
+        handler: who answers, or None if we do.
+
+    Attributes:
+        head: the response as the face began it, or None until then.
+        length: bytes of the whole body if it is known, else None.
+        finished: whether the face has said everything.
+        aborted: whether the face wants the connection cut.
+        lost: whether the client left before the end.
+        waiting: bytes written that the server has not taken yet.
+    """
+
+    low_water: int
+    amount: Amount = attrs.field(factory=Amount)
+    handler: Handler | None = None
+    head: HttpResponse | None = attrs.field(init=False, default=None)
+    length: int | None = attrs.field(init=False, default=None)
+    finished: bool = attrs.field(init=False, default=False)
+    aborted: bool = attrs.field(init=False, default=False)
+    lost: bool = attrs.field(init=False, default=False)
+    waiting: int = attrs.field(init=False, default=0)
+    _chunks: deque[bytes] = attrs.field(init=False, factory=deque)
+    _offset: int = attrs.field(init=False, default=0)
+    _pump: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _writers: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    # For the face
+
+    def send(self, response: HttpResponse) -> None:
+        """Send a whole response."""
+        self.length = len(response.body)
+        self.start(response)
+        self.finish()
+
+    def start(self, response: HttpResponse) -> None:
+        """Send the head of a response of unknown length, and the beginning of its body."""
+        self.head = HttpResponse(
+            response.status, response.headers
+        )  # without the body, which would stay after it is gone
+        self.write(response.body)
+        self._pump.unpark_all()
+
+    def write(self, data: bytes) -> None:
+        """Send more of the body."""
+        if data and not self.gone:
+            self._chunks.append(data)
+            self.waiting += len(data)
+            self._count()
+            self._pump.unpark_all()
+
+    def finish(self, data: bytes = b"") -> None:
+        """Send the rest of the body and end the response."""
+        self.write(data)
+        self.finished = True
+        self._pump.unpark_all()
+
+    def abort(self) -> None:
+        """Cut the connection, as far as the server does that for a response without an end."""
+        self.aborted = True
+        self._forget()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether what is said is complete, and waits for the reader, or nothing is at work for it; see `Holder`."""
+        if self.finished:
+            return True
+        # One that is being given whole is not yet: its head has to leave before it may give way.
+        return self.length is None and self.handler is not None and self.handler.at_rest
+
+    def give_way(self, why: str) -> None:
+        """Cut the connection; see `Holder`."""
+        self.abort()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has left, or the response is finished."""
+        return self.finished or self.lost or self.aborted
+
+    async def room(self) -> None:
+        """Wait until little waits, or the client is gone."""
+        await trio.lowlevel.checkpoint()
+        while self.waiting > self.low_water and not self.lost and not self.aborted:
+            await self._writers.park()
+
+    # For the pump
+
+    async def begin(self) -> HttpResponse | None:
+        """Wait for the head of the response, and return it; None if there will be none."""
+        while self.head is None and not self.aborted:
+            await self._pump.park()
+        return None if self.aborted else self.head
+
+    async def news(self) -> None:
+        """Wait for something to do: bytes to take, the end, or an abort."""
+        while not (self._chunks or self.finished or self.aborted):
+            await self._pump.park()
+
+    def take(self) -> bytes:
+        """Return what to hand over next, of bounded size and b"" if nothing waits. It counts until `taken`."""
+        if not self._chunks:
+            return b""
+        first, offset = self._chunks[0], self._offset
+        if len(first) - offset > PIECE:
+            self._offset += PIECE
+            return first[offset : offset + PIECE]
+        self._chunks.popleft()
+        self._offset = 0
+        parts, size = [first[offset:]], len(first) - offset
+        while self._chunks and size + len(self._chunks[0]) <= PIECE:
+            parts.append(self._chunks.popleft())
+            size += len(parts[-1])
+        return b"".join(parts)
+
+    def taken(self, size: int) -> None:
+        """Note that the server has taken this much."""
+        self.waiting = max(0, self.waiting - size)
+        self._count()
+        if self.waiting <= self.low_water:
+            self._writers.unpark_all()
+
+    def _count(self) -> None:
+        """Count what waits, and what was taken of the first piece: it stays whole in memory until it is used up."""
+        self.amount.set(self.waiting + self._offset)
+
+    def lose(self) -> None:
+        """Note that the client left: what waits goes nowhere."""
+        self.lost = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._chunks.clear()
+        self.waiting = self._offset = 0
+        self.amount.set(0)
+        self._pump.unpark_all()
+        self._writers.unpark_all()

@@ -1,0 +1,257 @@
+"""One WebSocket under an ASGI server: a `MessageChannel` over its events. (ASGI specification, "WebSocket".)
+
+Two tasks of the call stand between the channel and the server: one always waits in `receive`, because nothing else
+tells that the peer left, and one hands over what is sent, because servers shield their `send` from cancellation. So
+whoever uses the channel can be cancelled at once, whatever the peer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.transports.http.asgi.request import SendTimer, response_start
+from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES, AsgiEvent, Receive, Scope, Send, plain
+from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits, parse
+
+__all__ = ["AsgiWebSocket", "WebSocketCall"]
+
+# RFC 6455 section 7.4.1.
+_NORMAL: Final = 1000
+_UNSUPPORTED_DATA: Final = 1003
+_TOO_BIG: Final = 1009
+
+_CLOSING: Final = 2.0  # seconds a peer has to answer our close; a server that is not waited for resets the connection
+
+
+@attrs.define(eq=False)
+class WebSocketCall:
+    """One `websocket` call of an ASGI server.
+
+    Args:
+        face: who is asked.
+        head: of the upgrade.
+        scope: as the server gave it.
+    """
+
+    face: Face
+    head: Head
+    scope: Scope
+    _receive: Receive
+    _send: Send
+    _stall_timeout: float = 60.0
+
+    async def run(self) -> None:
+        """Serve the connection, or refuse it. Returns once the peer is gone."""
+        status = sent = 0
+        try:
+            found = await self.face.admit(self.head)
+            if (await self._receive())["type"] != "websocket.connect":
+                return
+            if isinstance(found, Upgrade):
+                extensions = self.scope.get("extensions") or {}
+                if MESSAGES in extensions:
+                    extensions[MESSAGES](found.max_message, self.head.holding)
+                channel = AsgiWebSocket(
+                    found.max_message,
+                    found.principal,
+                    found.headers,
+                    stall_timeout=self._stall_timeout,
+                    wait_hung_up=extensions.get(HUNG_UP),
+                )
+                status = 101
+                try:
+                    await self._serve(found, channel)
+                finally:
+                    sent = channel.sent
+            else:
+                response = found if isinstance(found, HttpResponse) else plain(404, "there is no WebSocket here")
+                status, sent = await self._refuse(response)
+        finally:
+            self.face.done(self.head, status, sent)
+
+    async def _refuse(self, response: HttpResponse) -> tuple[int, int]:
+        """Refuse the upgrade with this response, or with 403 where the server cannot; return status and bytes sent."""
+        if "websocket.http.response" not in (self.scope.get("extensions") or {}):
+            await self._send({"type": "websocket.close", "code": _NORMAL})
+            return 403, 0
+        await self._send(response_start("websocket.http.response.start", response, len(response.body)))
+        await self._send({"type": "websocket.http.response.body", "body": response.body, "more_body": False})
+        return response.status, len(response.body)
+
+    async def _serve(self, upgrade: Upgrade, channel: AsgiWebSocket) -> None:
+        await self._send({"type": "websocket.accept", "subprotocol": upgrade.subprotocol, "headers": []})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(channel.pump_in, self._receive)
+            nursery.start_soon(channel.pump_out, self._send)
+            await upgrade.serve(channel)
+            await channel.aclose()
+            with trio.move_on_after(_CLOSING):
+                await channel.over.wait()
+            nursery.cancel_scope.cancel(reason="the connection has ended")
+
+
+@attrs.define(eq=False)
+class AsgiWebSocket(MessageChannel):
+    """One JSON-RPC message per text message. (docs/design/websocket.md)
+
+    A send that was cut short has sent whole messages only, and breaks nothing; nobody knows how many.
+
+    Args:
+        max_message: bytes of the largest message taken in; a larger one ends the connection with 1009.
+        principal: who sends, for every `Incoming`.
+        headers: of the upgrade, for every `Incoming`.
+        limits: what else one message may cost.
+        stall_timeout: seconds after which the server drops a peer that takes nothing of a message.
+        wait_hung_up: waits until the server knows that the peer is gone, if it can tell before all that it sent was
+            received.
+
+    Attributes:
+        over: set once the peer is gone.
+        sent: bytes of messages handed to the server.
+    """
+
+    half_open = False
+
+    max_message: int
+    principal: str | None = None
+    headers: Mapping[str, str] | None = None
+    limits: ParseLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
+    stall_timeout: float = attrs.field(default=60.0, kw_only=True)
+    wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)
+    sent: int = attrs.field(init=False, default=0)
+    # Without buffers: what is handed over is with the other side.
+    _arriving: trio.MemorySendChannel[bytes] = attrs.field(init=False)
+    _arrived: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
+    _leaving: trio.MemorySendChannel[str | None] = attrs.field(init=False)
+    _left: trio.MemoryReceiveChannel[str | None] = attrs.field(init=False)
+    _code: int = attrs.field(init=False, default=_NORMAL)
+    _failure: str | None = attrs.field(init=False, default=None)
+    _close_reason: str | None = attrs.field(init=False, default=None)
+    too_slow: bool = attrs.field(init=False, default=False)
+    _timer: SendTimer = attrs.field(init=False)
+    _sending: bool = attrs.field(init=False, default=False)
+    _receiving: bool = attrs.field(init=False, default=False)
+    _closed: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._arriving, self._arrived = trio.open_memory_channel(0)
+        self._leaving, self._left = trio.open_memory_channel(0)
+        self._timer = SendTimer(self.stall_timeout)
+
+    # What sessions see
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        """Send every message as a text message; see `MessageChannel.send`."""
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this channel")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            for message in batch:
+                await self._leaving.send(message.data.decode())
+                self.sent += len(message.data)
+            await self._leaving.send(None)  # taken once the server has what came before
+        except trio.ClosedResourceError:
+            if self._closed:
+                raise trio.ClosedResourceError("this channel was closed") from None
+            raise trio.BrokenResourceError(self._failure) from None
+        finally:
+            self._sending = False
+
+    def taken(self) -> Hashable:
+        """Return something new: only the server sees how far it is with a message, and it drops who takes nothing."""
+        return object()
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Return every message that has arrived; see `MessageChannel.receive`."""
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this channel")
+        self._receiving = True
+        try:
+            data = await self._arrived.receive()
+        except trio.EndOfChannel:
+            if self._failure is not None:
+                raise trio.BrokenResourceError(self._failure) from None
+            raise
+        finally:
+            self._receiving = False
+        return [Incoming(parse(data, self.limits), len(data), None, self.headers, self.principal)]
+
+    async def hung_up(self) -> None:
+        """Wait until the peer is gone; see `MessageChannel.hung_up`."""
+        await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()
+
+    def set_max_message(self, size: int) -> None:
+        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
+        self.max_message = size
+
+    async def aclose(self) -> None:
+        """Close once the server has what was sent; see `MessageChannel.aclose`."""
+        self._closed = True
+        self._leaving.close()
+        self._arrived.close()
+        await trio.lowlevel.checkpoint()
+
+    def close_reason(self) -> str | None:
+        """Say how the connection ended."""
+        return self._close_reason
+
+    # What the call runs
+
+    async def pump_in(self, receive: Receive) -> None:
+        """Hand over what arrives, until the peer is gone. Never stops waiting for that, except for a slow session."""
+        with self._arriving, self._left:
+            while (event := await receive())["type"] == "websocket.receive":
+                try:
+                    await self._take(event)
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    pass  # closed here, or after a failure: what still comes is dropped
+                del event  # the next one may not come for hours
+            self.over.set()
+            self._note_if_cut()
+            # Servers tell a peer's clean close as they tell a cut (Hypercorn: 1006), so the code decides nothing.
+            if self._close_reason is None:
+                self._close_reason = f"the WebSocket was closed ({event.get('code', _NORMAL)})"
+
+    def _note_if_cut(self) -> None:
+        """Note whether the server ended the connection, because a message was not taken for too long."""
+        if self._timer.cut:
+            self.too_slow = True
+            self._close_reason = f"the peer read nothing for {self.stall_timeout:g} seconds"
+
+    async def _take(self, event: AsgiEvent) -> None:
+        text = event.get("text")
+        if text is None:
+            return self._fail(_UNSUPPORTED_DATA, "the peer sent a binary message")
+        data = text.encode("utf-8", "surrogatepass")  # the parser refuses lone surrogates, by the message's id
+        if len(data) > self.max_message:
+            return self._fail(_TOO_BIG, f"the peer sent a message larger than {self.max_message} bytes")
+        await self._arriving.send(data)
+        return None
+
+    def _fail(self, code: int, why: str) -> None:
+        """End the connection from our side, with this code."""
+        if self._failure is None and not self._closed:
+            self._code, self._failure = code, why
+            self._arriving.close()
+            self._leaving.close()
+
+    async def pump_out(self, send: Send) -> None:
+        """Hand to the server what is sent, and the close after it."""
+        with self._left:
+            try:
+                async for text in self._left:
+                    if text is not None:
+                        self._timer.begin()
+                        await send({"type": "websocket.send", "text": text})
+                        self._timer.end()
+                await send({"type": "websocket.close", "code": self._code})
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the peer is gone: how some servers tell it, or `pump_in` before

@@ -1,0 +1,1 @@
+"""MCP over HTTP as a client: requests, streams and listening."""

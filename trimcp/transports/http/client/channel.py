@@ -1,0 +1,263 @@
+"""A client's channel to one server over HTTP: where each message goes, and the orderly end.
+
+Over Streamable HTTP there is no connection that could end: each request is an exchange of its own, and one that fails
+fails alone. With HTTP+SSE (2024-11-05), to which a channel may turn while it shakes hands, the stream is the
+connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.transports.http.client.exchanges import ExchangeBroken, Http
+from trimcp.transports.http.client.handshake import LegacySession
+from trimcp.transports.http.client.incoming import Inbox
+from trimcp.transports.http.client.listen import GetStream
+from trimcp.transports.http.client.notices import Notices
+from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts, Trouble
+from trimcp.transports.http.client.request import Post, PostQueue
+from trimcp.transports.http.client.sse2024 import SseConnection
+from trimcp.transports.http.client.state import ClientState
+from trimcp.wire.codes import OVERLOADED
+from trimcp.wire.jsonrpc import ErrorResponse, Lost
+
+__all__ = ["HttpChannel", "opened"]
+
+_OLDER: Final = (400, 404, 405)  # 2026-07-28 "Backward Compatibility": what a server of HTTP+SSE says to a POST
+
+_log = logging.getLogger("trimcp.http")
+
+
+@asynccontextmanager
+async def opened(
+    exchanges: AbstractAsyncContextManager[Http],
+    mode: Mode,
+    timeouts: Timeouts,
+    backoff: Backoff,
+    retry_calls: bool,
+    max_posts: int,
+) -> AsyncIterator[HttpChannel]:
+    """Yield a channel to a server and run its tasks; see `target.HttpServer`, whose settings these are."""
+    failure: BaseException | None = None
+    async with exchanges as http, trio.open_nursery() as nursery:
+        # The channel ends its tasks when it is closed, and whoever closes it is not one of them.
+        own = await nursery.start(_own_nursery)
+        channel = HttpChannel(http, own, mode, timeouts, backoff, retry_calls, max_posts)
+        try:
+            yield channel
+        except BaseException as exc:
+            failure = exc  # kept out of the nursery, which would put it into a group
+        try:
+            await channel.aclose()
+        except trio.Cancelled as exc:
+            failure = exc if failure is None else failure
+        finally:
+            nursery.cancel_scope.cancel(reason="the channel was closed")
+    channel._let_go()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # it refers to this frame, which would refer to it
+
+
+async def _own_nursery(task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        task_status.started(nursery)
+
+
+class HttpChannel(MessageChannel):
+    """The channel to one server over HTTP.
+
+    A request that gets no answer arrives as `Lost` by its id. What a server forgot of us arrives as `Lost` without id.
+    """
+
+    mirrors_headers = True
+    half_open = False  # with its stream the connection has ended: no answer of ours would be taken any more
+
+    def __init__(
+        self,
+        http: Http,
+        nursery: trio.Nursery,
+        mode: Mode,
+        timeouts: Timeouts,
+        backoff: Backoff,
+        retry_calls: bool,
+        max_posts: int,
+    ) -> None:
+        self.http = http
+        self._nursery = nursery
+        self._mode = mode
+        self._timeouts = timeouts
+        self._inbox = Inbox()
+        self._listening: GetStream | None = None
+        self._events: SseConnection | None = None
+        self._sending = self._closed = False
+        session = LegacySession(http, self._inbox, timeouts.notice, self._renewed)
+        self._state = ClientState(http, self._inbox, session, backoff, retry_calls, self._fall_back)
+        self._posts = PostQueue(nursery, max_posts)
+        self._notices = Notices(self._state, nursery, timeouts.notice, self._listen)
+        if mode == "sse":
+            self._events = SseConnection(self._state, nursery, timeouts.endpoint)
+            nursery.start_soon(self._read_events, self._events)
+
+    def set_max_message(self, size: int) -> None:
+        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
+        self._inbox.max_message = size
+
+    @property
+    def speaks_sse(self) -> bool:
+        """Whether it was told, or has turned, to the HTTP+SSE of 2024-11-05."""
+        return self._events is not None
+
+    # The channel
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        """Begin to send every message of the batch; see `MessageChannel.send`.
+
+        Requests never wait here: they have a queue of their own, and one that finds it full is answered at once with
+        an error. The order of what is sent without an answer in between is the server's to choose, except over
+        HTTP+SSE. A message that does not reach the server breaks nothing else.
+        """
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this channel")
+        self._sending = True
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._check_open()
+            for outgoing in batch:
+                await self._send(outgoing)
+                self._check_open()
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        finally:
+            self._sending = False
+
+    async def _send(self, outgoing: Outgoing) -> None:
+        if self._events is not None:
+            await self._events.send(outgoing)
+        elif outgoing.kind is Kind.REQUEST:
+            if not self._posts.submit(Post(outgoing, self._state)):
+                refused = ErrorResponse(outgoing.request_id, OVERLOADED, "too many requests wait; nothing was sent")
+                self._inbox.post(Incoming(refused))
+        elif outgoing.kind is Kind.CANCEL:
+            assert outgoing.request_id is not None
+            post = self._posts.withdraw(outgoing.request_id)
+            if post is not None and post.ends_with_its_stream:
+                post.scope.cancel(reason="the request was cancelled")
+            elif post is not None:
+                self._notices.cancel(outgoing, post)
+        else:
+            await self._notices.send(outgoing)
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Return what has arrived on all streams; see `MessageChannel.receive`."""
+        return await self._inbox.receive()
+
+    async def aclose(self) -> None:
+        """Give up what is under way and end the session at the server; see `MessageChannel.aclose`.
+
+        Last words (cancellations above all) and the end of the session get `timeouts.close` seconds, cancelled or not:
+        a session that nobody ends costs the server, and work in it goes on.
+        """
+        if not self._closed:
+            self._closed = True
+            self._inbox.close()
+            # The bounded last close: see above what it is for.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._timeouts.close):
+                await self._notices.idle()
+                if self._listening is not None:
+                    self._listening.scope.cancel(reason="the channel was closed")
+                self._posts.close()
+                await self._end_session()
+            self._nursery.cancel_scope.cancel(reason="the channel was closed")
+        await trio.lowlevel.checkpoint()
+
+    async def hung_up(self) -> None:
+        """Wait until the server has ended the stream of HTTP+SSE; see `MessageChannel.hung_up`."""
+        if self._events is None:
+            await trio.sleep_forever()
+        else:
+            await self._events.hung_up()
+            self._state.last_failure = self._events.why or "the server ended its event stream"
+
+    def taken(self) -> Hashable:
+        """Return something new: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
+        return object()
+
+    def close_reason(self) -> str | None:
+        """Say what the server last had to say, as far as it matters for an error; None if nothing is known."""
+        if self._state.last_failure is not None or self.http.last_status is None:
+            return self._state.last_failure
+        return f"the server last answered {self.http.last_status}"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this channel was closed")
+
+    def _let_go(self) -> None:
+        """Break the cycles between this and its parts, so that nothing of it waits for a garbage collection."""
+        del self._notices, self._state.session, self._state.fall_back
+
+    # What requests and streams report
+
+    def _renewed(self) -> None:
+        """Note that a new session took the place of an old one, with whatever the server had in it."""
+        self._inbox.post(Incoming(Lost(None, "the server forgot the session; a new one was begun")))
+        self._start_listening()
+
+    async def _listen(self) -> None:
+        """Listen from now on for what the server says unasked, before requests go on."""
+        listener = self._start_listening()
+        with trio.move_on_after(self._timeouts.connect):
+            await listener.written.wait()
+
+    def _start_listening(self) -> GetStream:
+        if self._listening is not None:
+            self._listening.scope.cancel(reason="another session has taken the place of this one")
+        self._listening = GetStream(self._state)
+        self._nursery.start_soon(self._listening.run)
+        return self._listening
+
+    async def _end_session(self) -> None:
+        session = self._state.session
+        if session.id is None:
+            return
+        try:
+            async with self.http.open("DELETE", session.headers()) as reply:
+                _log.debug("the session was ended (status %d)", reply.status)
+        except ExchangeBroken as broken:
+            _log.debug("the session could not be ended: %s", broken.why)
+
+    # HTTP+SSE
+
+    async def _fall_back(self, trouble: Trouble, offer: Outgoing) -> Trouble | None:
+        """Try `initialize` by the older transport after it met `trouble`; None if that has taken over."""
+        if self._mode != "auto" or trouble.status not in _OLDER:
+            return trouble
+        if trouble.answer is not None and trouble.status != 405:  # an endpoint without POST, whatever it says besides
+            return trouble
+        events = SseConnection(self._state, self._nursery, self._timeouts.endpoint)
+        self._nursery.start_soon(self._read_events, events)
+        await events.known.wait()
+        if not events.open:
+            return attrs.evolve(trouble, why=f"{trouble.why}, and does not speak HTTP+SSE either: {events.why}")
+        self._events = events
+        try:
+            await events.send(offer)
+        except trio.BrokenResourceError as error:
+            return attrs.evolve(trouble, why=str(error))
+        return None
+
+    async def _read_events(self, events: SseConnection) -> None:
+        await events.run()
+        if events is self._events:
+            self._state.last_failure = events.why  # the session tells the log
+            self._inbox.end()

@@ -1,0 +1,172 @@
+"""How messages come in: streams of events are read to their end, and what has arrived waits for the session's reader.
+
+Knows neither requests nor sessions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import attrs
+import trio
+
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming
+from trimcp.framing.sse import Event, EventDecoder
+from trimcp.transports.http.client.exchanges import ExchangeBroken, OpenReply
+from trimcp.wire.jsonrpc import Message, parse
+
+__all__ = ["Cursor", "Inbox", "message_in", "read_events"]
+
+_LONGEST_PAUSE = 300.0
+_LONGEST_ID = 1024
+# A chunk of more lines is read in small pieces, and others have their turn in between: what a line costs goes by its
+# number, and 64 KiB can be as many empty ones.
+_LINES = 256
+_PIECE = 1024
+
+
+@attrs.define(eq=False)
+class Inbox:
+    """A bounded queue of incoming messages, from any number of streams to one reader.
+
+    Args:
+        max_messages: how many may wait before streams are read no further.
+        max_bytes: what they may weigh. One message may exceed it, or a large one could never arrive.
+
+    Attributes:
+        max_message: bytes of the largest message that is taken in; may be changed at any time.
+    """
+
+    max_messages: int = 1_024
+    max_bytes: int = 4 * 1024 * 1024
+    max_message: int = CLIENT_MAX_MESSAGE
+    _queue: deque[Incoming] = attrs.field(init=False, factory=deque)
+    _bytes: int = attrs.field(init=False, default=0)
+    _ended: bool = attrs.field(init=False, default=False)
+    _closed: bool = attrs.field(init=False, default=False)
+    _receiving: bool = attrs.field(init=False, default=False)
+    _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _streams: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended or self._closed
+
+    async def put(self, incoming: Incoming) -> None:
+        """Add a message once there is room. Cancelled, it has added nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self.ended and (len(self._queue) >= self.max_messages or self._bytes >= self.max_bytes):
+            await self._streams.park()
+        self.post(incoming)
+
+    def post(self, incoming: Incoming) -> None:
+        """Add a message now: what we ourselves say of a request, at most once for each."""
+        if self.ended:
+            return
+        self._queue.append(incoming)
+        self._bytes += incoming.size
+        self._reader.unpark()
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Wait for messages and return all there are; see `MessageChannel.receive`."""
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this channel")
+        self._receiving = True
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            waited = False
+            while not self._queue and not self.ended:
+                waited = True
+                await self._reader.park()
+            if not waited:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            if self._closed:
+                raise trio.ClosedResourceError("this channel was closed")
+            if not self._queue:
+                raise trio.EndOfChannel("the server has ended its stream")
+            batch = list(self._queue)
+            self._queue.clear()
+            self._bytes = 0
+            self._streams.unpark_all()
+            return batch
+        finally:
+            self._receiving = False
+
+    def end(self) -> None:
+        """Take nothing more; what has arrived is still received."""
+        self._ended = True
+        self._wake()
+
+    def close(self) -> None:
+        """Take nothing more, and drop what waits: nobody will receive it."""
+        self._closed = True
+        self._queue.clear()
+        self._bytes = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        self._reader.unpark_all()
+        self._streams.unpark_all()
+
+
+@attrs.define(eq=False)
+class Cursor:
+    """Where a stream that ended is taken up again (WHATWG HTML, "Server-sent events", "Last-Event-ID").
+
+    Attributes:
+        last_event_id: of the newest event, or None if none had one.
+        retry: seconds the server wants to be left alone before, or None.
+        moved: whether an event came since this was last set to False.
+    """
+
+    last_event_id: str | None = None
+    retry: float | None = None
+    moved: bool = False
+
+    @property
+    def header(self) -> dict[str, str]:
+        """The header that asks for what came after the newest event; empty where none can be asked for."""
+        id = self.last_event_id
+        # What cannot stand in a header cannot be asked for. No server that means it makes such ids.
+        usable = id and id.isascii() and id.isprintable() and len(id) <= _LONGEST_ID
+        return {"last-event-id": id} if id and usable else {}
+
+
+async def read_events(
+    reply: OpenReply, cursor: Cursor, inbox: Inbox, take: Callable[[Event], Awaitable[object]]
+) -> ExchangeBroken | None:
+    """Pass every event of a reply to `take` until the stream ends; return how it broke, None if it ended in order.
+
+    An event of more than `inbox.max_message` bytes comes without its data.
+    """
+    decoder = EventDecoder(inbox.max_message, last_event_id=cursor.last_event_id)
+    try:
+        async with reply.chunks() as chunks:
+            async for chunk in chunks:
+                decoder.max_event = inbox.max_message
+                few = chunk.count(b"\n") + chunk.count(b"\r") <= _LINES
+                size = (len(chunk) or 1) if few else _PIECE
+                for start in range(0, len(chunk), size):
+                    events = decoder.feed(chunk[start : start + size])
+                    cursor.last_event_id = decoder.last_event_id
+                    if decoder.retry is not None:
+                        cursor.retry = min(decoder.retry / 1000, _LONGEST_PAUSE)
+                    for event in events:
+                        cursor.moved = True
+                        await take(event)
+                    if not few:
+                        await trio.lowlevel.checkpoint()
+    except ExchangeBroken as broken:
+        return broken
+    return None
+
+
+def message_in(event: Event) -> Message | None:
+    """Return the message that an event carries; None if it carries none."""
+    if event.oversize is not None:
+        return event.oversize
+    if event.event != "message" or not event.data.strip():
+        return None
+    return parse(event.data)

@@ -1,0 +1,300 @@
+"""Requests over Streamable HTTP: each from its first POST to its answer, and the queue of those under way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.channel import Incoming, Outgoing
+from trimcp.framing.sse import Event
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, OpenReply, TooLarge
+from trimcp.transports.http.client.handshake import ACCEPT, SESSION, VERSION, method_of
+from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
+from trimcp.transports.http.client.policy import (
+    PASSING,
+    Reopening,
+    Trouble,
+    answers,
+    error_in,
+    refusal,
+    status_text,
+)
+from trimcp.transports.http.client.state import ClientState
+from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
+from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, parse
+from trimcp.wire.revisions import find
+
+__all__ = ["Post", "PostQueue"]
+
+_LINGER: Final = 0.5
+_MAX_ERROR: Final = 1024 * 1024
+_WAITING: Final = 20_000
+_WAITING_BYTES: Final = 64 * 1024 * 1024
+
+_log = logging.getLogger("trimcp.http")
+
+
+@attrs.define(eq=False)
+class Post:
+    """One request under way: its attempts, its streams and their resumption.
+
+    It ends when the answer is in the inbox, when it is known that none will come (then that is put there), or when its
+    scope is cancelled, which closes the stream and reports nothing.
+
+    Attributes:
+        outgoing: the request.
+        scope: cancel it to give the request up.
+        written: set once the request is with the operating system, or over.
+    """
+
+    outgoing: Outgoing
+    _state: ClientState
+    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    written: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _answered: bool = attrs.field(init=False, default=False)
+    _method: str | None = attrs.field(init=False, default=None)
+
+    @property
+    def method(self) -> str:
+        """What is called."""
+        if self._method is None:
+            headers = self.outgoing.headers or {}
+            self._method = headers.get("mcp-method") or method_of(self.outgoing.data)
+        return self._method
+
+    @property
+    def listens(self) -> bool:
+        """Whether it lasts as long as somebody listens (subscriptions/listen)."""
+        return (self.outgoing.headers or {}).get("mcp-method") == "subscriptions/listen"
+
+    @property
+    def ends_with_its_stream(self) -> bool:
+        """Whether closing its stream tells the server to stop, so that no cancellation has to be sent."""
+        version = (self.outgoing.headers or {}).get(VERSION)
+        revision = None if version is None else find(version)
+        return revision is not None and revision.disconnect_cancels
+
+    async def run(self) -> None:
+        """Send the request and put what comes of it into the inbox. Cancelling it closes the stream."""
+        state = self._state
+        with self.scope:
+            try:
+                await state.session.confirmed()
+                trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
+            except Exception:
+                # A bug here or in the library below must not end what goes on beside it.
+                _log.exception("a request over HTTP crashed")
+                trouble = Trouble("the request could not be sent; the log has the details")
+            if trouble is not None and not self._answered:
+                self._give_up(trouble)
+        self.written.set()
+
+    def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
+        state = self._state
+        if trouble.untouched and state.unreachable:
+            return None
+        repeatable = state.retry_calls and self.method == "tools/call"
+        pause = state.backoff.before_next(attempts, trouble, self.method, repeatable)
+        if pause is not None:
+            _log.debug("%s is sent again in %.2f s: %s", self.method, pause, trouble.why)
+        return pause
+
+    def _give_up(self, trouble: Trouble) -> None:
+        state = self._state
+        id = self.outgoing.request_id
+        state.last_failure = trouble.why
+        state.unreachable = trouble.untouched
+        message: Message
+        if trouble.answer is not None:
+            message = trouble.answer
+        elif trouble.nonsense:
+            message = Malformed(INVALID_REQUEST, trouble.why, id, "shape", is_response=True)
+        else:
+            message = Lost(id, trouble.why)
+        state.inbox.post(Incoming(message))
+
+    # One attempt
+
+    async def _attempt(self) -> Trouble | None:
+        state = self._state
+        session = state.session
+        outgoing = self.outgoing
+        first = not outgoing.headers and session.revision is None and self.method == "initialize"
+        if first:
+            session.offered(outgoing.data)
+        session_id = session.id
+        headers = {**ACCEPT, **session.headers(), **(outgoing.headers or {})}
+        cursor = Cursor()
+        # Only a cancellation that is sent waits for the request that it cancels.
+        written = None if self.ends_with_its_stream else self.written.set
+        async with state.http.open("POST", headers, outgoing.data, written=written) as reply:
+            state.unreachable = False
+            trouble: Trouble | None
+            if reply.status >= 300:
+                trouble = await self._refused(reply, session_id)
+            else:
+                session.alive()
+                trouble = await self._read(reply, cursor, reply.header(SESSION) if first else None)
+        if trouble is not None:
+            return await state.fall_back(trouble, outgoing) if first else trouble
+        return None if self._answered else await self._resume(cursor, session_id)
+
+    async def _read(self, reply: OpenReply, cursor: Cursor, session_id: str | None) -> Trouble | None:
+        """Read a reply that is no refusal. A stream may end without the answer, which is no trouble yet."""
+        if reply.content_type == EVENT_STREAM:
+            scope, take = self._taking(session_id)
+            with scope:
+                await read_events(reply, cursor, self._state.inbox, take)
+            return None
+        if reply.content_type not in (JSON_TEXT, ""):
+            what = f"the server answered with the content type {reply.content_type!r:.100}, not JSON or events"
+            return Trouble(what, nonsense=True, status=reply.status)
+        most = self._state.inbox.max_message
+        try:
+            body = await reply.body(most)
+        except TooLarge:
+            too_large = f"message larger than {most:,} bytes"
+            await self._take(Malformed(INVALID_REQUEST, too_large, self.outgoing.request_id, "size", True), 0)
+            return None
+        if not body.strip():
+            return Trouble(f"the server answered {status_text(reply.status)} and no result", nonsense=True)
+        message = parse(body)
+        if isinstance(message, Malformed):
+            # Which request it was meant to answer is clear, whatever can be read of it.
+            message = attrs.evolve(message, id=self.outgoing.request_id, is_response=True, is_request=False)
+        await self._take(message, len(body), session_id)
+        return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
+
+    def _taking(self, session_id: str | None = None) -> tuple[trio.CancelScope, Callable[[Event], Awaitable[None]]]:
+        """Return a scope to read a stream in, which ends soon after the answer, and what takes in its events."""
+        scope = trio.CancelScope()
+
+        async def take(event: Event) -> None:
+            message = message_in(event)
+            if message is not None:
+                await self._take(message, len(event.data), session_id)
+                if self._answered:
+                    # The server should end it now, and an exchange that ends in order leaves its connection usable.
+                    scope.deadline = min(scope.deadline, trio.current_time() + _LINGER)
+
+        return scope, take
+
+    async def _take(self, message: Message, size: int, session_id: str | None = None) -> None:
+        answer = answers(message, self.outgoing.request_id)
+        if answer and session_id is not None:
+            self._state.session.agreed(message, session_id)
+        await self._state.inbox.put(Incoming(message, size))
+        self._answered = self._answered or answer
+
+    async def _refused(self, reply: OpenReply, session_id: str | None) -> Trouble:
+        """Say what a status above 299 means for this request."""
+        status = reply.status
+        error = error_in(await reply.small_body(_MAX_ERROR), self.outgoing.request_id)
+        after = reply.retry_after
+        why = refusal(status, error, reply.elsewhere, self._state.http.shown)
+        if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
+            return Trouble(why, status=status, forgotten=session_id)
+        if status in (401, 403) or (status == 404 and error is not None and error.code == INVALID_REQUEST):
+            return Trouble(why, status=status)  # whatever says so: not the endpoint, which would know the request
+        # An error that does not say when to come back is the server's last word.
+        passing = status in PASSING and (error is None or after is not None)
+        return Trouble(why, passing=passing, after=after, answer=error, status=status)
+
+    # A stream that ended before the answer
+
+    async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:
+        """Take the stream up where it ended, again and again as long as that brings something new."""
+        state = self._state
+        revision = state.session.revision
+        lost = Trouble("the server's reply ended before the answer to the request", passing=True)
+        if self.outgoing.headers or revision is None or not revision.resumable:
+            return lost
+        reopening = Reopening(state.backoff)
+        while reopening.failures <= state.backoff.retries:
+            if not cursor.header:
+                return lost
+            await trio.sleep(reopening.pause(cursor.retry))
+            if state.session.id != session_id:
+                return lost  # another session knows nothing of this stream
+            cursor.moved = False
+            began = trio.current_time()
+            refused: Trouble | None = None
+            scope, take = self._taking()
+            with suppress(ExchangeBroken), scope:
+                refused = await state.read_stream(cursor, take)
+            if self._answered:
+                return None
+            if refused is not None and not refused.passing:
+                return attrs.evolve(lost, why=f"{lost.why}, and {refused.why}")
+            reopening.ended(cursor.moved, trio.current_time() - began)
+        return lost
+
+
+@attrs.define(eq=False)
+class PostQueue:
+    """The requests under way, and those that wait for their turn.
+
+    What waits costs no task. It is refused only once it weighs 64 MiB or there are 20,000: whoever sends must never
+    wait here, since what comes next may be the cancellation or the answer that gives the turn.
+    """
+
+    _nursery: trio.Nursery
+    _most: int
+    _running: dict[RequestId, Post] = attrs.field(init=False, factory=dict)
+    _waiting: dict[RequestId, Post] = attrs.field(init=False, factory=dict)
+    _waiting_bytes: int = attrs.field(init=False, default=0)
+    _listening: int = attrs.field(init=False, default=0)
+
+    def submit(self, post: Post) -> bool:
+        """Run a request now or in its turn; False if too many wait already."""
+        id = post.outgoing.request_id
+        assert id is not None
+        if post.listens:
+            self._listening += 1  # it lasts, so it must not take the turn of others
+            self._start(id, post)
+        elif len(self._running) - self._listening < self._most:
+            self._start(id, post)
+        elif len(self._waiting) < _WAITING and self._waiting_bytes < _WAITING_BYTES:
+            self._waiting[id] = post
+            self._waiting_bytes += len(post.outgoing.data)
+        else:
+            return False
+        return True
+
+    def _start(self, id: RequestId, post: Post) -> None:
+        self._running[id] = post
+        self._nursery.start_soon(self._run, id, post)
+
+    async def _run(self, id: RequestId, post: Post) -> None:
+        try:
+            await post.run()
+        finally:
+            self._running.pop(id, None)  # a request that is sent twice has one id
+            if post.listens:
+                self._listening -= 1
+            elif self._waiting:
+                following = next(iter(self._waiting))
+                self._start(following, self._take(following))
+
+    def _take(self, id: RequestId) -> Post:
+        post = self._waiting.pop(id)
+        self._waiting_bytes -= len(post.outgoing.data)
+        return post
+
+    def withdraw(self, id: RequestId) -> Post | None:
+        """Drop a request that has not had its turn, or return it if it is under way; None in any other case."""
+        if id in self._waiting:
+            self._take(id)
+            return None
+        return self._running.get(id)
+
+    def close(self) -> None:
+        """Give up everything."""
+        self._waiting.clear()
+        for post in self._running.values():
+            post.scope.cancel(reason="the channel was closed")

@@ -1,0 +1,218 @@
+"""The HTTP+SSE transport of 2024-11-05: one stream of events from the server, and a POST for every message to it.
+
+The stream is the connection. Its first event names where to POST, which must be on the same origin; its end is the end
+of the session. Messages are sent one after another, in order, as over a pipe. (2024-11-05 basic/transports.)
+
+A server should accept a message at once, but some do so only when they have answered it, which may take as long as a
+call takes. So the next message waits for that a moment only.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final
+
+import attrs
+import httpx2
+import trio
+
+from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.framing.sse import Event
+from trimcp.security import security_event
+from trimcp.transports.descriptors import over_or_hung_up
+from trimcp.transports.http.client.exchanges import (
+    EVENT_STREAM,
+    JSON_TEXT,
+    ExchangeBroken,
+    OpenReply,
+    origin,
+)
+from trimcp.transports.http.client.handshake import LISTEN, VERSION, method_of, revision_in
+from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
+from trimcp.transports.http.client.policy import Trouble, error_in, refusal
+from trimcp.transports.http.client.state import ClientState
+from trimcp.transports.targets import shown_url
+from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, Response
+
+__all__ = ["SseConnection"]
+
+_MAX_BODY: Final = 64 * 1024
+_MOMENT: Final = 1.0
+_MOST: Final = 64
+
+_log = logging.getLogger("trimcp.http")
+
+
+@attrs.define(eq=False)
+class SseConnection:
+    """One connection over HTTP+SSE. The server may take `timeout` seconds to name its endpoint.
+
+    Attributes:
+        known: set once the endpoint is known, or known to stay unknown.
+        why: why there is no connection (any more), or None.
+    """
+
+    _state: ClientState
+    _nursery: trio.Nursery
+    _timeout: float
+    known: trio.Event = attrs.field(init=False, factory=trio.Event)
+    why: str | None = attrs.field(init=False, default=None)
+    _over: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _reply: OpenReply | None = attrs.field(init=False, default=None)
+    _endpoint: httpx2.URL | None = attrs.field(init=False, default=None, repr=False)
+    _version: str | None = attrs.field(init=False, default=None)
+    _handshake: RequestId | None = attrs.field(init=False, default=None)
+    _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _under_way: int = attrs.field(init=False, default=0)
+    _accepted: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    @property
+    def open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._endpoint is not None and self.why is None
+
+    # What comes in
+
+    async def run(self) -> None:
+        """Read the stream to its end. Cancelling it closes the connection."""
+        try:
+            self.why = await self._read()
+        except Exception:  # a bug here or in the library below; whoever waits is told that the stream is gone
+            _log.exception("reading the event stream crashed")
+            self.why = "the event stream could not be read; the log has the details"
+        finally:
+            self._reply = None
+            self._over.set()
+            self.known.set()
+            self._accepted.unpark_all()
+
+    async def hung_up(self) -> None:
+        """Wait until the stream has ended, whatever of it nobody has taken yet."""
+        await over_or_hung_up(self._over, None if self._reply is None else self._reply.socket)
+
+    async def _read(self) -> str:
+        http = self._state.http
+        scope = trio.CancelScope(deadline=trio.current_time() + self._timeout)
+        base = http.url
+
+        async def take(event: Event) -> None:
+            if self._endpoint is not None:
+                await self._take(event)
+            elif self.why is None:
+                self.why = self._begin(event, base)
+                if self.why is None:
+                    scope.deadline = math.inf
+                else:
+                    scope.cancel(reason="the server named no endpoint")
+
+        broken: ExchangeBroken | None = None
+        try:
+            with scope:
+                async with http.open("GET", LISTEN) as reply:
+                    if reply.status != 200 or reply.content_type != EVENT_STREAM:
+                        return http.refusal(reply)
+                    base, self._reply = reply.url, reply
+                    broken = await read_events(reply, Cursor(), self._state.inbox, take)
+        except ExchangeBroken as error:
+            broken = error
+        if self.why is not None:
+            return self.why
+        if scope.cancelled_caught:
+            return f"the server named no endpoint in {self._timeout:g} s"
+        return "the server ended its event stream" if broken is None else broken.why
+
+    def _begin(self, event: Event, base: httpx2.URL) -> str | None:
+        """Take the first event, which says where to POST; return what is wrong with it."""
+        if event.event != "endpoint":
+            return "the server's first event does not name an endpoint"
+        http = self._state.http
+        try:
+            target = http.resolve(event.data.decode().strip(), base)
+        except UnicodeDecodeError:
+            target = None
+        if target is None:
+            return "the endpoint that the server names is no URL"
+        if origin(target) != origin(http.url):
+            security_event("redirect_refused", server=origin(http.url), to=origin(target))
+            return f"the server's endpoint is on another origin ({origin(target)!r:.200}), where nothing is sent"
+        _log.debug("the server speaks HTTP+SSE; messages go to %s", origin(target))  # the rest names the session
+        self._endpoint = target
+        self.known.set()
+        return None
+
+    async def _take(self, event: Event) -> None:
+        message = message_in(event)
+        if message is None:
+            return
+        if isinstance(message, Response) and message.id == self._handshake:
+            revision = revision_in(message)
+            self._version = revision.name if revision is not None and revision.version_header else None
+        await self._state.inbox.put(Incoming(message, len(event.data)))
+
+    # What goes out
+
+    async def send(self, outgoing: Outgoing) -> None:
+        """Send a message once those before it were accepted, or waited for. A refused request is answered so.
+
+        Raises:
+            trio.BrokenResourceError: the stream has ended.
+        """
+        if self._handshake is None and outgoing.kind is Kind.REQUEST:
+            method = method_of(outgoing.data)
+            if method == "initialize":
+                self._handshake = outgoing.request_id
+            elif method == "server/discover":
+                # Whoever probes for the modern era learns that this is not it, without asking the server.
+                self._state.inbox.post(Incoming(_no_probe(outgoing)))
+                return
+        async with self._lock:
+            await self.known.wait()
+            while self._under_way >= _MOST and self.open:
+                await self._accepted.park()
+            if not self.open:
+                raise trio.BrokenResourceError(self.why or "the server named no endpoint")
+            over = trio.Event()
+            self._under_way += 1
+            self._nursery.start_soon(self._send, outgoing, over)
+            with trio.move_on_after(_MOMENT):
+                await over.wait()
+
+    async def _send(self, outgoing: Outgoing, over: trio.Event) -> None:
+        try:
+            trouble = await self._state.persist(lambda: self._attempt(outgoing), self._next_pause)
+            if trouble is not None:
+                self._give_up(outgoing, trouble)
+        except Exception:  # as above; the others that are on their way go on
+            _log.exception("a message over HTTP+SSE crashed")
+            self._give_up(outgoing, Trouble("the message could not be sent; the log has the details"))
+        finally:
+            self._under_way -= 1
+            self._accepted.unpark_all()
+            over.set()
+
+    def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
+        return self._state.backoff.before_next(attempts, trouble) if self.open else None
+
+    async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
+        headers = {"content-type": JSON_TEXT, **({} if self._version is None else {VERSION: self._version})}
+        async with self._state.http.open("POST", headers, outgoing.data, url=self._endpoint) as reply:
+            body = await reply.small_body(_MAX_BODY)
+            if reply.status < 300:
+                return None
+            error = error_in(body, outgoing.request_id) if outgoing.kind is Kind.REQUEST else None
+            why = refusal(reply.status, error, reply.elsewhere, shown_url(str(self._endpoint)))
+            return Trouble(why, answer=error, status=reply.status)
+
+    def _give_up(self, outgoing: Outgoing, trouble: Trouble) -> None:
+        _log.debug("a %s was not taken: %s", outgoing.kind.value, trouble.why)
+        if outgoing.kind is Kind.REQUEST:
+            self._state.last_failure = trouble.why
+            message: Message = trouble.answer or Lost(outgoing.request_id, trouble.why)
+            self._state.inbox.post(Incoming(message))
+
+
+def _no_probe(outgoing: Outgoing) -> Message:
+    text = "HTTP+SSE is a transport of the legacy era"
+    return Malformed(INVALID_REQUEST, text, outgoing.request_id, "shape", is_response=True)

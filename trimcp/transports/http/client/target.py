@@ -1,0 +1,123 @@
+"""Where a server is reached over HTTP, as a target for clients. httpx2 is imported when it is first connected to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import attrs
+
+from trimcp.bounds import checked
+from trimcp.channel import MessageChannel, require_trio
+from trimcp.errors import LocalError
+from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts
+from trimcp.transports.targets import checked_headers, masked_url
+from trimcp.transports.trace import Write, traced
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from trimcp.transports.http.client.exchanges import Http
+
+__all__ = ["HttpServer"]
+
+_UNIX: Final = "http+unix"
+
+
+def _check_url(instance: object, attribute: Any, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise LocalError(f"this is no URL of a server: {error}") from None
+    if parts.scheme not in ("http", "https", _UNIX) or not parts.hostname or port == 0:
+        raise LocalError("a server's URL begins with http:// or https:// and names a host")
+
+
+def _check_mode(instance: object, attribute: Any, mode: str) -> None:
+    if mode not in ("auto", "streamable", "sse"):
+        raise LocalError(f'mode is "auto", "streamable" or "sse", not {mode!r:.60}')
+
+
+@attrs.frozen(field_transformer=checked(zero=("retries",)))
+class HttpServer:
+    """A server that is reached over HTTP: Streamable HTTP in every revision, or the HTTP+SSE of 2024-11-05.
+
+    Nothing is sent to another origin than that of `url`: neither redirects nor what the server names lead there.
+
+    Attributes:
+        url: the endpoint, "http://...", "https://..." or "http+unix://%2Frun%2Fserver.sock/mcp".
+        headers: sent with every request, such as `{"Authorization": "Bearer ..."}`. Never logged.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        mode: which of the two transports to speak. "auto" begins with Streamable HTTP and turns to HTTP+SSE when
+            the server knows neither it nor the handshake.
+        client: an `httpx2.AsyncClient` of your own, with its proxies, certificates and authentication; it is not
+            closed. Its limits have to allow as many connections as there are calls under way, its timeouts are
+            not used, and it should speak HTTP/1.1: over HTTP/2 httpx2 does not tell a server that a call was given up.
+        retries: how often a request is sent again where that is safe: if nothing of it was sent, or if it only
+            reads (lists, `resources/read`, `prompts/get`, `completion/complete`, `server/discover`, `ping`).
+        retry_calls: send `tools/call` again, too, although it may then be carried out twice.
+        max_posts: requests under way at a time; more wait. Subscriptions do not count.
+        timeouts: how long the steps of an exchange may take.
+        trace: called with a line for every message, secrets masked; None for no trace.
+        random: what pauses between attempts vary by.
+    """
+
+    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
+    headers: Mapping[str, str] = attrs.field(default=None, converter=checked_headers, repr=False)
+    uds: str | None = None
+    mode: Mode = attrs.field(default="auto", validator=_check_mode)
+    client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
+    retries: int = attrs.field(default=3, kw_only=True)
+    retry_calls: bool = attrs.field(default=False, kw_only=True)
+    max_posts: int = attrs.field(default=256, kw_only=True)
+    timeouts: Timeouts = attrs.field(factory=Timeouts, kw_only=True)
+    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
+    random: random.Random = attrs.field(factory=random.Random, kw_only=True, repr=False)
+
+    @property
+    def key(self) -> object:
+        """What is the same for the same server, so that its era is remembered."""
+        return ("http", self.url, self.uds, self.mode)
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        parts = urlsplit(self.url)
+        return unquote(_authority(parts)) if parts.scheme == _UNIX else self.uds
+
+    @property
+    def address(self) -> str:
+        """The URL to send requests to, which for a Unix socket names this machine."""
+        parts = urlsplit(self.url)
+        if parts.scheme == _UNIX:
+            parts = parts._replace(scheme="http", netloc="localhost")
+        return parts._replace(path=parts.path or "/", fragment="").geturl()
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Yield a channel to the server; nothing is sent before its first message (HTTP+SSE by name: its GET).
+
+        Leaving gives up what is under way and ends the session, within `timeouts.close`. What the body raises comes
+        out as itself.
+        """
+        require_trio()
+        from trimcp.transports.http.client.channel import opened
+
+        backoff = Backoff(self.retries, self.random)
+        settings = (self.mode, self.timeouts, backoff, self.retry_calls, self.max_posts)
+        async with opened(self.exchanges(), *settings) as channel:
+            yield channel if self.trace is None else traced(channel, self.trace)
+
+    def exchanges(self) -> AbstractAsyncContextManager[Http]:
+        """Return a context manager that yields HTTP exchanges with the server, below any channel."""
+        from trimcp.transports.http.client.exchanges import opened_http
+
+        return opened_http(self.address, self.headers, self.timeouts, self.socket, self.client)
+
+
+def _authority(parts: SplitResult) -> str:
+    return parts.netloc.rpartition("@")[2]

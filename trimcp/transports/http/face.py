@@ -1,0 +1,245 @@
+"""The HTTP face of a server: which paths there are, and who may come in. Knows no server software.
+
+A request is judged by its head: path, Host and Origin, method, identity, content types. What is left is a handler that
+answers it, and does not come back here. (basic/transports, "Streamable HTTP".)
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import attrs
+import trio
+
+from trimcp.budget import Budget, Holding, give_back, owner_of
+from trimcp.channel import MessageChannel
+from trimcp.security import security_event
+from trimcp.transports.http.accept import accepts, is_compressed, is_json
+from trimcp.transports.http.exchange import Forms, HttpPost, SessionDelete, SessionGet
+from trimcp.transports.http.identity import Refused, identify
+from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal
+from trimcp.transports.http.sessions import HttpSession
+from trimcp.transports.http.settings import HttpSettings
+from trimcp.transports.http.shared import Shared
+from trimcp.transports.http.sse2024 import Sse2024
+from trimcp.transports.trace import traced
+from trimcp.wire.codes import OVERLOADED
+
+__all__ = ["HttpFace"]
+
+_SUBPROTOCOL: Final = "mcp"
+_KEY: Final = re.compile(r"[+/0-9A-Za-z]{22}==")  # 16 bytes in base64 (RFC 6455, section 4.2.1)
+
+# Clients send the same two headers with each request; a stranger may send others, of which few and short are kept.
+_MOST_FORMS: Final = 256
+_LONGEST_FORM: Final = 256
+
+
+@attrs.define(eq=False)
+class HttpFace:
+    """One server over HTTP. A `Face` to its host.
+
+    Args:
+        service: what is served.
+        settings: how.
+
+    Attributes:
+        shared: what its requests share: clock, tables and settings.
+        sse2024: what there is of HTTP+SSE.
+        connections: open now, where our own listener is the host.
+        budget: counts what all peers make us keep.
+    """
+
+    service: Service
+    settings: HttpSettings
+    shared: Shared = attrs.field(init=False)
+    sse2024: Sse2024 = attrs.field(init=False)
+    connections: int = attrs.field(init=False, default=0)
+    budget: Budget = attrs.field(init=False)
+    _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
+    # Weak, because a host that loses a connection before the body is there has no response to report.
+    _began: WeakKeyDictionary[Head, tuple[float, str | None]] = attrs.field(init=False, factory=WeakKeyDictionary)
+
+    def __attrs_post_init__(self) -> None:
+        self.shared = Shared(self.service, self.settings)
+        self.sse2024 = Sse2024(self.shared)
+        self.budget = self.shared.budget
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many connections, exchanges, sessions and streams of HTTP+SSE there are now."""
+        return {
+            "connections": self.connections,
+            "exchanges": self.shared.exchanges,
+            "sessions": len(self.shared.sessions),
+            "streams": len(self.sse2024.streams),
+        }
+
+    # For the host
+
+    async def admit(self, head: Head) -> Admitted:
+        """Judge a request by its head."""
+        settings = self.settings
+        if settings.access_log is not None:
+            self._began[head] = (trio.current_time(), None)
+        # A probe names whatever address it was given as its Host. It is no page.
+        health = settings.health and head.path in ("/healthz", "/readyz")
+        reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
+        if reason is not None:
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
+            return refusal(403, reason)
+        if health:
+            return self._health(head)
+        cors = settings.origins.cors(head)
+        admitted = await self._find(head, cors)
+        if cors and isinstance(admitted, HttpResponse):
+            return attrs.evolve(admitted, headers=(*admitted.headers, *cors))
+        return admitted
+
+    def done(self, head: Head, status: int, sent: int) -> None:
+        """Note a response in the access log."""
+        access = self.settings.access_log
+        if access is not None:
+            began, principal = self._began.pop(head, (trio.current_time(), None))
+            access.record(head, status, sent, began, principal, head.headers.get("mcp-method"))
+
+    # Routes
+
+    async def _find(self, head: Head, cors: tuple[tuple[str, str], ...]) -> Admitted:
+        settings, path = self.settings, head.path
+        extra = settings.routes.get(path)
+        if extra is None and path not in (
+            settings.path,
+            settings.websocket_path,
+            settings.sse_path,
+            settings.sse_path and settings.messages_path,
+        ):
+            return refusal(404, "there is nothing here; check the path of the URL")
+        preflight = settings.origins.preflight(head)
+        if preflight is not None:
+            return preflight
+        identity = None if settings.authenticate is None else await identify(settings.authenticate, head)
+        if isinstance(identity, Refused):
+            # Who shows no credentials is only asking which are wanted, and a check that broke has an ERROR of its own.
+            if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+            return refusal(identity.status, identity.message, *identity.headers)
+        principal = None if identity is None else identity.id
+        if principal is not None and head.holding is not None:
+            head.holding.move(owner_of(principal, None))
+        if settings.access_log is not None and head in self._began:
+            self._began[head] = (self._began[head][0], principal)
+        if extra is not None:
+            return await extra(head)
+        if path == settings.path:
+            return self._streamable(head, principal, cors)
+        if path == settings.websocket_path:
+            return self._websocket(head, principal)
+        return self.sse2024.admit(head, principal, cors)
+
+    def _streamable(self, head: Head, principal: str | None, cors: tuple[tuple[str, str], ...]) -> Admitted:
+        method, keeps_sessions = head.method, self.shared.routing.keeps_sessions
+        if method == "POST":
+            return self._post(head, principal, cors)
+        if method == "GET" and keeps_sessions:
+            if not accepts(head.headers.get("accept"))[1]:
+                return refusal(406, "a GET is answered with text/event-stream")
+            session = self._session(head, principal)
+            return session if isinstance(session, HttpResponse) else SessionGet(session, head, cors)
+        if method == "DELETE" and keeps_sessions:
+            session = self._session(head, principal)
+            return session if isinstance(session, HttpResponse) else SessionDelete(session, cors)
+        allowed = "GET, POST, DELETE" if keeps_sessions else "POST"
+        return refusal(405, f"{method[:20]!r} is no method of this endpoint", ("Allow", allowed))
+
+    def _post(self, head: Head, principal: str | None, cors: tuple[tuple[str, str], ...]) -> Admitted:
+        headers, shared = head.headers, self.shared
+        content, accept = headers.get("content-type"), headers.get("accept")
+        try:
+            forms = self._known_forms[content, accept]
+        except KeyError:
+            forms = self._forms(content, accept)
+        if forms is None and not is_json(content):
+            return refusal(415, "the body must be application/json in UTF-8")
+        if is_compressed(headers.get("content-encoding")):
+            return refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
+        if forms is None:
+            return refusal(406, "answers are application/json or text/event-stream")
+        if shared.exchanges >= self.settings.max_exchanges:
+            security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
+            return refusal(503, "too much is under way; try again later", code=OVERLOADED)
+        return HttpPost(shared, head, principal, forms, cors)
+
+    def _forms(self, content: str | None, accept: str | None) -> Forms | None:
+        """Return in which forms a POST may be answered, None if in none: the same at each request of a client."""
+        json, events = accepts(accept)
+        forms = None
+        if is_json(content) and (json or events):
+            reply = self.settings.reply
+            forms = Forms(events, events and reply != "json", events and (reply == "sse" or not json))
+        if len(self._known_forms) < _MOST_FORMS and len(content or "") + len(accept or "") < _LONGEST_FORM:
+            self._known_forms[content, accept] = forms
+        return forms
+
+    def _session(self, head: Head, principal: str | None) -> HttpSession | HttpResponse:
+        id = head.headers.get("mcp-session-id")
+        if id is None:
+            return refusal(400, "the header Mcp-Session-Id is missing")
+        session = self.shared.sessions.find(id, principal)
+        return refusal(404, "there is no such session; initialize anew") if session is None else session
+
+    def _websocket(self, head: Head, principal: str | None) -> Admitted:
+        if not head.websocket:
+            return refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
+        # Over HTTP/2 there is none (RFC 8441, section 5); where there has to be one, whoever shakes hands misses it.
+        key = head.headers.get("sec-websocket-key")
+        if key is not None and not _KEY.fullmatch(key):
+            return refusal(400, "the header Sec-WebSocket-Key is no 16 bytes in base64")
+        if self.shared.draining:
+            return refusal(503, "shutting down")
+        offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
+        agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
+        return Upgrade(partial(self._serve, head.holding), agreed, self.service.max_message, principal, head.headers)
+
+    async def _serve(self, holding: Holding | None, channel: MessageChannel) -> None:
+        channel.holding = holding
+        write = self.settings.trace
+        await self.service.serve(channel if write is None else traced(channel, write), self.shared.sessions)
+
+    def _health(self, head: Head) -> HttpResponse:
+        if head.method not in ("GET", "HEAD"):
+            return HttpResponse(405, (("Allow", "GET, HEAD"),))
+        text = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
+        if head.path == "/readyz" and self.shared.draining:
+            return HttpResponse(503, text, b"draining\n")
+        return HttpResponse(200, text, b"ok\n")
+
+    # Its life
+
+    async def run(self) -> None:
+        """Run the clock, until cancelled: whoever serves runs this beside the host."""
+        async with trio.open_nursery() as nursery:
+            self.budget.when_low = lambda: nursery.start_soon(give_back)
+            try:
+                await self.shared.deadlines.run()
+            finally:
+                self.budget.when_low = None
+
+    async def drain(self, grace: float) -> None:
+        """Take no more work, let calls under way answer for `grace` seconds, cancel them, and end every stream.
+
+        Cancelling it cuts the grace short.
+        """
+        self.shared.draining = True
+        await self.service.drain(grace, self.shared.sessions)
+        self.end()
+
+    def end(self) -> None:
+        """End every session and stream now."""
+        self.shared.draining = True
+        for session in self.shared.sessions:
+            session.end("the server is shutting down")
+        for stream in self.sse2024.streams:
+            stream.end("the server is shutting down")

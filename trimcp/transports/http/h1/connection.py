@@ -1,0 +1,470 @@
+"""One HTTP/1.1 connection: what is read when, what is dropped unread, and how it ends.
+
+One task reads all the time, also while a handler works, so that a client that leaves is noticed at once; only this task
+closes. Responses are written by whoever answers (`H1Writer`), so a request costs no task here.
+
+    head ── admit ──┬─ HttpResponse ── answered at once; the body is dropped, or the connection closed
+                    ├─ Upgrade ── handed over, and nothing of this applies any more
+                    └─ Handler ── body ── start ── ... replied ── the next head, which may be here already
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.budget import LARGE, Amount, owner_of
+from trimcp.framing.gathering import Gathered
+from trimcp.security import security_event
+from trimcp.transports.http.deadlines import Deadlines
+from trimcp.transports.http.h1.chunks import RequestRefused
+from trimcp.transports.http.h1.parser import H1Request, RequestParser
+from trimcp.transports.http.h1.reply import H1Reply, encode_head
+from trimcp.transports.http.h1.wires import PrefixedStream, Wire
+from trimcp.transports.http.h1.writer import H1Writer
+from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade
+from trimcp.transports.http.settings import HttpLimits
+
+__all__ = ["H1Connection", "Hosting", "UpgradeWebSocket"]
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
+"""Serves a WebSocket on a stream that begins with the request's head, until the peer leaves."""
+
+_READ_SIZE: Final = 64 * 1024
+_DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to keep the connection
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@attrs.define(eq=False)
+class Hosting:
+    """What the connections of a listener share.
+
+    Attributes:
+        face: what is served.
+        limits: what a client may cost.
+        nursery: runs connections, and the tasks that write what a socket did not take at once.
+        upgrade_websocket: serves a WebSocket, or None to refuse them.
+        deadlines: of all connections; somebody runs them.
+        draining: whether connections end with the response under way.
+    """
+
+    face: Face
+    limits: HttpLimits
+    nursery: trio.Nursery
+    upgrade_websocket: UpgradeWebSocket | None = None
+    deadlines: Deadlines = attrs.field(factory=Deadlines)
+    draining: bool = False
+
+
+def _tell(refusal: RequestRefused, peer: str) -> None:
+    """Log why what was read is no request that we take."""
+    if refusal.status in (413, 431):
+        security_event("oversize", status=refusal.status, why=refusal.reason, peer=peer)
+    elif refusal.status in (408, 503):  # for 503 the budget has told it
+        log.debug("refused a request from %s: %d, %s", peer, refusal.status, refusal.reason)
+    else:
+        security_event("garbage", status=refusal.status, why=refusal.reason, peer=peer)
+
+
+class H1Connection:
+    """Serves one client. `run` is its task.
+
+    Args:
+        hosting: what it shares with others.
+        wire: closed when `run` ends.
+        peer, loopback, secure: what every `Head` says about it.
+    """
+
+    __slots__ = (
+        *("_deadline", "_face", "_hosting", "_limits", "_parked", "_parser", "_peer", "_reply", "_wire", "writer"),
+        *("_closing", "_dry", "_holding", "_lost", "_reset", "_rested", "_upgraded"),
+    )
+
+    def __init__(
+        self, hosting: Hosting, wire: Wire, *, peer: str = "", loopback: bool = True, secure: bool = False
+    ) -> None:
+        self._hosting = hosting
+        self._face = hosting.face
+        self._limits = hosting.limits
+        self._wire = wire
+        self._peer = peer
+        owner = owner_of(None, peer)
+        self._holding = holding = hosting.face.budget.holding(owner, self)
+        self._parser = RequestParser(hosting.limits, peer=peer, loopback=loopback, secure=secure, holding=holding)
+        self._deadline = hosting.deadlines.new(self._wake)
+        self._reply: H1Reply | None = None  # the response under way
+        self._parked = trio.lowlevel.ParkingLot()
+        self.writer: H1Writer = H1Writer(
+            self, wire, hosting.nursery, hosting.deadlines, hosting.limits, Amount(holding)
+        )
+        self._closing = False  # after the response under way
+        self._lost = False  # at once: the client is gone, or shall be
+        self._dry = False  # the client has sent its last byte; what is left of a finished response still goes out
+        self._reset = False
+        self._rested = True  # whether others could run since the last head
+        self._upgraded: trio.CancelScope | None = None  # around a WebSocket
+
+    async def run(self) -> None:
+        """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
+        try:
+            await self._serve()
+        except Exception:
+            log.exception("serving a connection from %s crashed", self._peer)
+            self._reset = True
+        except BaseExceptionGroup as group:
+            cancelled, crash = group.split(trio.Cancelled)
+            if cancelled is None or not (crash is None or isinstance(crash, ExceptionGroup)):
+                raise
+            if crash is not None:
+                log.error("serving a connection from %s crashed", self._peer, exc_info=crash)
+            raise cancelled from None
+        finally:
+            await self._end()
+
+    def drain(self) -> None:
+        """End now if no request is under way. `Hosting.draining` sees to the rest."""
+        self._wake()
+
+    # For the budget
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is at work: a request is incomplete, or its response waits for the client to read."""
+        reply = self._reply
+        return reply is None or reply.ended or reply.handler is None or reply.handler.at_rest
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is at work, so that closing costs nobody an answer. False for a WebSocket."""
+        return self.at_rest and self._upgraded is None
+
+    def give_way(self, why: str) -> None:
+        """Close now, whatever is unread; see `Holder`."""
+        log.debug("the connection from %s is cut: %s", self._peer, why)
+        if self._upgraded is not None:
+            self._upgraded.cancel(reason=why)
+            return
+        self._lost = self._reset = True
+        self._abandon("gave way", why)  # at once: what is at work would go on to write
+        self.writer.give_up()
+
+    # For the reply and the writer
+
+    def will_close(self, request: H1Request) -> bool:
+        """Decide whether the connection closes after the response that begins now; no later one changes that."""
+        self._closing = self._closing or self._hosting.draining or not request.keep_alive
+        return self._closing
+
+    def finished(self) -> None:
+        """Go on to the next request, unless the system has yet to take a part of the response."""
+        if not self.writer.waiting and not self.writer.broken:
+            self._replied()
+
+    def drained(self) -> None:
+        """Go on to the next request, or tell the handler that it may write more."""
+        reply = self._reply
+        if reply is None:
+            self._parked.unpark_all()
+        elif reply.ended:
+            self._replied()
+        elif reply.handler is not None:
+            reply.handler.writable()
+
+    def broke(self) -> None:
+        """Wake the reader, which looks at `writer.broken`."""
+        self._wake()
+
+    def _replied(self) -> None:
+        reply = self._reply
+        if reply is None:
+            return
+        self._reply = None
+        self._closing = self._closing or self._hosting.draining
+        self._deadline.set(self._limits.idle_timeout)
+        if self._closing or self._parser.buffered or reply.handler is None:
+            self._wake()  # else the reader waits for what it would wait for anyway
+        reply.detach()
+        self._face.done(reply.request.head, reply.status, reply.sent)
+
+    def _wake(self) -> None:
+        """Wake the reader to look at what has changed."""
+        if self._parked:
+            self._parked.unpark_all()
+        else:
+            self._wire.wake()
+
+    # Requests
+
+    async def _serve(self) -> None:
+        self._deadline.set(self._limits.head_timeout)
+        first = True
+        try:
+            while not (self._closing or self._lost):
+                request = await self._next_request(first)
+                if request is None:
+                    return
+                await self._take(request)
+                first = False
+        except RequestRefused as refusal:
+            self._refuse(refusal)
+        if not self._lost:
+            await self._linger()
+
+    async def _next_request(self, first: bool) -> H1Request | None:
+        """Wait for a head; None if there will be none. The first one has its time from accepting."""
+        parser = self._parser
+        if parser.buffered and not self._rested:
+            await trio.lowlevel.checkpoint()  # who pipelines must not keep the others waiting
+        timed = first
+        while True:
+            request = parser.next_head()
+            if request is not None:
+                self._deadline.clear()
+                self._rested = False
+                return request
+            if parser.buffered and not timed:
+                timed = True
+                self._deadline.set(self._limits.head_timeout)
+            if not await self._more(idle=not parser.buffered):
+                return None
+
+    async def _take(self, request: H1Request) -> None:
+        try:
+            admitted = await self._face.admit(request.head)
+        except Exception:
+            log.exception("judging a request from %s crashed", self._peer)
+            admitted = HttpResponse(500)
+        if isinstance(admitted, HttpResponse):
+            await self._turn_away(request, admitted)
+        elif isinstance(admitted, Upgrade):
+            await self._upgrade(request, admitted)
+        elif request.length is not None and request.length > admitted.max_body:
+            await self._turn_away(request, admitted.too_large(self._parser.next_data() or b""))
+        else:
+            body = b"" if request.length == 0 else await self._read_body(request, admitted)
+            if body is not None:
+                if (request.length or len(body)) < LARGE:
+                    self._start(request, admitted, body)
+                else:
+                    budget = self._holding.budget
+                    if not budget.take_turn():
+                        await self._holding.wait_for_turn(len(body))
+                        if self._lost:
+                            return  # it was ended meanwhile
+                    self._start(request, admitted, body)
+                    budget.parsed()
+                del body  # which would be kept, beside what was read from it, until the answer is there
+                await self._read_on()
+
+    def _start(self, request: H1Request, handler: Handler, body: bytes) -> None:
+        reply = self._reply = H1Reply(self, request, handler)
+        try:
+            handler.start(body, reply)
+        except Exception:
+            log.exception("answering a request from %s crashed", self._peer)
+            if reply.status:
+                reply.abort()
+            else:
+                reply.send(HttpResponse(500))
+
+    async def _read_body(self, request: H1Request, handler: Handler) -> bytes | None:
+        """Return the whole body, or None if the client is gone or was sent away."""
+        parser, holding = self._parser, self._holding
+        data = parser.next_data()
+        if data is not None and len(data) == request.length:
+            return data
+        if request.expects and data is None:
+            self.writer.write(_CONTINUE)
+        body, size = Gathered(), 0
+        counted: Amount | None = None
+        self._deadline.set(self._limits.body_timeout)
+        try:
+            while data != b"":
+                if data is not None:
+                    body.add(data)
+                    size += len(data)
+                    self._deadline.put_off(len(data) / self._limits.body_rate)
+                    if size > handler.max_body:
+                        beginning = body.beginning(_READ_SIZE)
+                        del body  # what is thrown away is not kept while the client takes the answer
+                        await self._turn_away(request, handler.too_large(beginning))
+                        return None
+                    if request.length is None and parser.buffered:
+                        await trio.lowlevel.checkpoint()  # who sends tiny chunks must not keep the others waiting
+                else:
+                    if counted is not None or size >= holding.budget.step:
+                        counted = counted or Amount(holding)
+                        counted.set(size)
+                        if not holding.fits(0):
+                            holding.refuse("bodies")
+                            del body
+                            raise RequestRefused(503, "too much is being received; try again later")
+                    if size >= _READ_SIZE:
+                        await holding.budget.read_in_turn()
+                    if not await self._more():
+                        return None
+                data = parser.next_data()
+            self._deadline.clear()
+            return body.take()
+        finally:
+            if counted is not None:
+                counted.set(0)
+
+    async def _turn_away(self, request: H1Request, response: HttpResponse) -> None:
+        """Answer without a handler. A small body is read and dropped; for a large one the connection is closed."""
+        length = request.length
+        if length != 0 and (request.expects or length is None or length > _DROPPED):
+            self._closing = True
+        self._reply = H1Reply(self, request, None)
+        self._reply.send(response)
+        await self._read_on()
+        if length and not (self._closing or self._lost):
+            self._deadline.set(self._limits.body_timeout)
+            while self._parser.next_data() != b"":
+                if not self._parser.buffered and not await self._more(answered=True):
+                    return
+            self._deadline.set(self._limits.idle_timeout)
+
+    async def _upgrade(self, request: H1Request, upgrade: Upgrade) -> None:
+        serve = self._hosting.upgrade_websocket
+        if serve is None or request.length != 0:
+            await self._turn_away(request, HttpResponse(400))
+            return
+        self._deadline.close()
+        self._lost = True
+        stream = PrefixedStream(self._parser.rest(), self._wire.into_stream())
+        try:
+            with trio.CancelScope() as self._upgraded:
+                await serve(stream, request.head, upgrade)
+        finally:
+            await trio.aclose_forcefully(stream)
+            self._face.done(request.head, 101, 0)
+
+    # Reading
+
+    async def _more(self, *, idle: bool = False, answered: bool = False) -> bool:
+        """Wait for more of a request; False if there will be nothing more.
+
+        Args:
+            idle: there is no request yet: ending disturbs nobody.
+            answered: there is nothing more to tell the client.
+
+        Raises:
+            RequestRefused: it took too long.
+        """
+        while True:
+            if self._deadline.passed:
+                if idle or answered:
+                    self._lost = True
+                    return False
+                raise RequestRefused(408, "the request took too long")
+            if self.writer.broken or (idle and self._hosting.draining):
+                self._lost = True
+                return False
+            data = await self._wire.read(_READ_SIZE)
+            self._rested = True
+            if data:
+                self._parser.feed(data)
+                return True
+            if data is not None:
+                self._lost = True
+                if not idle:
+                    log.debug("%s left in the middle of a request", self._peer)
+                return False
+
+    async def _read_on(self) -> None:
+        """Read until the response is finished, so that a client that leaves is noticed at once."""
+        parser = self._parser
+        while self._reply is not None:
+            if self.writer.broken:
+                self._abandon("read nothing" if self.writer.stalled else "left")
+            elif self._dry:
+                await self._parked.park()
+            elif parser.buffered >= self._limits.max_pipelined:
+                if await self._wire.hung_up():
+                    self._let_go()
+            elif data := await self._wire.read(_READ_SIZE):
+                parser.feed(data)
+                self._rested = True
+            elif data is None or self._reply is None:
+                self._lost = self._lost or data is not None
+            else:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Handle the end of what the client sends: a finished response still goes out, any other is abandoned."""
+        if self._reply is not None and self._reply.ended:
+            self._dry = self._closing = True
+        else:
+            self._abandon("left")
+
+    def _abandon(self, how: str, slow: str | None = None) -> None:
+        """Give up a response before its end; `slow` says why if it was we who ended it."""
+        reply = self._reply
+        if reply is None:
+            return
+        self._reply = None
+        self._lost = self._reset = True
+        self.writer.give_up()
+        sent = max(0, reply.sent - self.writer.undelivered)
+        handler = None if reply.ended or reply.aborted else reply.handler
+        reply.detach()
+        if slow is None and (self.writer.stalled or self._wire.timed_out):
+            slow = self._too_slow()
+        if not reply.aborted:
+            log.debug("%s %s before a response was finished", self._peer, how)
+        if handler is not None:
+            handler.disconnected(slow)
+        self._face.done(reply.request.head, reply.status, sent)
+
+    def _too_slow(self) -> str:
+        """Log a client that was dropped because it read nothing, and return the reason in words."""
+        seconds, unread = self._limits.stall_timeout, self.writer.undelivered
+        security_event("peer_stalled", peer=self._peer, seconds=seconds, unread_bytes=unread)
+        return f"the peer read nothing for {seconds:g} seconds"
+
+    # The end
+
+    def _refuse(self, refusal: RequestRefused) -> None:
+        _tell(refusal, self._peer)
+        self._closing = True
+        body = f"{HTTPStatus(refusal.status).phrase}: {refusal.reason}\n".encode()
+        again = (("Retry-After", "1"),) if refusal.status == 503 else ()
+        headers = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body))), *again)
+        self.writer.write(encode_head(refusal.status, headers, "Connection: close\r\n") + body)
+
+    async def _linger(self) -> None:
+        """Let the last response arrive before closing: closing with something unread would reset the connection."""
+        deadline = self._deadline
+        deadline.set(self._limits.linger_timeout)
+        while self.writer.waiting and not deadline.passed:
+            await self._parked.park()
+        if self.writer.waiting or self.writer.broken:
+            self._reset = True
+            return
+        await self._wire.shut_write()
+        left = self._limits.linger_bytes
+        while left > 0 and not deadline.passed:
+            data = await self._wire.read(_READ_SIZE)
+            if data == b"":
+                return
+            left -= len(data or b"")
+
+    async def _end(self) -> None:
+        """Close, and break the cycles between connection, reply and writer."""
+        self._deadline.close()
+        try:
+            self._abandon("was cut off")
+        except Exception:
+            log.exception("ending a connection from %s crashed", self._peer)
+        finally:
+            self.writer.close()
+            self._holding.close()
+            await self._wire.close(reset=self._reset)

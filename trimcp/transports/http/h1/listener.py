@@ -1,0 +1,261 @@
+"""The HTTP/1.1 server: accepts connections up to a bound, and ends them when it is asked to stop."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.budget import owner_of
+from trimcp.security import security_event
+from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
+from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
+from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
+from trimcp.transports.http.seams import Face
+from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.shares import Shares
+
+__all__ = ["serve_http1"]
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+_AT_ONCE: Final = 64  # connections taken before other tasks run
+_PAUSE: Final = 1.0
+_QUIET: Final = 60.0
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+async def serve_http1(
+    face: Face,
+    *,
+    host: str | None = "127.0.0.1",
+    port: int | None = None,
+    path: str | os.PathLike[str] | None = None,
+    mode: int = 0o600,
+    sockets: Sequence[socket.socket] = (),
+    reuse_port: bool = False,
+    ssl_context: ssl.SSLContext | None = None,
+    limits: HttpLimits | None = None,
+    upgrade_websocket: UpgradeWebSocket | None = None,
+    stop: trio.Event | None = None,
+    drained: trio.Event | None = None,
+    grace: float = 5.0,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a face over HTTP/1.1 until `stop` is set, or for ever.
+
+    At least one of `port`, `path` and `sockets` says where; several may. Cancelling it cuts all connections.
+
+    Args:
+        face: what is served.
+        host: the name or address to listen on; None for every address of this machine.
+        port: the TCP port; 0 lets the system choose. `task_status` tells which.
+        path: a Unix socket. A stale one is replaced; ours is removed at the end.
+        mode: its permissions.
+        sockets: sockets that were bound elsewhere. They are closed when accepting ends.
+        reuse_port: share the TCP port with other processes that do so too.
+        ssl_context: speak TLS; `listening.tls_context` makes one.
+        limits: what clients may cost.
+        upgrade_websocket: serves a WebSocket; None refuses them.
+        stop: once it is set nothing is accepted any more, connections without a request are closed, and others end
+            with the response under way.
+        drained: until it is set connections stay open after `stop`, so that clients can still say what the work under
+            way needs: an answer to its question, or that it is not wanted any more.
+        grace: seconds after that after which those that have not ended are cut.
+        task_status: is told the URLs, once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
+
+    Raises:
+        LocalError: it cannot listen there; the text says why.
+        ValueError: nothing says where to listen.
+    """
+    limits = HttpLimits() if limits is None else limits
+    stop = trio.Event() if stop is None else stop
+    if port is None and path is None and not sockets:
+        raise ValueError("say where to listen: a port, a path or sockets")
+    with ExitStack() as stack:
+        listening: list[socket.socket] = []
+        urls: list[str] = []
+        for sock in sockets:
+            listening.append(stack.enter_context(sock))
+            sock.listen(limits.backlog)
+        if port is not None:
+            opened = await open_tcp(
+                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=limits.stall_timeout
+            )
+            listening += [stack.enter_context(sock) for sock in opened]
+        urls += [url_of(sock, secure=ssl_context is not None) for sock in listening]
+        if path is not None:
+            listening.append(stack.enter_context(open_unix(path, mode=mode, backlog=limits.backlog)))
+            urls.append(f"unix:{os.fspath(path)}")
+        async with trio.open_nursery() as nursery:
+            hosting = Hosting(face, limits, nursery, upgrade_websocket)
+            nursery.start_soon(hosting.deadlines.run)
+            listener = _Listener(hosting, ssl_context)
+            stack.callback(listener.forget_waiting)
+            async with trio.open_nursery() as accepting:
+                for sock in listening:
+                    sock.setblocking(False)
+                    accepting.start_soon(listener.accept, sock)
+                task_status.started(urls)
+                await stop.wait()
+                accepting.cancel_scope.cancel(reason="this server stops")
+            stack.close()
+            if drained is not None:
+                await drained.wait()
+            await listener.drain(grace)
+            nursery.cancel_scope.cancel(reason="this server has stopped")
+
+
+@attrs.define(eq=False)
+class _Accepted:
+    """A connection that is being served, or waits until another ends."""
+
+    sock: socket.socket
+    peer: str
+    loopback: bool
+    owner: str
+    connection: H1Connection | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return self.connection is not None and self.connection.idle
+
+
+@attrs.define(eq=False)
+class _Listener:
+    """The connections of one server.
+
+    Beyond the bound they are accepted, too, and wait: only so can be seen whose they are.
+    """
+
+    _hosting: Hosting
+    _ssl_context: ssl.SSLContext | None
+    _connections: set[H1Connection] = attrs.field(init=False, factory=set)
+    _waiting: dict[_Accepted, None] = attrs.field(init=False, factory=dict)
+    _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(lambda accepted: accepted.idle, 2))
+    _shares_of_waiting: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(lambda _: True))
+    _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _complained: float = attrs.field(init=False, default=-math.inf)
+
+    async def accept(self, sock: socket.socket) -> None:
+        """Accept connections until cancelled."""
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            for _ in range(_AT_ONCE):
+                try:
+                    accepted, address = sock.accept()
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    if error.errno in _EXHAUSTED:
+                        self._complain("cannot accept connections: %s", error.strerror)
+                        with trio.move_on_after(_PAUSE):
+                            await self._ended.park()
+                        break
+                    log.debug("a connection was gone before it was accepted: %s", error.strerror)
+                else:
+                    self._welcome(accepted, address)
+
+    async def drain(self, grace: float) -> None:
+        """End all connections, those with a request under way after its response, for which there is `grace`."""
+        self._hosting.draining = True
+        for connection in self._connections:
+            connection.drain()
+        with trio.move_on_after(grace):
+            while self._connections:
+                await self._ended.park()
+        if self._connections:
+            log.debug("%d connections are cut: their responses take too long", len(self._connections))
+
+    def _complain(self, text: str, value: object) -> None:
+        """Log that we are short of something, at most once a minute."""
+        now = trio.current_time()
+        if now - self._complained >= _QUIET:
+            self._complained = now
+            log.warning(text, value)
+
+    def forget_waiting(self) -> None:
+        """Close what nobody has begun to serve."""
+        waiting, self._waiting = self._waiting, {}
+        for accepted in waiting:
+            accepted.sock.close()
+
+    def _welcome(self, sock: socket.socket, address: object) -> None:
+        peer, loopback = peer_name(address)
+        accepted = _Accepted(sock, peer, loopback, owner_of(None, peer))
+        most = self._hosting.limits.max_connections
+        if len(self._connections) < most and not self._waiting:
+            self._begin(accepted)
+            return
+        other = self._shares.giving_way(accepted.owner)
+        if other is None:
+            self._complain("%d connections are open; more have to wait", most)
+            self._let_wait(accepted)
+            return
+        held = self._shares.held(other.owner)
+        security_event("gave_way", what="connection", owner=other.owner, held=held, idle=other.idle)
+        self._shares.remove(other.owner, other)
+        if other.connection is not None:
+            other.connection.give_way("there are too many connections")
+        self._begin(accepted)
+
+    def _let_wait(self, accepted: _Accepted) -> None:
+        """Let it wait until another ends; beyond the backlog, close the first one of whoever has most waiting."""
+        if len(self._waiting) >= self._hosting.limits.backlog:
+            other = self._shares_of_waiting.giving_way(accepted.owner) or accepted
+            other.sock.close()
+            if other is accepted:
+                return
+            self._no_longer_waits(other)
+        self._waiting[accepted] = None
+        self._shares_of_waiting.add(accepted.owner, accepted)
+
+    def _no_longer_waits(self, accepted: _Accepted) -> None:
+        del self._waiting[accepted]
+        self._shares_of_waiting.remove(accepted.owner, accepted)
+
+    def _begin(self, accepted: _Accepted) -> None:
+        try:
+            wire = self._wire(accepted.sock)
+        except OSError:
+            accepted.sock.close()  # gone already
+            return
+        secure = self._ssl_context is not None
+        accepted.connection = connection = H1Connection(
+            self._hosting, wire, peer=accepted.peer, loopback=accepted.loopback, secure=secure
+        )
+        self._connections.add(connection)
+        self._shares.add(accepted.owner, accepted, used=True)
+        self._hosting.face.connections += 1
+        self._hosting.nursery.start_soon(self._serve, accepted, connection)
+
+    def _wire(self, sock: socket.socket) -> Wire:
+        if self._ssl_context is None:
+            return SocketWire(sock)
+        sock.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        return StreamWire(trio.SSLStream(stream, self._ssl_context, server_side=True))
+
+    async def _serve(self, accepted: _Accepted, connection: H1Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            accepted.connection = None
+            self._connections.discard(connection)
+            self._shares.remove(accepted.owner, accepted)
+            self._hosting.face.connections -= 1
+            self._ended.unpark_all()
+            while self._waiting and len(self._connections) < self._hosting.limits.max_connections:
+                first = next(iter(self._waiting))
+                self._no_longer_waits(first)
+                self._begin(first)

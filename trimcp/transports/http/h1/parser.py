@@ -1,0 +1,316 @@
+"""Parses HTTP/1.1 requests (RFC 9112), strictly: what two parsers might read differently is refused.
+
+`httptools` reads heads, one at a time. This module finds where a head ends, so that no limit depends on what a parser
+buffers and every byte behind a head is known to be body, next request or WebSocket; and it cuts out bodies. Sans I/O:
+
+    parser.feed(data)
+    parser.next_head()      an H1Request once its head is complete; then
+    parser.next_data()      pieces of its body, b"" at its end; then the next head
+
+What `httptools` lets through and this refuses: versions other than 1.0 and 1.1, the methods of RTSP and ICE, a Host
+that is missing or comes twice, Transfer-Encoding in HTTP/1.0, codings other than `chunked`, heads without end.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+import attrs
+import httptools
+
+from trimcp.budget import Holding
+from trimcp.transports.http.h1.chunks import ChunkDecoder, RequestRefused
+from trimcp.transports.http.seams import Head
+from trimcp.transports.http.settings import HttpLimits
+
+__all__ = ["H1Request", "RequestParser"]
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
+
+_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n")
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_BARE_LF_REASON: Final = "a line does not end in CR LF"
+_ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
+# No comma, though a name may have one: two Host lines are joined with it.
+_HOST: Final = re.compile(r"(?:[!$&'()*+;=._~%A-Za-z0-9-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+_LONGEST_KNOWN: Final = 64  # of the names of headers that are remembered
+_REMEMBERED: Final = 1_024  # bytes of a head: every connection keeps one, and to parse it is a quarter of a request
+_MAX_LENGTH_DIGITS: Final = 15  # a petabyte: what is merely too large is for others to say, with a 413
+
+
+@attrs.define(eq=False)
+class H1Request:
+    """A request whose head is complete.
+
+    Attributes:
+        head: what the face sees.
+        length: bytes of its body; None if only its end tells.
+        http10: whether it is in HTTP/1.0, whose clients know no chunks.
+        keep_alive: whether the client wants to go on using the connection.
+        expects: whether it waits for "100 Continue" before it sends the body.
+    """
+
+    head: Head
+    length: int | None
+    http10: bool
+    keep_alive: bool
+    expects: bool
+
+
+class RequestParser:
+    """Parses the requests of one connection.
+
+    Args:
+        limits: how large heads may be. Bodies are bounded by whoever takes their pieces.
+        peer, loopback, secure, holding: what every `Head` says about the connection.
+    """
+
+    __slots__ = (
+        *("_buffer", "_chunks", "_forgiven", "_last", "_left", "_limits", "_line_seen", "_scanned"),
+        *("_holding", "_loopback", "_peer", "_secure"),
+    )
+
+    def __init__(
+        self,
+        limits: HttpLimits,
+        *,
+        peer: str = "",
+        loopback: bool = True,
+        secure: bool = False,
+        holding: Holding | None = None,
+    ) -> None:
+        self._limits = limits
+        self._holding = holding
+        self._peer = peer
+        self._loopback = loopback
+        self._secure = secure
+        self._buffer = b""
+        self._forgiven = False  # whether an empty line before the request was skipped
+        self._scanned = 0  # bytes of the buffer in which no head ends
+        self._line_seen = False  # whether the request line is there, and sound
+        self._left = 0  # bytes of the body that are still to come
+        self._chunks: ChunkDecoder | None = None
+        self._last: tuple[bytes, H1Request] | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes fed and not yet taken."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived."""
+        self._buffer = self._buffer + data if self._buffer else data
+
+    def rest(self) -> bytes:
+        """Return, and forget, the bytes fed and not yet taken: another protocol goes on from here."""
+        rest, self._buffer = self._buffer, b""
+        return rest
+
+    def next_head(self) -> H1Request | None:
+        """Return the next request, or None if more must be fed. The one before was read to the end of its body.
+
+        Raises:
+            RequestRefused: what was fed is no request we take. The same for every way in which the bytes may be split.
+        """
+        buffer = self._buffer
+        if not buffer:
+            return None
+        if buffer[:2] == b"\r\n" and not self._forgiven:
+            self._forgiven = True  # one empty line before a request, not two (RFC 9112 section 2.2)
+            buffer = self._buffer = buffer[2:]
+            self._scanned = 0
+        end = buffer.find(b"\r\n\r\n", max(0, self._scanned - 3))
+        if not 0 <= end < self._limits.max_request_line - 4:
+            self._check_so_far(buffer, end)
+            if end < 0:
+                self._scanned = len(buffer)
+                return None
+        request = self._read_head(buffer[: end + 4])
+        self._buffer = buffer[end + 4 :]
+        self._forgiven = self._line_seen = False
+        self._scanned = 0
+        self._left = request.length or 0
+        self._chunks = ChunkDecoder() if request.length is None else None
+        return request
+
+    def next_data(self) -> bytes | None:
+        """Return what has arrived of the body, b"" at its end, or None if more must be fed.
+
+        Raises:
+            RequestRefused: the body is not what it should be.
+        """
+        buffer = self._buffer
+        if self._chunks is not None:
+            data, used = self._chunks.take(buffer)
+            self._buffer = buffer[used:]
+            if self._chunks.done and not data:
+                self._chunks = None
+                return b""
+            return data or None
+        if not self._left:
+            return b""
+        data = buffer[: self._left]
+        self._buffer = buffer[self._left :]
+        self._left -= len(data)
+        return data or None
+
+    def _check_so_far(self, buffer: bytes, end: int) -> None:
+        """Refuse an incomplete head that is too large, or wrong already.
+
+        The checks go by position, so that how the bytes were split does not decide which of two faults is named.
+        """
+        limits = self._limits
+        if not self._line_seen:
+            line_end = buffer.find(b"\n", 0, limits.max_request_line)
+            if line_end >= 0:
+                _read_request_line(buffer)
+                self._line_seen = True
+            elif len(buffer) >= limits.max_request_line:
+                raise RequestRefused(414, "the request line is too long")
+        size = len(buffer) if end < 0 else end + 4
+        if _BARE_LF.search(buffer, self._scanned, min(size, limits.max_head)):
+            raise RequestRefused(400, _BARE_LF_REASON)
+        if size > limits.max_head:
+            raise RequestRefused(431, "the request head is too large")
+
+    def _read_head(self, raw: bytes) -> H1Request:
+        """Parse a head, unless it equals the one before: most requests of a connection begin alike."""
+        if self._last is not None and self._last[0] == raw:
+            last = self._last[1]
+            head = last.head
+            head = Head(
+                *(head.method, head.path, head.query, head.headers, head.peer, head.loopback, head.secure),
+                websocket=head.websocket,
+                holding=self._holding,
+            )
+            return H1Request(head, last.length, last.http10, last.keep_alive, last.expects)
+        request = self._parse(raw)
+        self._last = (raw, request) if len(raw) <= _REMEMBERED else None
+        return request
+
+    def _parse(self, raw: bytes) -> H1Request:
+        method, target, http10 = _read_request_line(raw)
+        lines = raw.count(b"\n")
+        if lines != raw.count(b"\r\n"):
+            raise RequestRefused(400, _BARE_LF_REASON)
+        if lines > self._limits.max_headers + 2:
+            raise RequestRefused(431, "the request head has too many lines")
+        fields = _Fields()
+        try:
+            httptools.HttpRequestParser(fields).feed_data(raw)
+        except httptools.HttpParserUpgrade:
+            pass  # what to upgrade to is ours to decide
+        except httptools.HttpParserError as error:
+            raise RequestRefused(400, f"the request head is malformed: {error}") from None
+        if not fields.complete:
+            raise RequestRefused(400, "the request head is malformed")
+        headers = fields.headers
+        if not _HOST.fullmatch(headers.get("host", "" if http10 else ",")):
+            raise RequestRefused(400, "a request needs exactly one Host")
+        path, query = _read_target(method, target, headers)
+        expects = _read_expectation(headers) and not http10
+        length = _read_length(headers, http10)
+        connection = headers.get("connection")
+        keep_alive, websocket = not http10, False
+        if connection is not None:
+            options = {option.strip(" \t") for option in connection.lower().split(",")}
+            keep_alive = "close" not in options and (not http10 or "keep-alive" in options)
+            if "upgrade" in options and method == "GET" and not http10:
+                websocket = "websocket" in headers.get("upgrade", "").lower()
+        head = Head(
+            *(method, path, query, headers, self._peer, self._loopback, self._secure),
+            websocket=websocket,
+            holding=self._holding,
+        )
+        return H1Request(head, length, http10, keep_alive, expects)
+
+
+class _Fields:
+    """The header lines of one head, as `httptools` calls them out."""
+
+    __slots__ = ("complete", "headers")
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.complete = False
+
+    def on_header(self, raw_name: bytes, raw_value: bytes) -> None:
+        name = _lower(raw_name) if len(raw_name) <= _LONGEST_KNOWN else raw_name.decode("latin-1").lower()
+        value = raw_value.decode("latin-1").strip(" \t")
+        headers = self.headers
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+
+    def on_headers_complete(self) -> None:
+        self.complete = True
+
+
+@lru_cache(maxsize=256)
+def _lower(raw_name: bytes) -> str:
+    return raw_name.decode("latin-1").lower()  # remembered, because the same dozen names come with every request
+
+
+def _read_request_line(head: bytes) -> tuple[str, str, bool]:
+    """Return method, target, and whether it is HTTP/1.0."""
+    found = _REQUEST_LINE.match(head)
+    if found is None:
+        raise RequestRefused(400, "the request line is malformed")
+    raw_method, raw_target, major, minor = found.groups()
+    if major != b"1" or minor not in b"01":
+        raise RequestRefused(505, "this server speaks HTTP/1.1")
+    method = raw_method.decode()
+    if method not in _METHODS:
+        raise RequestRefused(501, "this server knows no such method")
+    return method, raw_target.decode(), minor == b"0"
+
+
+def _read_target(method: str, target: str, headers: dict[str, str]) -> tuple[str, str]:
+    """Return the decoded path and the query; an absolute target says in `headers` which host it means (section 3.2)."""
+    if target[0] != "/":
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is not None and _HOST.fullmatch(absolute[1]):
+            headers["host"] = absolute[1]
+            target = absolute[2] if absolute[2].startswith("/") else "/" + absolute[2]
+        elif target != "*" or method != "OPTIONS":
+            raise RequestRefused(400, "the request target is malformed")
+    if "#" in target:
+        raise RequestRefused(400, "the request target is malformed")
+    path, _, query = target.partition("?")
+    if "%" in path:
+        if _BAD_ESCAPE.search(path):
+            raise RequestRefused(400, "the request target is malformed")
+        try:
+            path = unquote_to_bytes(path).decode()
+        except UnicodeDecodeError:
+            raise RequestRefused(400, "the request target is not UTF-8") from None
+    return path, query
+
+
+def _read_expectation(headers: dict[str, str]) -> bool:
+    """Return whether the client waits for "100 Continue"."""
+    expected = headers.get("expect")
+    if expected is None:
+        return False
+    if expected.lower() != "100-continue":
+        raise RequestRefused(417, "this server cannot do what is expected")
+    return True
+
+
+def _read_length(headers: dict[str, str], http10: bool) -> int | None:
+    """Return the length of the body, None if it is chunked."""
+    length = headers.get("content-length")
+    coding = headers.get("transfer-encoding")
+    if coding is not None:
+        if http10 or length is not None or coding.lower() != "chunked":
+            raise RequestRefused(400, "the body is delimited in no way that everybody reads alike")
+        return None
+    if length is None:
+        return 0
+    # `httptools` has checked it, and "5, 5" cannot be one number, whatever some later version of it lets through.
+    if not length.isdecimal() or len(length) > _MAX_LENGTH_DIGITS:
+        raise RequestRefused(400, "the Content-Length is malformed")
+    return int(length)

@@ -1,0 +1,217 @@
+"""Opens sockets to accept on: TCP on one or all addresses, Unix sockets that replace stale ones, and TLS contexts.
+
+Knows no protocol. Whoever opens a socket here closes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import ssl
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final, TypeAlias
+
+import trio
+
+from trimcp.errors import LocalError
+
+__all__ = ["open_tcp", "open_unix", "peer_name", "tls_context", "url_of"]
+
+_Addresses: TypeAlias = Sequence[tuple[int, tuple[object, ...]]]
+
+_TRIES: Final = 10  # to find a port that is free on every address
+
+
+async def open_tcp(
+    host: str | None, port: int, *, backlog: int = 1_024, reuse_port: bool = False, unacknowledged: float = 60.0
+) -> list[socket.socket]:
+    """Return listening sockets, one for each address of `host`, all on the same port.
+
+    Args:
+        host: a name or an address; None stands for every address of this machine.
+        port: 0 lets the system choose.
+        backlog: connections the system queues.
+        reuse_port: let other processes that ask for the same listen beside us; the system spreads connections.
+        unacknowledged: seconds after which a connection whose peer does not acknowledge what was sent has ended,
+            where the system lets us say so (Linux); it would take a quarter of an hour otherwise.
+
+    Raises:
+        LocalError: the address is not ours, is taken, or is not allowed to us; the text says which.
+    """
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+        sockets = _open_all(addresses, port, reuse_port, backlog)
+    except OSError as error:
+        raise LocalError(f"cannot listen on {host or '*'}:{port}: {error.strerror or error}") from error
+    for sock in sockets:
+        if sys.platform == "linux":
+            # Connections inherit it.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unacknowledged * 1_000))
+    return sockets
+
+
+def _open_all(addresses: _Addresses, port: int, reuse_port: bool, backlog: int) -> list[socket.socket]:
+    for _ in range(_TRIES if port == 0 else 0):
+        try:
+            return _open_each(addresses, port, reuse_port, backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _open_each(addresses, port, reuse_port, backlog)
+
+
+def _open_each(addresses: _Addresses, port: int, reuse_port: bool, backlog: int) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                sockets.append(_open_one(family, (address[0], port, *address[2:]), reuse_port, backlog))
+            except OSError as error:
+                # A name may have an address of a family that this machine does not use.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+            else:
+                port = sockets[-1].getsockname()[1]
+        if missing is not None and not sockets:
+            raise missing
+    except BaseException:  # an interrupt too: sockets that nobody gets would keep their addresses
+        for sock in sockets:
+            sock.close()
+        raise
+    finally:
+        missing = None  # a frame and what was raised from it would keep each other alive
+    return sockets
+
+
+def _open_one(family: int, address: tuple[object, ...], reuse_port: bool, backlog: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
+        if reuse_port:
+            if not hasattr(socket, "SO_REUSEPORT"):
+                raise OSError(errno.ENOTSUP, "processes cannot share a port on this system")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+        sock.bind(address)
+        sock.listen(backlog)
+    except BaseException:  # as above
+        sock.close()
+        raise
+    return sock
+
+
+@contextmanager
+def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int = 1_024) -> Iterator[socket.socket]:
+    """Listen on a Unix socket for as long as the block runs, then remove it.
+
+    One that nobody listens on any more is replaced, in one step: a client finds the old or the new one.
+
+    Args:
+        path: where it is. At most about 95 bytes, as the system has it.
+        mode: its permissions: who may write to it may connect.
+        backlog: connections the system queues.
+
+    Raises:
+        LocalError: somebody listens there, or the path holds something else, or is not ours to write.
+    """
+    path = os.fspath(path)
+    if not hasattr(socket, "AF_UNIX"):
+        raise LocalError("this system has no Unix sockets")
+    _check_free(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            made = _put(sock, path, mode, backlog)
+        except OSError as error:
+            raise LocalError(f"cannot listen on {path!r}: {error.strerror or error}") from error
+        try:
+            yield sock
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(made, os.stat(path)):  # else somebody has replaced it
+                    os.unlink(path)
+
+
+def _put(sock: socket.socket, path: str, mode: int, backlog: int) -> os.stat_result:
+    """Listen under another name first, so that nobody finds a socket that is not ready or has the wrong mode."""
+    temporary = f"{path}.{secrets.token_hex(4)}"
+    sock.bind(temporary)
+    try:
+        os.chmod(temporary, mode)
+        sock.listen(backlog)
+        made = os.stat(temporary)
+        os.rename(temporary, path)
+    except BaseException:  # an interrupt too: the name must not stay behind
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return made
+
+
+def _check_free(path: str) -> None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return  # what is wrong, if anything, shows when it is made
+    if not stat.S_ISSOCK(found.st_mode):
+        raise LocalError(f"cannot listen on {path!r}: there is something else that is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            pass  # its queue is full, or it is not for us
+    raise LocalError(f"cannot listen on {path!r}: somebody else does")
+
+
+def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
+    """Return a context for a server that speaks HTTP/1.1 over TLS 1.2 or newer.
+
+    Args:
+        certfile: the certificate with the chain up to its authority, in PEM.
+        keyfile: its key, if that is not in the same file.
+
+    Raises:
+        LocalError: a file is missing or is not what it should be.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certfile, keyfile)
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or error
+        raise LocalError(f"cannot use the certificate {os.fspath(certfile)!r}: {reason}") from error
+    return context
+
+
+def url_of(sock: socket.socket, *, secure: bool = False) -> str:
+    """Say where a socket listens: "http://127.0.0.1:8000", "https://[::]:443". For Unix sockets only that it is one."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return "unix"
+    return f"{'https' if secure else 'http'}://{_name(sock.getsockname())}"
+
+
+def peer_name(address: object) -> tuple[str, bool]:
+    """Return the name of what connected, for logs, and whether it is on this machine."""
+    if not isinstance(address, tuple):
+        return "unix", True
+    host = str(address[0])
+    return _name(address), host.startswith(("127.", "::ffff:127.")) or host == "::1"
+
+
+def _name(address: tuple[object, ...]) -> str:
+    host, port = str(address[0]), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,325 @@
+"""What a connection reads from and writes to: a socket itself, or any Trio byte stream (TLS, memory). Knows no HTTP.
+
+A socket is used without Trio's stream around it, because what is written should leave at once, from whoever writes, and
+only what the system refuses should cost a task.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+from collections.abc import Hashable
+from typing import Final, Protocol
+
+import trio
+
+from trimcp.transports.descriptors import hung_up, progress_of, socket_under, unread_bytes
+
+__all__ = ["PrefixedStream", "SocketWire", "StreamWire", "Wire"]
+
+_PIECE: Final = 64 * 1024
+_RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, for no time
+
+
+class Wire(Protocol):
+    """One connection's bytes. One task reads and closes; one task at a time drains; anybody tries to write.
+
+    Attributes:
+        timed_out: whether it broke because the system saw nothing taken for too long (`open_tcp`, `unacknowledged`).
+    """
+
+    __slots__ = ()
+
+    timed_out: bool
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """Return what has arrived, b"" once the peer is gone, None after `wake`. Cancelling it loses nothing."""
+        ...
+
+    async def hung_up(self) -> bool:
+        """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
+
+        Not every wire can tell; see `descriptors.hung_up`.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Let the `read` or `hung_up` under way return None or False; no effect if there is none."""
+
+    def try_write(self, data: bytes | bytearray) -> int:
+        """Write what is taken at once and return how much that was.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+        """
+        ...
+
+    async def write_some(self, data: bytearray) -> int:
+        """Wait until a part of `data` from its beginning is taken, and return how much. Others may append meanwhile.
+
+        Cancelling it may leave a part written of which nobody knows.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone.
+        """
+        ...
+
+    def progress(self) -> Hashable:
+        """Return what changes while the peer reads what was written; None if nobody can tell."""
+        ...
+
+    async def shut_write(self) -> None:
+        """Say that nothing more will be written, where the wire can say so without closing."""
+
+    def into_stream(self) -> trio.abc.Stream:
+        """Return a Trio stream for somebody who goes on with it and closes it; the wire is of no use afterwards."""
+        ...
+
+    async def close(self, *, reset: bool = False) -> None:
+        """Close, within a second if the peer does not help; nobody reads or drains any more. Safe to call twice.
+
+        Args:
+            reset: let the peer see an error instead of an end of file, and give up what was not delivered.
+        """
+
+
+class SocketWire(Wire):
+    """A connected TCP or Unix stream socket.
+
+    Args:
+        sock: owned from here on; made non-blocking.
+    """
+
+    __slots__ = ("_fd", "_open", "_reading", "_scope", "_sock", "timed_out")
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family != getattr(socket, "AF_UNIX", None):
+            # A response is one write: there is nothing to gather, and an event must not wait for an acknowledgement.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._open = True
+        self._reading = False
+        self._scope: trio.CancelScope | None = None
+        self.timed_out: bool = False
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        """Return what has arrived. Always lets other tasks run first, also if something is there."""
+        self._reading = True
+        try:
+            # First, not after a failed attempt: between two requests there is nothing to read yet.
+            await trio.lowlevel.wait_readable(self._fd)
+            return self._sock.recv(max_bytes)
+        except (BlockingIOError, trio.ClosedResourceError):
+            return None
+        except OSError as error:
+            self.timed_out = self.timed_out or error.errno == errno.ETIMEDOUT
+            return b""
+        finally:
+            self._reading = False
+
+    async def hung_up(self) -> bool:
+        with trio.CancelScope() as self._scope:
+            try:
+                error = await hung_up(self._sock)
+                self.timed_out = self.timed_out or error == errno.ETIMEDOUT
+                return True
+            finally:
+                self._scope = None
+        return False
+
+    def wake(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel(reason="the connection has something else to do than to wait")
+        if self._reading:
+            trio.lowlevel.notify_closing(self._fd)  # nothing is closed: this is Trio's way to end a wait from outside
+
+    def try_write(self, data: bytes | bytearray) -> int:
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.timed_out = self.timed_out or error.errno == errno.ETIMEDOUT
+            raise trio.BrokenResourceError(f"writing failed: {error}") from error
+
+    async def write_some(self, data: bytearray) -> int:
+        """A cancelled one has written nothing."""
+        while True:
+            try:
+                await trio.lowlevel.wait_writable(self._fd)
+            except trio.ClosedResourceError:  # `wake` was meant for the reader
+                if not self._open:
+                    raise
+            if taken := self.try_write(data):
+                return taken
+
+    def progress(self) -> Hashable:
+        return unread_bytes(self._fd) if self._open else None
+
+    async def shut_write(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the peer was faster
+
+    def into_stream(self) -> trio.abc.Stream:
+        self._open = False
+        return _without_timeout(trio.SocketStream(trio.socket.from_stdlib_socket(self._sock)))
+
+    async def close(self, *, reset: bool = False) -> None:
+        """Does not wait at all."""
+        if not self._open:
+            return
+        self._open = False
+        if reset:
+            try:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            except OSError:
+                pass
+        trio.lowlevel.notify_closing(self._fd)
+        self._sock.close()
+
+
+class StreamWire(Wire):
+    """Any Trio stream. It takes nothing at once, so every response costs a task: for TLS and for tests.
+
+    Args:
+        stream: owned from here on.
+    """
+
+    __slots__ = ("_heard", "_open", "_scope", "_stream", "timed_out")
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._scope: trio.CancelScope | None = None
+        self._heard = False  # whether the peer has said anything: before that, TLS could not say goodbye
+        self._open = True
+        self.timed_out: bool = False
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        with trio.CancelScope() as self._scope:
+            try:
+                data = bytes(await self._stream.receive_some(max_bytes))
+                self._heard = True
+                return data
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self.timed_out = self.timed_out or _is_timeout(error)
+                return b""
+            finally:
+                self._scope = None
+        return None
+
+    async def hung_up(self) -> bool:
+        with trio.CancelScope() as self._scope:
+            try:
+                error = await hung_up(socket_under(self._stream))
+                self.timed_out = self.timed_out or error == errno.ETIMEDOUT
+                return True
+            finally:
+                self._scope = None
+        return False
+
+    def wake(self) -> None:
+        if self._scope is not None:
+            self._scope.cancel(reason="the connection has something else to do than to wait")
+
+    def try_write(self, data: bytes | bytearray) -> int:
+        return 0
+
+    async def write_some(self, data: bytearray) -> int:
+        """Takes 64 KiB at most, so that progress can be seen."""
+        piece = bytes(data[:_PIECE])
+        try:
+            await self._stream.send_all(piece)
+        except trio.BrokenResourceError as error:
+            self.timed_out = self.timed_out or _is_timeout(error)
+            raise
+        return len(piece)
+
+    def progress(self) -> Hashable:
+        return progress_of(self._stream)
+
+    async def shut_write(self) -> None:
+        """TLS has no such thing."""
+        if isinstance(self._stream, trio.abc.HalfCloseableStream):
+            try:
+                await self._stream.send_eof()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass  # the peer was faster
+
+    def into_stream(self) -> trio.abc.Stream:
+        self._open = False
+        return _without_timeout(self._stream)
+
+    async def close(self, *, reset: bool = False) -> None:
+        if not self._open:
+            return
+        self._open = False
+        # Shielded, because TLS says that it ends also when everything is cancelled; bounded, because nobody may read.
+        with trio.CancelScope(shield=True) as scope:
+            if reset or not self._heard:
+                await trio.aclose_forcefully(self._stream)
+            else:
+                scope.deadline = trio.current_time() + 1
+                await self._stream.aclose()
+
+
+def _is_timeout(error: BaseException | None) -> bool:
+    """Return whether the system gave the connection up, as far as Trio says what broke it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno == errno.ETIMEDOUT
+
+
+def _without_timeout(stream: trio.abc.Stream) -> trio.abc.Stream:
+    """Take off the system's limit of time for what is unread: whoever takes over from HTTP pings its peer."""
+    transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    if sys.platform == "linux" and isinstance(transport, trio.SocketStream):
+        try:
+            # The system counts as unacknowledged also what is acknowledged, but finds no room (see `open_tcp`).
+            transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        except OSError:
+            pass  # a Unix socket, or gone
+    return stream
+
+
+class PrefixedStream(trio.abc.Stream):
+    """A stream of which the beginning was read already and is to be read once more.
+
+    Args:
+        prefix: what is received first.
+        stream: the rest, closed with this.
+
+    Attributes:
+        transport_stream: the rest.
+    """
+
+    def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
+        self._prefix = prefix
+        self._stream = stream
+        self.transport_stream: trio.abc.Stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if not self._prefix:
+            return await self._stream.receive_some(max_bytes)
+        await trio.lowlevel.checkpoint()
+        taken = self._prefix[:max_bytes]
+        self._prefix = self._prefix[len(taken) :]
+        return taken
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    def taken(self) -> Hashable:
+        """Return what changes while the peer reads what was written."""
+        return progress_of(self._stream)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

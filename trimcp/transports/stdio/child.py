@@ -1,0 +1,326 @@
+"""A server as a child process: its start, its channel and its standard error; `ending` ends it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.bounds import checked
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, require_trio
+from trimcp.errors import LocalError
+from trimcp.transports.descriptors import READ_SIZE, FdReceiver, FdSender
+from trimcp.transports.stdio.ending import MARK, Descendants, ShutdownTimes, end_process
+from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.stream import StreamChannel
+from trimcp.transports.trace import Write, traced
+from trimcp.transports.wrapped import WrappedChannel
+
+__all__ = ["INHERITED", "ChildChannel", "StdioServer", "child_environment"]
+
+INHERITED: Final = (
+    # What a program needs to find itself a home, a shell and other programs: the official SDKs' list.
+    *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"),
+    # And what it needs to speak the user's language and encoding, keep time and put temporary files.
+    *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ", "TMPDIR"),
+    *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROCESSOR_ARCHITECTURE", "SYSTEMDRIVE"),
+    *("SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
+)
+"""Variables a server inherits unless told otherwise: none that commonly holds a secret."""
+
+_ERRORS: Final = 1024  # bytes of standard error that are read at once: they may all be line ends
+_TAIL: Final = 64 * 1024
+_LONGEST_LINE: Final = 8 * 1024
+_LAST_LINES: Final = 10
+_REAPED: Final = 0.2
+
+_log = logging.getLogger("trimcp.stdio")
+
+
+def child_environment(
+    env: Mapping[str, str] | None = None, *, inherit: bool | Collection[str] = INHERITED
+) -> dict[str, str]:
+    """Return the environment a server is started with: what it inherits from ours, and `env` over it.
+
+    Args:
+        env: variables to add or replace.
+        inherit: names to take over from our own environment; True for all of it, False for nothing.
+    """
+    if inherit is True:
+        inherited = dict(os.environ)
+    else:
+        inherited = {name: os.environ[name] for name in inherit or () if name in os.environ}
+        # Exported shell functions are code, and a shell among the child's programs would run it.
+        inherited = {name: value for name, value in inherited.items() if not value.startswith("()")}
+    return {**inherited, **(env or {})}
+
+
+def _as_tuple(command: Sequence[str]) -> tuple[str, ...]:
+    return tuple(command)
+
+
+@attrs.frozen(field_transformer=checked(unchecked=("inherit_env",)))
+class StdioServer:
+    """How to start one server as a child process and talk to it over its standard streams.
+
+    Attributes:
+        command: the program and its arguments; no shell is involved.
+        env: variables to add to what it inherits.
+        inherit_env: names of the variables it inherits, True for all, False for none.
+        cwd: its working directory, None for ours.
+        on_stderr: called with each line it writes to standard error, without the newline. It must return at
+            once; what it raises is logged. None writes the lines to the logger `trimcp.stdio` at DEBUG.
+        shutdown: how long each step of its shutdown may take.
+        trace: called with a line for every message, secrets masked; None for no trace.
+    """
+
+    command: tuple[str, ...] = attrs.field(converter=_as_tuple)
+    env: Mapping[str, str] | None = None
+    inherit_env: bool | Collection[str] = INHERITED
+    cwd: str | os.PathLike[str] | None = None
+    on_stderr: Callable[[str], object] | None = None
+    shutdown: ShutdownTimes = attrs.field(factory=ShutdownTimes)
+    trace: Write | None = None
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[ChildChannel]:
+        """Start the server and yield the channel to it; leaving ends the server and all its descendants.
+
+        The task that enters owns two small tasks, which read standard error and wait for the child's end.
+        What the body raises comes out as itself. Leaving takes as long as `shutdown` allows, less when
+        cancelled.
+
+        Raises:
+            LocalError: the program could not be started; the text says why and what to do.
+        """
+        require_trio()
+        failure: BaseException | None = None
+        channel = await _start(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel._watch_stderr)
+                nursery.start_soon(channel._watch_exit)
+                try:
+                    yield channel
+                except BaseException as exc:  # the body's own: it leaves as itself, once the process is gone
+                    failure = exc
+                try:
+                    channel._keep_output_readable()
+                    nursery.start_soon(channel._discard_output)
+                    await end_process(channel.process, channel._descendants, channel._sender.close, self.shutdown)
+                except trio.Cancelled as exc:
+                    failure = exc if failure is None else failure  # the body's own error tells more
+                finally:
+                    nursery.cancel_scope.cancel()
+        finally:
+            channel._close_streams()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # it refers to this frame, which would refer to it
+
+
+@attrs.define(eq=False, repr=False)
+class ChildChannel(WrappedChannel):
+    """The channel to a server that runs as a child process.
+
+    Its input ends when the process does, at once and even if a descendant holds the pipe open: what the
+    process wrote before is still received, then comes `trio.EndOfChannel`.
+
+    Attributes:
+        process: the child; its `pid` and `returncode` (None while it runs).
+    """
+
+    process: trio.Process
+    _command: tuple[str, ...]
+    _descendants: Descendants
+    _receiver: FdReceiver | ThreadReceiver
+    _sender: FdSender | ThreadSender
+    _stderr: FdReceiver | ThreadReceiver
+    _on_stderr: Callable[[str], object] | None
+    _tail: bytearray = attrs.field(factory=bytearray, init=False)
+    _line: bytearray = attrs.field(factory=bytearray, init=False)
+    _exited: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _leftovers: FdReceiver | None = attrs.field(default=None, init=False)
+
+    @property
+    def streams(self) -> tuple[trio.abc.ReceiveStream, trio.abc.SendStream]:
+        """The pipes from and to the child, for who reads and writes bytes in place of `receive` and `send`."""
+        return self._receiver, self._sender
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Return every message the child has written; see `MessageChannel.receive`."""
+        try:
+            return await self.channel.receive()
+        except trio.EndOfChannel:
+            # A process closes its pipes a moment before it can be waited for; then `close_reason` knows more.
+            with trio.move_on_after(_REAPED):
+                await self._exited.wait()
+            raise
+
+    async def aclose(self) -> None:
+        """Close both directions: the child sees the end of its input. `StdioServer.connect` waits for it."""
+        self._keep_output_readable()
+        await self.channel.aclose()
+
+    @property
+    def stderr_tail(self) -> str:
+        """The last 64 KiB the child wrote to standard error. Untrusted text."""
+        return self._tail.decode(errors="replace")
+
+    def close_reason(self) -> str:
+        """Return how the child ended and its last lines on standard error, for an error message."""
+        code = self.process.returncode
+        if code is None:
+            state = f"is still running (process {self.process.pid})"
+        elif code < 0:
+            state = f"was ended by {_signal_name(-code)}"
+        else:
+            state = f"exited with status {code}"
+        self._take_remaining_stderr()
+        text = f"the server {self._command[0]!r} {state}"
+        lines = [line for line in self.stderr_tail.split("\n") if line.strip()][-_LAST_LINES:]
+        if lines:
+            text += "; its last words on standard error:\n" + "\n".join(f"  {line[:500]}" for line in lines)
+        return text
+
+    async def _watch_exit(self) -> None:
+        await self.process.wait()
+        self._receiver.end_after_buffered()
+        self._sender.give_up()
+        self._exited.set()
+
+    async def _watch_stderr(self) -> None:
+        with suppress(trio.BrokenResourceError):
+            # `receive_some` yields between reading and returning: `close_reason` would miss what it holds.
+            receive = self._stderr.receive_later if isinstance(self._stderr, FdReceiver) else self._stderr.receive_some
+            while chunk := await receive(_ERRORS):
+                self._take_stderr(chunk)
+
+    def _take_stderr(self, chunk: bytes) -> None:
+        self._tail += chunk
+        del self._tail[:-_TAIL]
+        self._line += chunk
+        *lines, self._line = self._line.split(b"\n")
+        for line in lines:
+            self._pass_on(line.removesuffix(b"\r"))
+        if len(self._line) > _LONGEST_LINE:
+            self._pass_on(self._line)
+            self._line = bytearray()
+
+    def _pass_on(self, line: bytearray) -> None:
+        for start in range(0, len(line) or 1, _LONGEST_LINE):
+            text = line[start : start + _LONGEST_LINE].decode(errors="replace")
+            try:
+                if self._on_stderr is None:
+                    _log.debug("%s: %s", self._command[0], text)
+                else:
+                    self._on_stderr(text)
+            except Exception:  # the hook is anybody's function, and a line of text is not worth the connection
+                _log.exception("the hook for standard error failed")
+
+    def _take_remaining_stderr(self) -> None:
+        with suppress(trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):
+            for _ in range(_TAIL // READ_SIZE + 1):
+                if isinstance(self._stderr, FdReceiver):
+                    self._take_stderr(self._stderr.receive_nowait())
+
+    def _keep_output_readable(self) -> None:
+        """Keep a second descriptor of the child's output: a pipe nobody reads could keep it from exiting."""
+        if self._leftovers is None and isinstance(self._receiver, FdReceiver):
+            self._leftovers = self._receiver.duplicate()
+
+    async def _discard_output(self) -> None:
+        with suppress(trio.BrokenResourceError):
+            while self._leftovers is not None and await self._leftovers.receive_some():
+                pass
+
+    def _close_streams(self) -> None:
+        _log.debug("%s", self.close_reason())
+        if self._line:
+            self._pass_on(self._line)
+        for stream in (self._sender, self._receiver, self._stderr, self._leftovers):
+            if stream is not None:
+                stream.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _why_not(server: StdioServer, environment: Mapping[str, str], error: Exception) -> str:
+    """Say why a program could not be started, and what to do about it."""
+    program = server.command[0]
+    text = f"cannot start the server {program!r}: "
+    if server.cwd is not None and not Path(server.cwd).is_dir():
+        return f"{text}its working directory {os.fspath(server.cwd)!r} does not exist"
+    if isinstance(error, FileNotFoundError) and os.path.dirname(program):
+        return f"{text}there is no such file; check the path"
+    if isinstance(error, FileNotFoundError):
+        path = environment.get("PATH", os.defpath)
+        hint = "install it or give its full path"
+        if any(map(str.isspace, program)):
+            hint = "give the program and each of its arguments as a string of its own"
+        return f"{text}no program of that name on its PATH ({path}); {hint}"
+    if isinstance(error, PermissionError):
+        return f"{text}the file is not executable; make it so, or name the interpreter that runs it first"
+    return f"{text}{error}"
+
+
+async def _start(server: StdioServer) -> ChildChannel:
+    if not server.command:
+        raise LocalError("the command of a stdio server must name a program")
+    mark = Descendants.new_mark()
+    environment = {**child_environment(server.env, inherit=server.inherit_env), MARK: mark}
+    pipes: list[int] = []
+    try:
+        for _ in range(3):
+            pipes += os.pipe()
+        input_end, input_ours, output_ours, output_end, errors_ours, errors_end = pipes
+        process = await trio.lowlevel.open_process(
+            server.command,
+            stdin=input_end,
+            stdout=output_end,
+            stderr=errors_end,
+            env=environment,
+            cwd=server.cwd,
+            start_new_session=sys.platform != "win32",
+        )
+    except BaseException as exc:  # cancelled included: the pipes' ends are nobody's then
+        for fd in pipes:
+            os.close(fd)
+        if isinstance(exc, OSError | ValueError):
+            raise LocalError(_why_not(server, environment, exc)) from exc
+        raise
+    for fd in (input_end, output_end, errors_end):
+        os.close(fd)
+    _log.debug("started %s as process %d", server.command[0], process.pid)
+    descendants = Descendants(process.pid, mark)
+    receiver: FdReceiver | ThreadReceiver
+    sender: FdSender | ThreadSender
+    stderr: FdReceiver | ThreadReceiver
+    if sys.platform != "win32":
+        receiver, sender, stderr = FdReceiver(output_ours), FdSender(input_ours), FdReceiver(errors_ours)
+    else:
+        receiver, sender, stderr = (
+            ThreadReceiver(output_ours),
+            ThreadSender(input_ours),
+            ThreadReceiver(errors_ours),
+        )
+    messages: MessageChannel = StreamChannel(receiver, sender)
+    messages.set_max_message(CLIENT_MAX_MESSAGE)
+    if server.trace is not None:
+        messages = traced(messages, server.trace)
+    return ChildChannel(messages, process, server.command, descendants, receiver, sender, stderr, server.on_stderr)

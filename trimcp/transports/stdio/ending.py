@@ -1,0 +1,269 @@
+"""The end of a child process and all its descendants, step by step and within a bounded time.
+
+Three signs of descent: the tree of parents, the session the child was made leader of, and a random mark in the
+environment (Linux), which outlives the parent's death and `setsid`. A process is known by id *and* start time, so an id
+that was given to somebody else since is never signalled.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.bounds import checked
+from trimcp.values import valued
+
+__all__ = ["MARK", "Descendants", "KnownProcess", "ShutdownTimes", "end_process"]
+
+_HURRIED: Final = 0.5
+_POLL: Final = 0.03
+
+MARK: Final = "TRIMCP_CHILD"
+"""Environment variable that marks a child's descendants; its value is random."""
+
+_PROC: Final = Path("/proc")
+
+_log = logging.getLogger("trimcp.stdio")
+
+
+@attrs.frozen(field_transformer=checked(zero=("close", "terminate", "kill")))
+@valued
+class ShutdownTimes:
+    """How long a child gets for each step of its end, in seconds; the defaults add up to less than five.
+
+    Attributes:
+        close: to exit by itself once its standard input was closed.
+        terminate: to exit, with its descendants, after SIGTERM.
+        kill: for the system to clear away what SIGKILL ended.
+    """
+
+    close: float = 2.0
+    terminate: float = 1.5
+    kill: float = 0.5
+
+
+async def end_process(
+    process: trio.Process, descendants: Descendants, close_input: Callable[[], None], times: ShutdownTimes | None = None
+) -> None:
+    """End a child and its descendants: close its input, wait, SIGTERM, wait, SIGKILL.
+
+    The steps are those of the specification's "Shutdown". Returns when nobody is left, or when `times` is
+    at its end, which is logged. Only processes identified as descendants are signalled. Cancelling it
+    shortens the first wait to half a second; from there on it is shielded, as everywhere in Trio for the
+    bounded close of a thing that must not outlive its owner.
+
+    Args:
+        process: the child; may have exited already, its descendants are looked for all the same.
+        descendants: the child's descendants.
+        close_input: closes the child's standard input, without waiting.
+        times: how long each step may take, None for the defaults.
+    """
+    times = times or ShutdownTimes()
+    with trio.CancelScope(shield=True):  # it reads a table of processes, which takes milliseconds
+        await _look(descendants)  # while parents still tell whose children they are
+    close_input()
+    hurried = min(_HURRIED, times.close)
+    try:
+        with trio.move_on_after(times.close):
+            await process.wait()
+        hurried = 0
+    finally:
+        # No process outlives its connection, also when that is cancelled. `times` bounds what it takes.
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(hurried):
+                await process.wait()
+            await _clear(process, descendants, times)
+
+
+async def _clear(process: trio.Process, descendants: Descendants, times: ShutdownTimes) -> None:
+    for name, seconds in (("SIGTERM", times.terminate), ("SIGKILL", times.kill)):
+        with trio.move_on_after(seconds):
+            await _signal_until_gone(process, descendants, name)
+            return
+    _log.warning("process %d or a descendant of it survived SIGKILL", process.pid)
+
+
+async def _signal_until_gone(process: trio.Process, descendants: Descendants, name: str) -> None:
+    signalled: set[KnownProcess] = set()
+    if process.returncode is None:
+        _log.debug("sending %s to process %d", name, process.pid)
+        if name == "SIGKILL":
+            process.kill()
+        else:
+            process.terminate()
+    while True:
+        living = await _look(descendants)
+        if sys.platform != "win32":
+            fresh = [each for each in living if each not in signalled]  # a fork may have overtaken the last look
+            descendants.signal(fresh, signal.Signals[name])
+            signalled.update(fresh)
+        if process.returncode is not None and not living:
+            return
+        await trio.sleep(_POLL)
+
+
+async def _look(descendants: Descendants) -> list[KnownProcess]:
+    # A limiter of its own: the shared one may be full of the very calls that are being shut down.
+    return await trio.to_thread.run_sync(descendants.look, limiter=trio.CapacityLimiter(1))
+
+
+@attrs.frozen
+@valued
+class KnownProcess:
+    """One process for as long as it lives: its id and its start time in the system's own form."""
+
+    pid: int
+    start: str
+
+
+@attrs.frozen
+@valued
+class _Row:
+    known: KnownProcess
+    parent: int
+    session: int
+    alive: bool
+
+
+@attrs.define(eq=False, repr=False)
+class Descendants:
+    """A child process and whoever descends from it.
+
+    The methods read the system's process table, which takes milliseconds: call `look` in a thread.
+
+    Args:
+        pid: the child, leader of its own session, not yet waited for.
+        mark: the value of `MARK` in its environment.
+    """
+
+    pid: int
+    mark: str
+    _start: str | None = None
+    _known: set[KnownProcess] = attrs.field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self._start = next((row.known.start for row in _table([self.pid]) if row.known.pid == self.pid), None)
+
+    @staticmethod
+    def new_mark() -> str:
+        """Return a value for `MARK` that nobody else has."""
+        return secrets.token_hex(16)
+
+    def look(self) -> list[KnownProcess]:
+        """Return the descendants alive now, without the child itself; who was seen once stays known."""
+        table = [row for row in _table() if row.known.pid != os.getpid()]
+        by_pid = {row.known.pid: row for row in table}
+        child = by_pid.get(self.pid)
+        if child is not None and child.known.start != self._start:
+            roots: set[int] = set()  # its id has passed to somebody else, and so may have its session's
+            session = None
+        else:
+            roots = {self.pid}
+            session = self.pid
+        found = {known.pid for known in self._known if known.pid in by_pid and by_pid[known.pid].known == known}
+        found |= {row.known.pid for row in table if row.session == session or _marked(row.known.pid, self.mark)}
+        found |= _descendants(found | roots, table)
+        found.discard(self.pid)
+        living = [by_pid[pid].known for pid in sorted(found) if by_pid[pid].alive]
+        self._known.update(living)
+        return living
+
+    def signal(self, processes: Iterable[KnownProcess], number: signal.Signals) -> None:
+        """Send a signal to each of these that is still the same process."""
+        for each in processes:
+            _signal(each, number)
+
+
+def _descendants(roots: set[int], table: list[_Row]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for row in table:
+        children.setdefault(row.parent, []).append(row.known.pid)
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        for pid in children.get(todo.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                todo.append(pid)
+    return found
+
+
+def _signal(known: KnownProcess, number: signal.Signals) -> None:
+    if sys.platform == "linux":
+        # A pidfd stays with its process: once opened and checked, the signal cannot go astray.
+        with suppress(OSError):
+            handle = os.pidfd_open(known.pid)
+            try:
+                if any(row.known == known for row in _table([known.pid])):
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+    elif any(row.known == known for row in _table([known.pid])):
+        with suppress(OSError):
+            os.kill(known.pid, number)
+
+
+def _marked(pid: int, mark: str) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # gone, another user's, or a system without /proc
+        return False
+    return f"{MARK}={mark}".encode() in environment.split(b"\0")
+
+
+def _table(pids: list[int] | None = None) -> list[_Row]:
+    """Read the process table, or the rows of some processes."""
+    if sys.platform == "win32":
+        return []
+    if not (_PROC / "self" / "stat").exists():
+        return _table_from_ps(pids)
+    rows = []
+    for name in map(str, pids) if pids is not None else os.listdir(_PROC):
+        if name.isdecimal():
+            with suppress(OSError):
+                rows.append(_row_from_proc(int(name), (_PROC / name / "stat").read_text(errors="replace")))
+    return rows
+
+
+def _row_from_proc(pid: int, text: str) -> _Row:
+    # proc(5): the name in field 2 may hold anything, a parenthesis included; field 3 follows the last one.
+    fields = text.rpartition(")")[2].split()
+    state, parent, session, start = fields[0], int(fields[1]), int(fields[3]), fields[19]
+    return _Row(KnownProcess(pid, start), parent, session, state not in "ZX")
+
+
+def _table_from_ps(pids: list[int] | None) -> list[_Row]:
+    """Systems without /proc (macOS): `ps`, and the process group for want of the session."""
+    command = ["ps", "-o", "pid=,ppid=,pgid=,stat=,lstart="]
+    command += ["-ax"] if pids is None else ["-p", ",".join(map(str, pids))]
+    environment = {"PATH": "/bin:/usr/bin", "LC_ALL": "C"}
+    try:
+        text = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = []
+    for line in text.splitlines():
+        fields = line.split(None, 4)
+        if len(fields) == 5:
+            pid, parent, group, state, start = fields
+            rows.append(_Row(KnownProcess(int(pid), start.strip()), int(parent), int(group), not state.startswith("Z")))
+    return rows

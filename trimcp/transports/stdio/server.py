@@ -1,0 +1,222 @@
+"""This process's own standard input and output as a message channel, for a server.
+
+O_NONBLOCK belongs to the open file description, which the parent, its other children and the user's terminal may share:
+set on theirs it would outlive us, even a kill. So it is set on a description of our own where there can be one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import attrs
+
+from trimcp.channel import require_trio
+from trimcp.transports.descriptors import FdReceiver, FdSender
+from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.stream import StreamChannel
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["Claim", "claim", "claim_stdio"]
+
+_FIRST_FREE: Final = 3
+_PTMX: Final = (5, 2)  # opening it again would make a new terminal (Linux "devices.txt")
+
+_claimed = False
+
+
+@asynccontextmanager
+async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[StreamChannel]:
+    """Yield the channel over this process's real standard input and output, which are put back on leaving.
+
+    Meanwhile user code and its children read an empty standard input, and what they print goes to standard
+    error, so that nothing but messages reaches the client (specification, "stdio": the server must not write
+    anything else). Neither a terminal's nor another process's view of these descriptors changes, not even if
+    we are killed.
+
+    Args:
+        limits: what one message may cost beside its size.
+
+    Raises:
+        RuntimeError: another server in this process has claimed them.
+    """
+    require_trio()
+    claimed = claim()
+    try:
+        async with StreamChannel(claimed.receiver, claimed.sender, limits=limits) as channel:
+            yield channel
+    finally:
+        claimed.release()
+
+
+@attrs.define(eq=False, repr=False)
+class Claim:
+    """Descriptors 0 and 1 while they are ours.
+
+    Attributes:
+        receiver: what came in on descriptor 0.
+        sender: what goes out on descriptor 1.
+    """
+
+    receiver: FdReceiver | ThreadReceiver
+    sender: FdSender | ThreadSender
+    _saved: tuple[int | None, int | None]
+    _line_buffering: bool | None
+    _released: bool = attrs.field(default=False, init=False)
+
+    def release(self) -> None:
+        """Close both streams and put descriptors 0 and 1 back as they were; safe to call twice."""
+        global _claimed
+        self.receiver.close()
+        self.sender.close()
+        if self._released:
+            return
+        self._released = True
+        _claimed = False
+        _flush_stdout()  # strays of user code, while descriptor 1 still is standard error
+        for fd, original in enumerate(self._saved):
+            if original is not None:
+                os.dup2(original, fd)
+                os.close(original)
+        if self._line_buffering is not None and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=self._line_buffering)
+
+
+def claim() -> Claim:
+    """Claim descriptors 0 and 1: user code and its children then read /dev/null and print to standard error.
+
+    Text that user code printed before and that is still in `sys.stdout`'s buffer goes to standard error too.
+    A closed descriptor 0 is an empty input; a closed descriptor 1 is an output nobody reads.
+
+    Raises:
+        RuntimeError: they are claimed already.
+    """
+    global _claimed
+    if _claimed:
+        raise RuntimeError("standard input and output are in use by another server in this process")
+    _claimed = True
+    # Where Python found no such descriptor at its start the number has since gone to something else, an epoll
+    # instance of Trio's for example: not ours to touch.
+    saved_input = _above(os.dup(0)) if sys.__stdin__ is not None else None
+    saved_output = _above(os.dup(1)) if sys.__stdout__ is not None else None
+    try:
+        receiver = _open_receiver(saved_input)
+        try:
+            sender = _open_sender(saved_output)
+        except BaseException:  # an interrupt too: what was opened so far is closed again
+            receiver.close()
+            raise
+    except BaseException:  # likewise
+        for fd in (saved_input, saved_output):
+            if fd is not None:
+                os.close(fd)
+        _claimed = False
+        raise
+    _stand_in(saved_input is not None, saved_output is not None)
+    return Claim(receiver, sender, (saved_input, saved_output), _print_by_lines())
+
+
+def _stand_in(for_input: bool, for_output: bool) -> None:
+    null = _above(os.open(os.devnull, os.O_RDWR))
+    if for_input:
+        os.dup2(null, 0)
+    if for_output:
+        os.dup2(2 if sys.__stderr__ is not None else null, 1)
+    os.close(null)
+
+
+def _print_by_lines() -> bool | None:
+    """Have stray prints appear at once; return what was set before, None if it is not ours to set."""
+    _flush_stdout()
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return None
+    before = sys.stdout.line_buffering
+    sys.stdout.reconfigure(line_buffering=True)
+    return before
+
+
+def _flush_stdout() -> None:
+    if sys.stdout is not None:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+
+
+def _open_receiver(fd: int | None) -> FdReceiver | ThreadReceiver:
+    if fd is None:
+        return ThreadReceiver(_above(os.open(os.devnull, os.O_RDONLY)))
+    own, options = _own(fd, os.O_RDONLY)
+    return ThreadReceiver(own) if options is None else FdReceiver(own, **options)
+
+
+def _open_sender(fd: int | None) -> FdSender | ThreadSender:
+    if fd is None:
+        unread, fd = os.pipe()
+        os.close(unread)
+        return ThreadSender(_above(fd))
+    own, options = _own(fd, os.O_WRONLY)
+    return ThreadSender(own) if options is None else FdSender(own, **options)
+
+
+def _own(fd: int, flags: int) -> tuple[int, dict[str, bool] | None]:
+    """Return a descriptor of our own for what is behind `fd`, and how to read or write it without blocking, or None."""
+    if sys.platform != "win32":
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISSOCK(mode):
+            return _above(os.dup(fd)), {"dontwait": True}
+        private = _reopen(fd, flags)
+        if private is not None:
+            return private, {}
+        if stat.S_ISFIFO(mode) and not _shared_with_stderr(fd):
+            return _above(os.dup(fd)), {"restore": os.get_blocking(fd)}
+    return _binary(_above(os.dup(fd))), None
+
+
+def _above(fd: int) -> int:
+    """Move a new descriptor out of the way of 0, 1 and 2, which may be free; children do not inherit it."""
+    if fd >= _FIRST_FREE or sys.platform == "win32":
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
+    os.close(fd)
+    return moved
+
+
+if sys.platform != "win32":
+
+    def _reopen(fd: int, flags: int) -> int | None:
+        """Open the pipe or terminal behind `fd` once more as a description of our own, if possible."""
+        status = os.fstat(fd)
+        terminal = os.isatty(fd) and (os.major(status.st_rdev), os.minor(status.st_rdev)) != _PTMX
+        if not (terminal or stat.S_ISFIFO(status.st_mode)):
+            return None
+        try:
+            private = _above(os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_NOCTTY))
+        except OSError:
+            return None
+        again = os.fstat(private)
+        if (again.st_dev, again.st_ino, again.st_rdev) != (status.st_dev, status.st_ino, status.st_rdev):
+            os.close(private)
+            return None
+        return private
+
+    def _shared_with_stderr(fd: int) -> bool:
+        """Whether `fd` may share its description with standard error, whose writers expect to block."""
+        return sys.__stderr__ is not None and os.path.sameopenfile(fd, 2)
+
+    def _binary(fd: int) -> int:
+        return fd
+
+else:
+
+    def _binary(fd: int) -> int:
+        import msvcrt
+
+        msvcrt.setmode(fd, os.O_BINARY)
+        return fd

@@ -1,0 +1,1 @@
+"""MCP over WebSocket: frames, connections, and both ends of a channel."""

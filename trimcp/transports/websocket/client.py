@@ -1,0 +1,187 @@
+"""Where a server is reached over WebSocket, as a target for clients. trio-websocket is imported when one connects."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import attrs
+import trio
+
+from trimcp.bounds import checked
+from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
+from trimcp.errors import ConnectionLost, LocalError
+from trimcp.transports.targets import checked_headers, masked_url, unreachable
+from trimcp.transports.trace import Write, traced
+from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
+from trimcp.transports.websocket.handshake import HandshakeFailed, open_websocket
+from trimcp.wire.jsonrpc import ErrorResponse, parse
+
+__all__ = ["WebSocketServer"]
+
+_UNIX: Final = "ws+unix"
+_PORTS: Final = {"ws": 80, "wss": 443, _UNIX: 0}
+_LONGEST: Final = 200
+_TRUSTING: Final = "pass ssl_context= with what to trust"
+
+_ADVICE: Final = {
+    400: "it does not understand the request; is there a proxy in between that knows no WebSocket?",
+    401: "it wants credentials that were not sent or are not valid; set headers={'Authorization': ...}",
+    403: "it knows who asks and does not allow it, or does not accept this address as its own",
+    404: "there is nothing at this path; check the URL (servers made with trimcp have their WebSocket at /ws)",
+    405: "what is at this path is no WebSocket; check the URL",
+    426: "it wants to speak something else; check the URL",
+    429: "too many ask; try again later",
+    503: "it has too much to do, or is shutting down; try again later",
+}
+
+
+def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    checked = checked_headers(headers)
+    for name in checked:
+        if name == "host" or name.startswith("sec-websocket-"):
+            raise LocalError(f"the header {name} belongs to the handshake and cannot be set")
+    return checked
+
+
+def _host(parts: SplitResult) -> str:
+    """Return what the header Host says."""
+    if parts.scheme == _UNIX:
+        return "localhost"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else f"{parts.hostname}"
+    return f"{host}:{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else host
+
+
+def _check_url(instance: object, attribute: Any, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise LocalError(f"this is no URL of a server: {error}") from None
+    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+        raise LocalError("a WebSocket server's URL begins with ws:// or wss:// and names a host")
+    if not (url.isascii() and url.isprintable() and " " not in url):
+        raise LocalError("a URL has ASCII characters only; write others as %XX")
+    if "@" in parts.netloc:
+        raise LocalError("credentials in the URL are not sent; pass headers={'Authorization': ...}")
+
+
+@attrs.frozen(field_transformer=checked())
+class WebSocketServer:
+    """A server that is reached over WebSocket, in any revision.
+
+    Attributes:
+        url: "ws://host:port/path", with TLS "wss://...", on a Unix socket "ws+unix://%2Frun%2Fserver.sock/path".
+        headers: sent with the handshake, such as `{"Authorization": "Bearer ..."}`. Never logged.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        ssl_context: for wss; None for one that trusts what this system trusts.
+        timeout: seconds that connecting and the handshake may take together.
+        keep_alive: what is done when the server says nothing.
+        trace: called with a line for every message, secrets masked; None for no trace.
+    """
+
+    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
+    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
+    uds: str | None = None
+    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
+    timeout: float = attrs.field(default=30.0, kw_only=True)
+    keep_alive: KeepAlive = attrs.field(default=KEEP_ALIVE, kw_only=True)
+    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
+
+    @property
+    def key(self) -> object:
+        """What is the same for the same server, so that its era is remembered."""
+        return ("websocket", self.url, self.uds)
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        parts = urlsplit(self.url)
+        return unquote(parts.netloc) if parts.scheme == _UNIX else self.uds
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Connect and yield a channel; leaving closes the connection. What the body raises comes out as itself.
+
+        Raises:
+            ConnectionLost: there is no connection; the text says why and what to do.
+        """
+        require_trio()
+        from trimcp.transports.websocket.channel import opened
+        from trimcp.transports.websocket.connection import WebSocketConnection
+
+        parts = urlsplit(self.url)
+        resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
+        deadline = trio.current_time() + self.timeout
+        stream = await self._dial(parts)
+        try:
+            with trio.move_on_at(deadline) as scope:
+                early = await open_websocket(stream, _host(parts), resource, self.headers)
+            if scope.cancelled_caught:
+                raise HandshakeFailed(f"the handshake took more than {self.timeout:g} seconds")
+        except BaseException as failure:  # cancelled included: as in `_dial`
+            await trio.aclose_forcefully(stream)
+            if isinstance(failure, HandshakeFailed):
+                raise ConnectionLost(self._why_refused(failure)) from failure
+            raise
+        connection = WebSocketConnection(
+            stream, CLIENT_MAX_MESSAGE, client=True, keep_alive=self.keep_alive, early=early
+        )
+        async with opened(connection) as channel:
+            yield channel if self.trace is None else traced(channel, self.trace)
+
+    async def _dial(self, parts: SplitResult) -> trio.abc.Stream:
+        """Open the stream to the server, with TLS if it is wanted."""
+        name = f"cannot connect to {masked_url(self.url)}"
+        stream: trio.abc.Stream | None = None
+        try:
+            with trio.fail_after(self.timeout):
+                if self.socket is not None:
+                    stream = await trio.open_unix_socket(self.socket)
+                else:
+                    stream = await trio.open_tcp_stream(str(parts.hostname), parts.port or _PORTS[parts.scheme])
+                if parts.scheme == "wss":
+                    context = self.ssl_context or ssl.create_default_context()
+                    secure = trio.SSLStream(stream, context, server_hostname=parts.hostname, https_compatible=True)
+                    stream = secure
+                    await secure.do_handshake()
+                return stream
+        except BaseException as error:  # cancelled included: a stream that nobody gets must not stay open
+            if stream is not None:
+                await trio.aclose_forcefully(stream)
+            if isinstance(error, trio.TooSlowError):
+                raise ConnectionLost(f"{name}: no answer within {self.timeout:g} seconds") from None
+            if isinstance(error, trio.BrokenResourceError):
+                broken = "the connection broke while TLS began"
+                raise ConnectionLost(f"{name}: {unreachable(error, _TRUSTING) or broken}") from error
+            if isinstance(error, OSError):
+                raise ConnectionLost(f"{name}: {unreachable(error, _TRUSTING)}") from error
+            raise
+
+    def _why_refused(self, failure: HandshakeFailed) -> str:
+        """Say what the server's answer to the handshake means, and what to do about it."""
+        head, _, body = failure.answer.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        status = first.split(" ")[1] if first.startswith("HTTP/") and " " in first else ""
+        text = f"no WebSocket at {masked_url(self.url)}: "
+        if not (status.isascii() and status.isdigit() and len(status) == 3) or status == "101":
+            return f"{text}{failure}"
+        text += f"the server answered {_status_text(int(status))}"
+        error = parse(body) if body else None
+        if isinstance(error, ErrorResponse):
+            text += f" ({error.message[:_LONGEST]!r})"
+        if status.startswith("3"):
+            places = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("location:")]
+            return f"{text} and points to {places[0] if places else 'nowhere'!r:.200}; connect to that if you trust it"
+        return f"{text}; {_ADVICE.get(int(status), 'check the URL')}"
+
+
+def _status_text(status: int) -> str:
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)

@@ -1,0 +1,13 @@
+"""Watching a running program: statistics, a watchdog, the task tree."""
+
+from trimcp.lazy import lazy_names as _lazy_names
+
+# The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
+_NAMES = {
+    "trimcp.session.statistics": "Lane Lanes Statistics",
+    "trimcp.session.turns": "TurnStatistics",
+    "trimcp.watch.statistics": "MemoryStatistics ServerStatistics",
+    "trimcp.workers.pool": "ProcessStatistics",
+}
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _NAMES)

@@ -1,0 +1,181 @@
+"""What a process is busy with, as lines of text: sessions, their requests with their age, and where each one waits.
+
+Looked up when somebody asks, from the tasks as Trio knows them, so that nobody pays for it before. It is made for a
+terminal and for logs: what a peer wrote is escaped and cut.
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.cleaning import in_quotes
+from trimcp.session.job import Job
+from trimcp.session.session import Session
+
+__all__ = ["Overdue", "work_tree"]
+
+log: logging.Logger = logging.getLogger("trimcp.session")
+
+_STEP: Final = "  "
+_MOST_LINES: Final = 500
+_MOST_LINES_EACH: Final = 100
+_MOST_CALLS: Final = 5
+_LONGEST: Final = 100
+_OURS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(trio.__file__).parent, Path(__file__).parents[1]))
+_PROCESS: Final = "worker_process"  # what `server.remote` calls the process that a call is in
+_THREAD: Final = "sync_fn"  # what `trio.to_thread.run_sync` calls its function, in the task and in the thread
+
+
+@attrs.define(eq=False, repr=False)
+class Overdue:
+    """Logs, once, what is still under way in these sessions when their grace is over. Called by each that drains."""
+
+    sessions: Iterable[Session]
+    grace: float
+    _told: bool = attrs.field(init=False, default=False)
+
+    def __call__(self) -> None:
+        if not self._told:
+            self._told = True
+            text = "\n".join(work_tree(self.sessions))
+            log.warning("still at work after %g seconds and stopped now:\n%s", self.grace, text)
+
+
+def work_tree(sessions: Iterable[Session], now: float | None = None) -> list[str]:
+    """Return lines that name every request under way in these sessions, and the calls it waits in.
+
+    Of the calls only those outside trimcp and Trio are shown, the innermost five, with their line in the source; a
+    sync handler's are those of its thread. What has been at work longest comes first; a session with nothing under way
+    has no line. After 500 lines it says how many requests are left.
+
+    Args:
+        sessions: whose requests.
+        now: the time on Trio's clock, for who asks from another thread.
+    """
+    now = trio.current_time() if now is None else now
+    lines: list[str] = []
+    left = 0
+    for session in sorted(sessions, key=_since):
+        jobs = list(session.jobs)
+        if len(lines) >= _MOST_LINES:
+            left += len(jobs)
+        elif jobs:
+            told = list(_describe_session(session, jobs, _MOST_LINES - len(lines), now))
+            left += len(jobs) - len(told)
+            lines.append(_describe_client(jobs[0]))
+            lines += [_STEP + line for request in told for line in request]
+    if left:
+        lines.append(f"and {left} more requests")
+    return lines
+
+
+def _since(session: Session) -> float:
+    return min((job.since for job in session.jobs), default=0.0)
+
+
+def _describe_client(job: Job) -> str:
+    admission = job.request.admission
+    peer, principal = admission.peer, admission.principal
+    who = "a client" if peer is None else f"{in_quotes(peer.name)} {in_quotes(peer.version)}"
+    return f"{who}{'' if principal is None else f', as {in_quotes(principal)}'}, in revision {admission.revision.name}"
+
+
+def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: float) -> Iterator[list[str]]:
+    """Yield the lines of each request until there is no room for more."""
+    tasks = _tasks_of_work(session.nursery) if session.driven else {}
+    for job in jobs:
+        if room <= 0:
+            return
+        of_job = [task for task in (job.task, tasks.get(id(job.work))) if task is not None]
+        lines = list(islice(_describe_job(job, of_job, now), _MOST_LINES_EACH))
+        room -= len(lines)
+        yield lines
+
+
+def _tasks_of_work(nursery: trio.Nursery) -> dict[int, trio.lowlevel.Task]:
+    """Return the tasks that run what was started for requests, by the identity of their `Work`."""
+    found = {}
+    for task in nursery.child_tasks:
+        frame = getattr(task.coro, "cr_frame", None)
+        if frame is not None:
+            found[id(frame.f_locals.get("self"))] = task
+    return found
+
+
+def _describe_job(job: Job, tasks: Iterable[trio.lowlevel.Task], now: float) -> Iterator[str]:
+    request = job.request
+    about = "" if job.target is None else f" {in_quotes(job.target)}"
+    age = f"for {now - job.since:.1f} s" if job.started else "waiting to be started"
+    asking = ", waiting for the client to answer" if job.parked else ""
+    cancelled = "" if job.reason is None else f", being cancelled ({job.reason.value})"
+    yield f"{request.verb.name}{about}, request {in_quotes(request.id)}, {age}{asking}{cancelled}"
+    for task in tasks:
+        for line in _describe_task(task):
+            yield _STEP + line
+
+
+def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
+    """Yield the calls a task waits in, and below them those of the tasks it waits for."""
+    calls: list[tuple[FrameType, int]] = []
+    thread: object = None
+    process: Any = None
+    for frame, line in task.iter_await_frames():
+        calls.append((frame, line))
+        if _THREAD in frame.f_code.co_varnames + frame.f_code.co_cellvars:
+            thread = frame.f_locals.get(_THREAD)
+        if _PROCESS in frame.f_code.co_varnames:
+            process = frame.f_locals.get(_PROCESS)
+    told = list(_describe_calls(calls))
+    if process is not None:
+        told.append(f"in the worker process {process.process.pid}")
+    if thread is not None:
+        inside = list(_describe_calls(_calls_in_thread(thread)))
+        told += [f"in a thread: {line}" for line in inside] or ["in a thread"]
+    yield from told
+    if depth == _MOST_CALLS:
+        return
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            below = list(_describe_task(child, depth + 1))
+            if below:  # else it is one of ours
+                yield f"task {child.name}"
+                for text in below:
+                    yield _STEP + text
+
+
+def _calls_in_thread(function: object) -> list[tuple[FrameType, int]]:
+    """Return the calls of the thread that runs a function, outermost first; none if it has ended."""
+    for innermost in sys._current_frames().values():
+        calls: list[tuple[FrameType, int]] = []
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if _THREAD in frame.f_code.co_freevars and frame.f_locals.get(_THREAD) is function:
+                return calls[::-1]
+            calls.append((frame, frame.f_lineno))
+            frame = frame.f_back
+    return []
+
+
+def _describe_calls(calls: Iterable[tuple[FrameType, int]]) -> list[str]:
+    theirs = [(frame.f_code, line) for frame, line in calls if not frame.f_code.co_filename.startswith(_OURS)]
+    return [_describe_call(code.co_filename, line, code.co_name) for code, line in theirs[-_MOST_CALLS:]]
+
+
+def _describe_call(file: str, line: int, function: str) -> str:
+    source = linecache.getline(file, line).strip()
+    try:
+        file = str(Path(file).relative_to(Path.cwd()))
+    except (OSError, ValueError):  # it is somewhere else, or the directory is gone
+        pass
+    return f"{file}:{line} in {function}{f': {source[:_LONGEST]}' if source else ''}"

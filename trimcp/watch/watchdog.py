@@ -1,0 +1,302 @@
+"""A watchdog for the event loop: a thread that notices when the loop is blocked, and reports by what.
+
+The loop notes when each of its turns begins and ends; the thread reads that ten times a second. A turn that takes long
+because of a tool is a warning, once for each tool; one that does not end is an error with everything known about it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Protocol
+
+import attrs
+import trio
+
+from trimcp.session.job import Job
+from trimcp.session.session import Session
+from trimcp.watch.tree import work_tree
+
+__all__ = ["watchdog"]
+
+log: logging.Logger = logging.getLogger("trimcp.watchdog")
+
+_PAUSE: Final = 0.1  # between two looks, in seconds
+_MOST_FRAMES: Final = 30
+_MOST_TASKS: Final = 200
+_TRIO: Final = f"{Path(trio.__file__).parent}{os.sep}"
+_BUSY: Final = 0.5  # of the time: then threads compute rather than wait
+
+
+class Watched(Protocol):
+    """What the watchdog asks a server, from its thread."""
+
+    def sessions(self) -> list[Session]:
+        """Return the sessions of all its runs."""
+        ...
+
+    def runs_in_thread(self, tool: str) -> bool:
+        """Return whether this is one of its tools, and runs in threads."""
+        ...
+
+
+@contextmanager
+def watchdog(
+    *servers: Watched, seconds: float = 30.0, lag: float | None = 0.25, whole_process: bool = False
+) -> Iterator[None]:
+    """Watch the event loop of the task that enters, from a thread, for as long as the block runs.
+
+    A loop that stands still for `seconds` is an error on the logger "trimcp.watchdog", once: the stack of the thread
+    that holds it, what every session is busy with, and the tree of tasks. When it goes on, that is a warning which says
+    how long it took. Below that, a tool that holds the loop for `lag` seconds is a warning that says what to do;
+    each tool is named once.
+
+    Args:
+        servers: whose sessions to show and whose tools to name.
+        seconds: how long the loop may stand still.
+        lag: how long one tool may hold it, give or take a tenth of a second; None for not looking at single tools.
+        whole_process: also write all stacks to standard error when nothing in this process can run any more, because
+            something holds the interpreter lock. It takes `faulthandler.dump_traceback_later`, which serves one user in
+            a process, for itself.
+
+    Raises:
+        ValueError: a time is not positive.
+    """
+    if not seconds > 0 or (lag is not None and not lag > 0):
+        raise ValueError(f"seconds and lag are positive, not {seconds!r} and {lag!r}")
+    watcher = _Watchdog(
+        servers,
+        seconds,
+        math.inf if lag is None else lag,
+        whole_process,
+        clock=trio.lowlevel.current_clock(),
+        root=trio.lowlevel.current_root_task(),
+        held_by=threading.get_ident(),
+    )
+    thread = threading.Thread(target=watcher.run, name="trimcp watchdog", daemon=True)
+    trio.lowlevel.add_instrument(watcher.turn)
+    thread.start()
+    try:
+        yield
+    finally:
+        trio.lowlevel.remove_instrument(watcher.turn)
+        watcher.stop()
+        thread.join(_PAUSE)
+
+
+@attrs.define(eq=False, repr=False)
+class _TurnTimer(trio.abc.Instrument):
+    """When the current turn of the loop began; None while the loop waits. This is all that the loop itself pays for."""
+
+    since: float | None = attrs.field(factory=time.monotonic)
+
+    def after_io_wait(self, timeout: float) -> None:
+        self.since = time.monotonic()
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.since = None
+
+
+@attrs.define(eq=False, repr=False)
+class _Watchdog:
+    servers: tuple[Watched, ...]
+    seconds: float
+    lag: float
+    whole_process: bool
+    clock: trio.abc.Clock
+    root: trio.lowlevel.Task | None
+    held_by: int
+    turn: _TurnTimer = attrs.field(init=False, factory=_TurnTimer)
+    _stopped: threading.Event = attrs.field(init=False, factory=threading.Event)
+    _stalled: float | None = attrs.field(init=False, default=None)
+    _looked: float | None = attrs.field(init=False, default=None)
+    _reported: set[str] = attrs.field(init=False, factory=set)
+    _rearm: float = attrs.field(init=False, default=0.0)
+
+    def stop(self) -> None:
+        """Let the thread end. Never waits."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Look ten times a second, until stopped."""
+        try:
+            while not self._pause():
+                self._look(time.monotonic())
+        finally:
+            self._disarm()
+
+    def _pause(self) -> bool:
+        """Wait a moment, report if it took long, and return whether to stop."""
+        if self.whole_process and time.monotonic() >= self._rearm and self._stalled is None:
+            # It writes from a thread in C, which needs no interpreter lock.
+            faulthandler.dump_traceback_later(self.seconds + 1, exit=False)
+            self._rearm = time.monotonic() + self.seconds / 4
+        before, used = time.monotonic(), time.process_time()
+        stopped = self._stopped.wait(_PAUSE)
+        late = time.monotonic() - before - _PAUSE
+        if stopped:
+            return True
+        if late >= self.seconds:
+            log.error(
+                "nothing in this process could run for %.1f s: something held the interpreter lock, or it was stopped",
+                late,
+            )
+        elif late >= self.lag and time.process_time() - used >= _BUSY * late:
+            # This thread is as late as the loop: both wait for the lock.
+            self._guarded(self._report_threads, late)
+        return False
+
+    def _disarm(self) -> None:
+        if self.whole_process:
+            faulthandler.cancel_dump_traceback_later()
+            self._rearm = 0.0
+
+    def _look(self, now: float) -> None:
+        since = self.turn.since
+        if self._stalled is not None and since != self._stalled:
+            log.warning("the event loop goes on; it stood still for %.1f s", now - self._stalled)
+            self._stalled = None
+        if since is None:
+            return
+        if now - since >= self.seconds:
+            if self._stalled is None:
+                self._stalled = since
+                self._disarm()
+                self._guarded(self._report_stall, now - since)
+        elif now - since >= self.lag and self._looked != since:
+            self._looked = since
+            self._guarded(self._report_lag, now - since)
+
+    def _guarded(self, function: Any, *args: float) -> None:
+        try:
+            function(*args)
+        except Exception:  # what is looked at may change meanwhile; the watch goes on
+            log.exception("the watchdog could not say what holds the event loop")
+
+    # Reports
+
+    def _report_lag(self, late: float) -> None:
+        frame = self._frame()
+        job = _job_in(frame)
+        if job is None:
+            return
+        if self._in_thread(job):  # the loop waits for the start of its thread
+            self._report_threads(late)
+            return
+        name = _name_of(job)
+        if name not in self._reported:
+            self._reported.add(name)
+            log.warning(
+                "the event loop is late by %.2f s because of %s, at\n%s\n"
+                'If it waits there, make it a sync function with run="thread"; if it computes, one with run="process"',
+                late,
+                name,
+                _stack(frame, 3),
+            )
+
+    def _report_threads(self, late: float) -> None:
+        names = sorted({_name_of(job) for job in self._jobs() if self._in_thread(job)} - self._reported)
+        if names:
+            self._reported.update(names)
+            log.warning(
+                "the event loop is late by %.2f s while this process computes in threads: %s. Python runs one thread "
+                'at a time; what computes belongs in run="process"',
+                late,
+                ", ".join(names),
+            )
+
+    def _report_stall(self, late: float) -> None:
+        frame = self._frame()
+        job = _job_in(frame)
+        now = self.clock.current_time()
+        by = "" if job is None else f" in {_name_of(job)}"
+        parts = [
+            f"the event loop has stood still for {late:.1f} s",
+            f"it is held{by}, at:",
+            _stack(frame, _MOST_FRAMES),
+            "sessions:",
+            *(f"  {line}" for line in _retried(lambda: work_tree(self._sessions(), now)) or ["nothing is under way"]),
+            "tasks:",
+            *(f"  {line}" for line in _retried(lambda: list(_task_tree(self.root)))),
+        ]
+        log.error("%s", "\n".join(parts))
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self.held_by)
+
+    def _sessions(self) -> list[Session]:
+        return [session for server in self.servers for session in server.sessions()]
+
+    def _jobs(self) -> list[Job]:
+        return [job for session in self._sessions() for job in list(session.jobs) if job.started]
+
+    def _in_thread(self, job: Job) -> bool:
+        return any(server.runs_in_thread(getattr(job.params, "name", "")) for server in self.servers)
+
+
+def _retried(look: Any) -> list[str]:
+    """Return `look()`, tried three times: what it reads may change meanwhile."""
+    for _ in range(3):
+        try:
+            found: list[str] = look()
+        except RuntimeError:  # a set or dict changed its size
+            continue
+        return found
+    return ["(it changes too fast to be shown)"]
+
+
+def _job_in(frame: FrameType | None) -> Job | None:
+    """Return the request whose handler is being run by a thread with this innermost frame."""
+    while frame is not None:
+        if frame.f_code is Job.attempt.__code__:
+            job: Job | None = frame.f_locals.get("self")
+            return job
+        frame = frame.f_back
+    return None
+
+
+def _name_of(job: Job) -> str:
+    what = getattr(job.params, "name", None) or getattr(job.params, "uri", None)
+    kind = {"tools/call": "the tool", "prompts/get": "the prompt", "resources/read": "the resource"}
+    verb = job.request.verb.name
+    return f"{kind.get(verb, verb)} {ascii(what)[1:-1][:100]}" if isinstance(what, str) else verb
+
+
+def _stack(frame: FrameType | None, most: int) -> str:
+    """Show the innermost calls, as far as they are below the event loop."""
+    calls: list[tuple[FrameType, int]] = []
+    while frame is not None and not (calls and frame.f_code.co_filename.startswith(_TRIO)):
+        calls.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    shown = traceback.StackSummary.extract(iter(calls[:most][::-1]))
+    return "".join(shown.format()).rstrip() or "  (its thread is gone)"
+
+
+def _task_tree(task: trio.lowlevel.Task | None, depth: int = 0, room: list[int] | None = None) -> Iterator[str]:
+    """Yield a line for each task with where it waits, those it has started below it."""
+    room = [_MOST_TASKS] if room is None else room
+    if task is None or room[0] < 0:
+        return
+    room[0] -= 1
+    if room[0] < 0:
+        yield "and more"
+        return
+    calls = [call for call in task.iter_await_frames() if not call[0].f_code.co_filename.startswith(_TRIO)]
+    where = ""
+    if calls:
+        frame, line = calls[-1]
+        where = f", at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
+    yield f"{'  ' * depth}{task.name}{where}"
+    for nursery in task.child_nurseries:
+        for child in list(nursery.child_tasks):
+            yield from _task_tree(child, depth + 1, room)

@@ -1,0 +1,67 @@
+# Written by docs/stubs.py from the list in __init__.py beside it.
+
+from trimcp.wire.common import Annotations as Annotations
+from trimcp.wire.common import Icon as Icon
+from trimcp.wire.common import Implementation as Implementation
+from trimcp.wire.completion import Completion as Completion
+from trimcp.wire.content import AudioContent as AudioContent
+from trimcp.wire.content import BlobResourceContents as BlobResourceContents
+from trimcp.wire.content import EmbeddedResource as EmbeddedResource
+from trimcp.wire.content import ImageContent as ImageContent
+from trimcp.wire.content import ResourceLink as ResourceLink
+from trimcp.wire.content import TextContent as TextContent
+from trimcp.wire.content import TextResourceContents as TextResourceContents
+from trimcp.wire.elicitation import ElicitFormParams as ElicitFormParams
+from trimcp.wire.elicitation import ElicitParams as ElicitParams
+from trimcp.wire.elicitation import ElicitResult as ElicitResult
+from trimcp.wire.elicitation import ElicitURLParams as ElicitURLParams
+from trimcp.wire.input_required import InputRequiredResult as InputRequiredResult
+from trimcp.wire.lifecycle import LoggingMessageParams as LoggingMessageParams
+from trimcp.wire.lifecycle import ProgressParams as ProgressParams
+from trimcp.wire.prompts import GetPromptResult as GetPromptResult
+from trimcp.wire.prompts import Prompt as Prompt
+from trimcp.wire.prompts import PromptMessage as PromptMessage
+from trimcp.wire.resources import ReadResourceResult as ReadResourceResult
+from trimcp.wire.resources import Resource as Resource
+from trimcp.wire.resources import ResourceTemplate as ResourceTemplate
+from trimcp.wire.roots import Root as Root
+from trimcp.wire.sampling import CreateMessageParams as CreateMessageParams
+from trimcp.wire.sampling import CreateMessageResult as CreateMessageResult
+from trimcp.wire.sampling import SamplingMessage as SamplingMessage
+from trimcp.wire.tools import CallToolResult as CallToolResult
+from trimcp.wire.tools import Tool as Tool
+from trimcp.wire.tools import ToolAnnotations as ToolAnnotations
+
+__all__ = [
+    "Annotations",
+    "AudioContent",
+    "BlobResourceContents",
+    "CallToolResult",
+    "Completion",
+    "CreateMessageParams",
+    "CreateMessageResult",
+    "ElicitFormParams",
+    "ElicitParams",
+    "ElicitResult",
+    "ElicitURLParams",
+    "EmbeddedResource",
+    "GetPromptResult",
+    "Icon",
+    "ImageContent",
+    "Implementation",
+    "InputRequiredResult",
+    "LoggingMessageParams",
+    "ProgressParams",
+    "Prompt",
+    "PromptMessage",
+    "ReadResourceResult",
+    "Resource",
+    "ResourceLink",
+    "ResourceTemplate",
+    "Root",
+    "SamplingMessage",
+    "TextContent",
+    "TextResourceContents",
+    "Tool",
+    "ToolAnnotations",
+]

@@ -1,0 +1,52 @@
+"""The start of a worker process, before trimcp can be imported. It is run as a file.
+
+It is given two descriptors: the connection to the parent, and a pipe that the parent holds open and never writes to.
+The first line on the connection says where the parent finds modules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def die_with_parent(parent_pipe: int) -> None:
+    """Let the kernel kill this process's group when the parent ends, even while code in C holds the interpreter."""
+    if sys.platform != "linux":
+        return  # there the end of the connection is noticed, as soon as Python code runs
+    import fcntl
+
+    try:
+        fcntl.fcntl(parent_pipe, fcntl.F_SETOWN, -os.getpid())  # negative: its whole group
+        fcntl.fcntl(parent_pipe, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent_pipe, fcntl.F_SETFL, fcntl.fcntl(parent_pipe, fcntl.F_GETFL) | fcntl.FASYNC)
+    except OSError:  # a kernel that cannot: as on other systems
+        return
+    if os.getppid() == 1:  # the parent has ended already
+        os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Read the setup and serve."""
+    descriptor, parent_pipe = map(int, sys.argv[1:3])
+    for each in (descriptor, parent_pipe):
+        os.set_inheritable(each, False)  # not for processes that tools start
+    die_with_parent(parent_pipe)
+    connection = socket.socket(fileno=descriptor)
+    incoming = connection.makefile("rb")
+    line = incoming.readline()
+    if not line:
+        return
+    setup = json.loads(line)
+    sys.path[:] = setup["path"]
+    sys.argv[:] = setup["argv"]
+    from trimcp.worker.serve import serve
+
+    serve(connection, incoming, setup["memory"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A pool of worker processes that can be killed."""

@@ -1,0 +1,215 @@
+"""Tools that run in worker processes, seen from the server: how a worker finds their function, and how calls run.
+
+A function is named by its module and its own name in it; arguments and results travel as JSON. Nothing is pickled: a
+function that cannot be named so is refused when the tool is added.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.errors import McpError, ToolError
+from trimcp.session.context import Context, client_key
+from trimcp.wire.converter import converter_for
+from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.methods import METHODS
+from trimcp.wire.revisions import LATEST
+from trimcp.wire.tools import CallToolResult
+from trimcp.workers.packing import pack, unpack
+from trimcp.workers.pool import WorkerPool
+from trimcp.workers.process import WorkerProcess
+
+__all__ = ["RESULTS", "RemoteTool", "facts_of", "remote_tool"]
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+RESULTS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (CallToolResult, InputRequiredResult)}
+"""What a worker's result may be, by the name it comes under."""
+
+_SHAPING: Final = ("input_schema", "output_schema", "structured")  # options that a worker needs: it makes the result
+
+_HINT: Final = (
+    'a worker process finds its function by name: run="process" needs a function at the top level of a module with a '
+    'file. Move it there, or use run="thread"'
+)
+
+
+@attrs.define(eq=False, repr=False)
+class RemoteTool:
+    """A tool's function as worker processes find and run it.
+
+    Attributes:
+        name: the tool's.
+        function: the function; a worker has its own.
+        recipe: what a worker needs to build the tool, in JSON.
+        memory: bytes of address space its workers may have, or None.
+        cpu_time: seconds of processor time a call may take, or None.
+        wants_context: whether the function takes the context.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    recipe: dict[str, JSON]
+    memory: int | None
+    cpu_time: float | None
+    wants_context: bool
+    _checked: bool = attrs.field(init=False, default=False)
+
+    def check(self) -> None:
+        """Check, once, that the function is found under its name. When it was added its module was not complete.
+
+        Raises:
+            TypeError: another one is.
+        """
+        if self._checked:
+            return
+        module = sys.modules.get(self.recipe["module"])
+        found = getattr(module, self.recipe["qualname"], None)
+        if module is not None and (found is None or inspect.unwrap(found) is not inspect.unwrap(self.function)):
+            where = f"{self.recipe['qualname']} in {self.recipe['module']}"
+            raise TypeError(f"{where} is not the function of the tool {self.name}; {_HINT}")
+        self._checked = True
+
+    async def run(
+        self, pool: WorkerPool, ctx: Context[Any], arguments: Mapping[str, Any], answers: Mapping[str, ElicitResult]
+    ) -> Any:
+        """Carry out a call in a worker and return its finished result. Cancelling it kills the worker.
+
+        Args:
+            pool: where a worker comes from.
+            ctx: the request's.
+            arguments: as the client sent them.
+            answers: what the user said to each declared question, by parameter.
+
+        Raises:
+            ToolError: the function raised it, or the process ended before there was a result; the text says how.
+            ConversionError: an argument fits its schema and still cannot be made into its type.
+            FailedInWorker: the function raised something else. Its traceback is the cause.
+        """
+        message = {
+            "do": "call",
+            "tool": self.recipe,
+            "arguments": dict(arguments),
+            "answers": {name: _dump(answer) for name, answer in answers.items()},
+            "cpu_time": self.cpu_time,
+            "facts": facts_of(ctx) if self.wants_context else None,
+        }
+        async with pool.worker(self.memory, client_key(ctx), ctx.deadline) as worker:
+            await worker.send(message)
+            try:
+                return await self._follow(worker, ctx)
+            except trio.EndOfChannel:
+                raise self._crash(worker, worker.end_reason(self.cpu_time)) from None
+
+    async def _follow(self, worker_process: WorkerProcess, ctx: Context[Any]) -> Any:
+        """Do what the worker asks until it has a result. `watch.tree` looks for the parameter of this name."""
+        while True:
+            said = await worker_process.receive()
+            worker_process.done = said["say"] in ("result", "raised")
+            match said["say"]:
+                case "progress":
+                    await ctx.report_progress(*said["values"])
+                case "log":
+                    await ctx.log(said["level"], said["data"], logger=said["logger"])
+                case "ask":
+                    await worker_process.send({"do": "answer", "id": said["id"], **await _answer(ctx, said)})
+                case "result":
+                    return converter_for(LATEST).load(said["result"], RESULTS[said["kind"]])
+                case "raised":
+                    raise unpack(said["error"])
+                case "memory":
+                    worker_process.kill(crashed=True)  # its state cannot be trusted
+                    mib = None if self.memory is None else self.memory / 2**20
+                    how = "ran out of memory" if mib is None else f"needed more than {mib:.4g} MiB of memory"
+                    raise self._crash(worker_process, how, said["trace"])
+
+    def _crash(self, worker: WorkerProcess, how: str, trace: str = "") -> ToolError:
+        """Log how a worker ended, with its last output, and return the error for the model."""
+        words = "\n".join(filter(None, (worker.output_tail(), trace)))
+        said = f"; what it wrote last:\n{words}" if words else ""
+        log.error("the worker process %d of the tool %s %s%s", worker.process.pid, self.name, how, said)
+        return ToolError(f"{self.name} failed: its process {how}")
+
+
+async def _answer(ctx: Context[Any], said: Mapping[str, Any]) -> dict[str, JSON]:
+    method = METHODS[said["method"]]
+    params = None if said["params"] is None else converter_for(LATEST).load(said["params"], method.params)
+    try:
+        return {"value": _dump(await ctx.ask(method.name, params, key=said["key"]))}
+    except McpError as error:
+        return {"error": pack(error)}
+
+
+def _dump(payload: Any) -> JSON:
+    return converter_for(LATEST).dump(payload)
+
+
+def facts_of(ctx: Context[Any]) -> dict[str, JSON]:
+    """Return what a worker's context needs to know of a request, in JSON."""
+    admission = ctx.admission
+    session, _ = ctx.internals
+    return {
+        "request_id": ctx.request_id,
+        "method": ctx.method,
+        "revision": ctx.revision.name,
+        "peer": None if ctx.peer is None else _dump(ctx.peer),
+        "capabilities": _dump(ctx.capabilities),
+        "log_level": session.engine.log_level(admission),
+        "progress_token": admission.progress_token,
+        "meta": dict(ctx.meta),
+        "principal": ctx.principal,
+        "headers": dict(ctx.headers),
+        "seconds_left": None if ctx.deadline == float("inf") else ctx.deadline - trio.current_time(),
+    }
+
+
+def remote_tool(
+    function: Callable[..., Any], name: str, options: Mapping[str, Any], *, is_async: bool, wants_context: bool
+) -> RemoteTool:
+    """Inspect the function of a tool that is to run in worker processes.
+
+    Args:
+        function: sync, and at the top level of its module.
+        name: the tool's.
+        options: as the tool was added (`ToolOptions`).
+        is_async: whether the function is async, which is refused.
+        wants_context: whether it takes the context.
+
+    Raises:
+        TypeError: a worker could not find it, or it is async; the text says what to do.
+        ValueError: a bound is not positive.
+    """
+    memory, cpu_time = options.get("memory"), options.get("cpu_time")
+    if sys.platform == "win32":
+        raise TypeError('run="process" needs process groups and resource limits, which this system does not have')
+    if is_async:
+        raise TypeError(f'the tool {name}: run="process" is for sync functions; an async one runs in the event loop')
+    for what, bound in (("memory", memory), ("cpu_time", cpu_time)):
+        if bound is not None and not bound > 0:
+            raise ValueError(f"{what} is positive or None, not {bound!r}")
+    qualname = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or not qualname.isidentifier():
+        raise TypeError(f"the tool {name}: {_HINT}")
+    specification = module.__spec__ if module.__name__ == "__main__" else None
+    recipe = {
+        "name": name,
+        # `python -m package.module` is found by its real name, a script only by its file.
+        "module": module.__name__,
+        "found_as": specification.name if specification is not None else module.__name__,
+        "file": os.path.abspath(file),
+        "qualname": qualname,
+        "options": {key: value for key, value in options.items() if key in _SHAPING and value is not None},
+    }
+    return RemoteTool(name, function, recipe, memory, cpu_time, wants_context)
