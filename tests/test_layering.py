@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 600
 
 _WIRE = {"errors", "lazy", "values", "bounds", "rates", "cleaning", "security", "hidden", "wire"}
-_CHANNEL = _WIRE | {"framing", "budget", "channel"}
+_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {"worker", "transports", "client", "fleet", "run", "net", "testing", "bench", "cli", "trimcp"}
@@ -31,6 +31,7 @@ LAYERS: dict[str, set[str]] = {
     "cleaning": {"cleaning"},
     "hidden": {"hidden", "values"},
     "security": {"cleaning", "security"},
+    "nurseries": {"nurseries"},
     "budget": {"values", "cleaning", "security", "budget"},
     "wire": _WIRE,
     "framing": _WIRE | {"framing"},

@@ -31,6 +31,7 @@ __all__ = [
     "Kind",
     "LaneCounts",
     "MessageChannel",
+    "OneTask",
     "Origin",
     "Outgoing",
     "PeerProgress",
@@ -244,6 +245,28 @@ NOWHERE: Final[Sink] = _Nowhere()
 """The sink of what belongs to no request where there is no road for it, or none any more."""
 
 
+class OneTask:
+    """A `with` block for one task at a time; a second task gets `trio.BusyResourceError`.
+
+    Args:
+        does: what the task does, for the text of the error: "sending on" or "receiving from" the channel.
+    """
+
+    __slots__ = ("_busy", "_does")
+
+    def __init__(self, does: str) -> None:
+        self._does = does
+        self._busy = False
+
+    def __enter__(self) -> None:
+        if self._busy:
+            raise trio.BusyResourceError(f"another task is {self._does} this channel")
+        self._busy = True
+
+    def __exit__(self, *raised: object) -> None:
+        self._busy = False
+
+
 class MessageChannel(ABC):
     """A two-way road for whole messages: all a transport has to offer.
 
@@ -338,7 +361,11 @@ class MessageChannel(ABC):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.aclose()
+        try:
+            await self.aclose()
+        except trio.Cancelled:
+            if exc_value is None:  # else what the body raised tells more
+                raise
 
 
 _LOOKS: Final = 4  # within the time allowed: so a peer is kept for at most a quarter longer

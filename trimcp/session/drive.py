@@ -86,7 +86,7 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
     session.mirrors_headers = channel.mirrors_headers
     channel.set_max_message(session.max_message)
     session.jobs.mailbox.leave_room(*channel.read_ahead)
-    async with _closing(channel), open_service_nursery() as wire:
+    async with channel, open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)
         # Shielded, so that the last words of whoever is cancelled still leave; below it gets its deadline.
@@ -114,20 +114,6 @@ def _stop(session: Session) -> None:
     """Stop reading and cancel the jobs, which still unwind."""
     session.close()
     session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
-
-
-@asynccontextmanager
-async def _closing(channel: MessageChannel) -> AsyncIterator[None]:
-    """Close the channel when the body ends. Its own exception tells more than a cancellation of the close."""
-    try:
-        yield
-    except BaseException:  # the close is due whatever it was
-        try:
-            await channel.aclose()
-        except trio.Cancelled:
-            pass
-        raise
-    await channel.aclose()
 
 
 @asynccontextmanager

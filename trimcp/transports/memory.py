@@ -7,11 +7,12 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import attrs
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
+from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import parse, too_large
 
@@ -55,26 +56,18 @@ class MemoryChannel(MessageChannel):
     _outgoing: trio.MemorySendChannel[tuple[bytes, ...]]
     _incoming: trio.MemoryReceiveChannel[tuple[bytes, ...]]
     _max_message: int = attrs.field(default=SERVER_MAX_MESSAGE, init=False)
-    _sending: bool = attrs.field(default=False, init=False)
-    _receiving: bool = attrs.field(default=False, init=False)
+    _sending: OneTask = attrs.field(factory=partial(OneTask, "sending on"), init=False)
+    _receiving: OneTask = attrs.field(factory=partial(OneTask, "receiving from"), init=False)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Hand the batch over whole, waiting while too many are unread; see `MessageChannel.send`."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this channel")
-        self._sending = True
-        try:
+        with self._sending:
             await self._outgoing.send(tuple(message.data for message in batch))
-        finally:
-            self._sending = False
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this channel")
-        self._receiving = True
-        try:
-            texts: list[bytes] = []
+        texts: list[bytes] = []
+        with self._receiving:
             while not texts:
                 texts.extend(await self._incoming.receive())
             try:
@@ -82,8 +75,6 @@ class MemoryChannel(MessageChannel):
                     texts.extend(self._incoming.receive_nowait())
             except (trio.WouldBlock, trio.EndOfChannel):
                 pass
-        finally:
-            self._receiving = False
         most = self._max_message
         return [Incoming(parse(text) if len(text) <= most else too_large(text, most), len(text)) for text in texts]
 

@@ -6,13 +6,14 @@ It knows framing and batching. It does not know what the bytes travel through: a
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
 from trimcp.budget import Amount
-from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
+from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.transports.descriptors import PIECE, READ_SIZE, FdSender, progress_of, socket_under, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
@@ -44,8 +45,8 @@ class StreamChannel(MessageChannel):
     _decoder: LineDecoder = attrs.field(init=False)
     _unfinished: Amount = attrs.field(init=False, factory=Amount)
     _pieces: int = attrs.field(default=0, init=False)
-    _sending: bool = attrs.field(default=False, init=False)
-    _receiving: bool = attrs.field(default=False, init=False)
+    _sending: OneTask = attrs.field(factory=partial(OneTask, "sending on"), init=False)
+    _receiving: OneTask = attrs.field(factory=partial(OneTask, "receiving from"), init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _ended: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
@@ -56,10 +57,7 @@ class StreamChannel(MessageChannel):
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send the whole batch in one write; see `MessageChannel.send`."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this channel")
-        self._sending = True
-        try:
+        with self._sending:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_open()
             if self._broken:
@@ -74,8 +72,6 @@ class StreamChannel(MessageChannel):
             else:
                 await self._send_large(data)
             self._broken = False
-        finally:
-            self._sending = False
 
     def set_max_message(self, size: int) -> None:
         """Take in no larger message from now on; one costs no memory. See `MessageChannel.set_max_message`."""
@@ -113,10 +109,7 @@ class StreamChannel(MessageChannel):
         Raises:
             trio.BrokenResourceError: a message goes on and on.
         """
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this channel")
-        self._receiving = True
-        try:
+        with self._receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
             decoder = self._decoder
             while True:
@@ -148,8 +141,6 @@ class StreamChannel(MessageChannel):
                     self._unfinished.set(size)
                     if not holding.may_grow:
                         await holding.room()
-        finally:
-            self._receiving = False
 
     async def aclose(self) -> None:
         """Close both streams; see `MessageChannel.aclose`."""

@@ -1,22 +1,53 @@
-"""What targets on a network have in common: headers that may be sent, URLs that may be shown, why nobody answered."""
+"""What targets on a network have in common: their URLs and headers, and texts for what went wrong."""
 
 from __future__ import annotations
 
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from http import HTTPStatus
 from socket import gaierror
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from trimcp.errors import LocalError
 
-__all__ = ["checked_headers", "masked_url", "shown_url", "unreachable"]
+__all__ = [
+    "checked_headers",
+    "checked_url",
+    "masked_url",
+    "shown_url",
+    "socket_path",
+    "status_text",
+    "unreachable",
+]
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 _LONGEST_PART: Final = 16
 _FRAMING: Final = ("content-length", "transfer-encoding")  # they say where a message ends, which only its sender knows
+
+
+def checked_url(url: str, schemes: Collection[str], needed: str) -> SplitResult:
+    """Return the parts of a server's URL.
+
+    Raises:
+        LocalError: it is no URL, names no host or has another scheme; for these two the text is `needed`.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise LocalError(f"this is no URL of a server: {error}") from None
+    if parts.scheme not in schemes or not parts.hostname or port == 0:
+        raise LocalError(needed)
+    return parts
+
+
+def socket_path(url: str, uds: str | None) -> str | None:
+    """Return the path of the Unix socket that a URL like "http+unix://%2Fpath/" names, or else `uds`."""
+    parts = urlsplit(url)
+    return unquote(parts.netloc.rpartition("@")[2]) if parts.scheme.endswith("+unix") else uds
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -59,6 +90,14 @@ def shown_url(url: str) -> str:
     harmless = [len(part) <= _LONGEST_PART and sum(map(str.isdigit, part)) <= 3 for part in parts]
     path = "/".join([part if shown else "..." for part, shown in zip(parts, harmless, strict=True)])
     return masked_url(url).removesuffix("/...") + path.encode("ascii", "backslashreplace").decode()
+
+
+def status_text(status: int) -> str:
+    """Return a status with its usual name; the server's own words for it are not quoted."""
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
 
 
 def unreachable(error: BaseException, trusting: str) -> str | None:

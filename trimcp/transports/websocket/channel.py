@@ -9,20 +9,22 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 from trio_websocket import ConnectionClosed
 
-from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.frames import text_frame
+from trimcp.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
 from trimcp.transports.http.seams import Head, Upgrade
 from trimcp.transports.websocket.connection import WebSocketConnection
 from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, KeepAlive
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
-from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Message, ParseLimits, parse
+from trimcp.wire.jsonrpc import Message, parse
 
 __all__ = ["WebSocketChannel", "opened", "serve_upgraded"]
 
@@ -58,21 +60,18 @@ class WebSocketChannel(MessageChannel):
     connection with the close code for it, and so does a message of sixteen times the limit.
 
     Args:
-        connection: that of both sides.
-        limits: what one message may cost beside its size.
-        principal: put on every message.
-        headers: put on every message.
+        connection: what carries the messages.
+        principal, headers: put on every message that arrives.
     """
 
     half_open = False
 
     _connection: WebSocketConnection
-    _limits: ParseLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True, alias="limits")
-    _principal: str | None = attrs.field(default=None, kw_only=True, alias="principal")
-    _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
+    _principal: str | None
+    _headers: Mapping[str, str] | None
     _arrived: list[Incoming] = attrs.field(factory=list, init=False)
-    _sending: bool = attrs.field(default=False, init=False)
-    _receiving: bool = attrs.field(default=False, init=False)
+    _sending: OneTask = attrs.field(factory=partial(OneTask, "sending on"), init=False)
+    _receiving: OneTask = attrs.field(factory=partial(OneTask, "receiving from"), init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
 
@@ -83,10 +82,7 @@ class WebSocketChannel(MessageChannel):
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send each message as a text message, all in one write; see `MessageChannel.send`."""
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this channel")
-        self._sending = True
-        try:
+        with self._sending:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_open()
             if self._broken:
@@ -97,8 +93,6 @@ class WebSocketChannel(MessageChannel):
                 self._broken = False
             else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
-        finally:
-            self._sending = False
 
     async def _send(self, batch: Sequence[Outgoing]) -> None:
         """Write the batch beside trio-websocket, which would copy each message five times and write it by itself."""
@@ -126,23 +120,19 @@ class WebSocketChannel(MessageChannel):
 
     async def receive(self) -> Sequence[Incoming]:
         """Return every message that has arrived; see `MessageChannel.receive`."""
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this channel")
-        self._receiving = True
-        try:
+        with self._receiving:
             self._check_open()
-            if self._arrived:
-                await trio.lowlevel.checkpoint()
-            else:
-                self._arrived.append(await self._next())
-            await self._gather()
-        except ConnectionClosed:
-            self._check_open()
-            if self._connection.peer_close is None:
-                raise trio.BrokenResourceError(self._connection.trouble) from None
-            raise trio.EndOfChannel("the peer has closed the connection") from None
-        finally:
-            self._receiving = False
+            try:
+                if self._arrived:
+                    await trio.lowlevel.checkpoint()
+                else:
+                    self._arrived.append(await self._next())
+                await self._gather()
+            except ConnectionClosed:
+                self._check_open()
+                if self._connection.peer_close is None:
+                    raise trio.BrokenResourceError(self._connection.trouble) from None
+                raise trio.EndOfChannel("the peer has closed the connection") from None
         batch, self._arrived = self._arrived, []
         return batch
 
@@ -161,7 +151,7 @@ class WebSocketChannel(MessageChannel):
         if not data and self._connection.gate.oversized:
             message = self._connection.gate.oversized.pop(0)
         else:
-            message = parse(data, self._limits)
+            message = parse(data)
         return Incoming(message, len(data), None, self._headers, self._principal)
 
     async def hung_up(self) -> None:
@@ -205,20 +195,13 @@ def _encoded(text: str | bytes) -> bytes:
 
 @asynccontextmanager
 async def opened(
-    connection: WebSocketConnection, *, principal: str | None = None, headers: Mapping[str, str] | None = None
+    connection: WebSocketConnection, principal: str | None = None, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[WebSocketChannel]:
-    """Run a connection and yield its channel; leaving closes it."""
-    async with connection.running():
-        channel = WebSocketChannel(connection, principal=principal, headers=headers)
-        try:
+    """Run a connection and yield its channel; leaving closes it. What the body raises comes out as itself."""
+    async with open_service_nursery() as nursery:
+        nursery.start_soon(connection.run)
+        async with WebSocketChannel(connection, principal, headers) as channel:
             yield channel
-        except BaseException:  # the close is due whatever it was
-            try:
-                await channel.aclose()
-            except trio.Cancelled:
-                pass  # what the body raised tells more
-            raise
-        await channel.aclose()
 
 
 async def serve_upgraded(
@@ -239,7 +222,7 @@ async def serve_upgraded(
             connection = WebSocketConnection(
                 stream, upgrade.max_message, client=False, keep_alive=keep_alive, holding=head.holding
             )
-            async with opened(connection, principal=upgrade.principal, headers=upgrade.headers) as channel:
+            async with opened(connection, upgrade.principal, upgrade.headers) as channel:
                 await upgrade.serve(channel)
     finally:
         await trio.aclose_forcefully(stream)

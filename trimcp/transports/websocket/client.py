@@ -5,9 +5,8 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import attrs
 import trio
@@ -15,7 +14,7 @@ import trio
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.transports.targets import checked_headers, masked_url, unreachable
+from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path, status_text, unreachable
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.transports.websocket.handshake import HandshakeFailed, open_websocket
@@ -57,13 +56,7 @@ def _host(parts: SplitResult) -> str:
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise LocalError(f"this is no URL of a server: {error}") from None
-    if parts.scheme not in _PORTS or not parts.hostname or port == 0:
-        raise LocalError("a WebSocket server's URL begins with ws:// or wss:// and names a host")
+    parts = checked_url(url, _PORTS, "a WebSocket server's URL begins with ws:// or wss:// and names a host")
     if not (url.isascii() and url.isprintable() and " " not in url):
         raise LocalError("a URL has ASCII characters only; write others as %XX")
     if "@" in parts.netloc:
@@ -100,8 +93,7 @@ class WebSocketServer:
     @property
     def socket(self) -> str | None:
         """The path of the Unix socket to connect to, or None for TCP."""
-        parts = urlsplit(self.url)
-        return unquote(parts.netloc) if parts.scheme == _UNIX else self.uds
+        return socket_path(self.url, self.uds)
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
@@ -170,7 +162,7 @@ class WebSocketServer:
         text = f"no WebSocket at {masked_url(self.url)}: "
         if not (status.isascii() and status.isdigit() and len(status) == 3) or status == "101":
             return f"{text}{failure}"
-        text += f"the server answered {_status_text(int(status))}"
+        text += f"the server answered {status_text(int(status))}"
         error = parse(body) if body else None
         if isinstance(error, ErrorResponse):
             text += f" ({error.message[:_LONGEST]!r})"
@@ -178,10 +170,3 @@ class WebSocketServer:
             places = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("location:")]
             return f"{text} and points to {places[0] if places else 'nowhere'!r:.200}; connect to that if you trust it"
         return f"{text}; {_ADVICE.get(int(status), 'check the URL')}"
-
-
-def _status_text(status: int) -> str:
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)

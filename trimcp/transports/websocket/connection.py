@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
-import attrs
 import trio
 import trio_websocket
 from trio_websocket import ConnectionClosed
@@ -38,7 +37,6 @@ _DRAINED: Final = 16  # reads after that
 _log = logging.getLogger("trimcp.websocket")
 
 
-@attrs.define(eq=False, init=False)
 class WebSocketConnection:
     """One connection, from the end of its opening handshake to the close of its stream.
 
@@ -55,17 +53,6 @@ class WebSocketConnection:
         gated: `stream` as trio-websocket sees it.
         library: trio-websocket's connection.
     """
-
-    stream: trio.abc.Stream
-    client: bool
-    keep_alive: KeepAlive
-    gate: FrameGate
-    gated: GatedStream
-    library: trio_websocket.WebSocketConnection
-    _silent: bool
-    _late: bool
-    _ended: trio.Event
-    _pinging: trio.CancelScope | None
 
     def __init__(
         self,
@@ -86,28 +73,7 @@ class WebSocketConnection:
         self.library = self.gated.connection = _opened(self.gated, client)
         self._silent = self._late = False
         self._ended = trio.Event()
-        self._pinging = None
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Read, answer pings and look after the peer while the body runs; what that raises comes out as itself."""
-        failure: BaseException | None = None
-        try:
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._run)
-                    try:
-                        yield
-                    except BaseException as exc:  # the body's: raised below, without the nursery's group around it
-                        failure = exc
-                    nursery.cancel_scope.cancel(reason="whoever used the connection is done")
-            except trio.Cancelled:
-                if failure is None:
-                    raise
-            if failure is not None:
-                raise failure
-        finally:
-            failure = None  # a frame and what was raised from it would keep each other alive
+        self._pinging: trio.CancelScope | None = None
 
     async def close(self, code: int, reason: str | None = None) -> None:
         """Say Close, wait a moment for the answer, and close the stream.
@@ -162,8 +128,8 @@ class WebSocketConnection:
             return FrameFault(_PROTOCOL_ERROR, "a Close frame holds a code and a text, or nothing")
         return None
 
-    async def _run(self) -> None:
-        """Own trio-websocket's reader. What that crashes with ends this connection and nothing else."""
+    async def run(self) -> None:
+        """Read, answer pings and watch the peer until the connection has ended. A crash ends this connection only."""
         crash: Exception | None = None
         try:
             try:

@@ -16,8 +16,8 @@ from trimcp.transports.http.client.policy import (
     error_in,
     refusal,
     seconds_to_wait,
-    status_text,
 )
+from trimcp.transports.targets import status_text
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Notification, Request, Response, parse
 from trimcp.wire.revisions import REVISIONS, Revision
 

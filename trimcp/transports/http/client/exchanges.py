@@ -24,8 +24,8 @@ import trio
 
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
-from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait, status_text
-from trimcp.transports.targets import shown_url, unreachable
+from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
+from trimcp.transports.targets import shown_url, status_text, unreachable
 
 __all__ = [
     "EVENT_STREAM",

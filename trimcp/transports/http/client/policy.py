@@ -10,12 +10,12 @@ import math
 import random
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
 from typing import Final, Literal, TypeAlias
 
 import attrs
 
 from trimcp.bounds import checked
+from trimcp.transports.targets import status_text
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, parse
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "error_in",
     "refusal",
     "seconds_to_wait",
-    "status_text",
 ]
 
 Mode: TypeAlias = Literal["auto", "streamable", "sse"]
@@ -179,14 +178,6 @@ def seconds_to_wait(retry_after: str, now: Callable[[], float]) -> float | None:
         return max(0.0, parsedate_to_datetime(text).timestamp() - now())
     except (ValueError, TypeError, OverflowError):
         return None
-
-
-def status_text(status: int) -> str:
-    """Return a status with its usual name; the server's own words for it are not quoted."""
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
 
 
 def refusal(

@@ -22,9 +22,9 @@ from trimcp.transports.http.client.policy import (
     answers,
     error_in,
     refusal,
-    status_text,
 )
 from trimcp.transports.http.client.state import ClientState
+from trimcp.transports.targets import status_text
 from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find

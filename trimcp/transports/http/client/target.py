@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -14,7 +14,7 @@ from trimcp.bounds import checked
 from trimcp.channel import MessageChannel, require_trio
 from trimcp.errors import LocalError
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts
-from trimcp.transports.targets import checked_headers, masked_url
+from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 from trimcp.transports.trace import Write, traced
 
 if TYPE_CHECKING:
@@ -28,13 +28,7 @@ _UNIX: Final = "http+unix"
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise LocalError(f"this is no URL of a server: {error}") from None
-    if parts.scheme not in ("http", "https", _UNIX) or not parts.hostname or port == 0:
-        raise LocalError("a server's URL begins with http:// or https:// and names a host")
+    checked_url(url, ("http", "https", _UNIX), "a server's URL begins with http:// or https:// and names a host")
 
 
 def _check_mode(instance: object, attribute: Any, mode: str) -> None:
@@ -86,8 +80,7 @@ class HttpServer:
     @property
     def socket(self) -> str | None:
         """The path of the Unix socket to connect to, or None for TCP."""
-        parts = urlsplit(self.url)
-        return unquote(_authority(parts)) if parts.scheme == _UNIX else self.uds
+        return socket_path(self.url, self.uds)
 
     @property
     def address(self) -> str:
@@ -117,7 +110,3 @@ class HttpServer:
         from trimcp.transports.http.client.exchanges import opened_http
 
         return opened_http(self.address, self.headers, self.timeouts, self.socket, self.client)
-
-
-def _authority(parts: SplitResult) -> str:
-    return parts.netloc.rpartition("@")[2]
