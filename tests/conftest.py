@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,9 @@ settings.load_profile("busy")
 
 ALONE: Final = os.environ.get("TRIMCP_ALONE", "")
 """Which tests `nox` asks for: "no" without those marked `alone`, "only" just those, and "" (a plain `pytest`) all."""
+
+RAN: Final = os.environ.get("TRIMCP_RAN", "")
+"""The file by which `nox` knows that one of its two runs had tests."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in set(wanted)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = wanted
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Note that there were tests."""
+    if RAN and exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED and not hasattr(session.config, "workerinput"):
+        Path(RAN).touch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any] | None, Any]:
+    """Escape lone surrogates, which a process of xdist cannot send: it would end with the test that reports them."""
+    return _escaped((yield))
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(each) for name, each in value.items()}
+    return type(value)(map(_escaped, value)) if isinstance(value, list | tuple) else value
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -63,7 +64,9 @@ async def host(stream: trio.abc.Stream, upgrade: Upgrade, keep_alive: KeepAlive 
 
 
 @asynccontextmanager
-async def listening(upgrade: Upgrade, keep_alive: KeepAlive = KEEP_ALIVE) -> AsyncIterator[int]:
+async def listening(
+    upgrade: Upgrade, keep_alive: KeepAlive = KEEP_ALIVE, *, receive_buffer: int | None = None
+) -> AsyncIterator[int]:
     """Accept connections on loopback, and yield the port."""
 
     async def serve(stream: trio.SocketStream) -> None:
@@ -71,6 +74,8 @@ async def listening(upgrade: Upgrade, keep_alive: KeepAlive = KEEP_ALIVE) -> Asy
 
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        if receive_buffer is not None:
+            listeners[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         nursery.start_soon(trio.serve_listeners, serve, listeners)
         yield listeners[0].socket.getsockname()[1]
         nursery.cancel_scope.cancel()
@@ -205,12 +210,15 @@ class Raw:
 
 @asynccontextmanager
 async def raw_client(
-    meeting: Meeting, *, tcp: bool = False, keep_alive: KeepAlive = KEEP_ALIVE
+    meeting: Meeting, *, tcp: bool = False, keep_alive: KeepAlive = KEEP_ALIVE, receive_buffer: int | None = None
 ) -> AsyncIterator[tuple[Raw, MessageChannel]]:
-    """Yield a raw client and the channel of our server that serves it, over memory or TCP."""
+    """Yield a raw client and the channel of our server that serves it, over memory or TCP.
+
+    `receive_buffer` is how many bytes the kernel keeps for our server; without it, it changes its mind as it goes.
+    """
     async with trio.open_nursery() as nursery:
         if tcp:
-            port = await nursery.start(_listening, meeting.upgrade(), keep_alive)
+            port = await nursery.start(_listening, meeting.upgrade(), keep_alive, receive_buffer)
             ours: trio.abc.Stream = await trio.open_tcp_stream("127.0.0.1", port)
         else:
             ours, theirs = memory_stream_pair()
@@ -227,8 +235,10 @@ async def raw_client(
         nursery.cancel_scope.cancel()
 
 
-async def _listening(upgrade: Upgrade, keep_alive: KeepAlive, *, task_status: trio.TaskStatus[int]) -> None:
-    async with listening(upgrade, keep_alive) as port:
+async def _listening(
+    upgrade: Upgrade, keep_alive: KeepAlive, receive_buffer: int | None, *, task_status: trio.TaskStatus[int]
+) -> None:
+    async with listening(upgrade, keep_alive, receive_buffer=receive_buffer) as port:
         task_status.started(port)
         await trio.sleep_forever()
 

@@ -263,14 +263,20 @@ async def test_what_arrives_at_once_and_what_lies_here_then_is_no_more_than_it_s
             nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("count", [0, 10, 2_000])  # the last are more than is taken in while nobody takes them
+@pytest.mark.parametrize("count", [0, 10, 1_500])  # the last are more than is taken in while nobody takes them
 @pytest.mark.parametrize("how", ["an end", "a reset", "a close"])
 async def test_a_peer_that_leaves_before_it_was_read_is_noticed(
     how: str, count: int, steady_clock: trio.abc.Clock
 ) -> None:
     if sys.platform != "linux" and count > 10:
         pytest.skip("others do not tell")
-    async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
+    # What nobody reads (of 400 KB, 256 are taken in) has to find room at the receiver, else an end or a reset is
+    # not seen. The kernel sizes the room by how fast it was read so far, which on a busy machine is not enough.
+    enough = 200_000
+    async with (
+        raw_client(Meeting(), tcp=True, receive_buffer=enough) as (raw, server),
+        trio.open_nursery() as nursery,
+    ):
         gone = trio.Event()
 
         async def listen() -> None:
@@ -278,8 +284,7 @@ async def test_a_peer_that_leaves_before_it_was_read_is_noticed(
             gone.set()
 
         nursery.start_soon(listen)
-        with trio.fail_after(30):  # it finds room: with nobody who reads, in what the kernel keeps
-            await raw.say(*(message(text(n, "x" * 200)) for n in range(count)))
+        await raw.say(*(message(text(n, "x" * 200)) for n in range(count)))
         await wait_all_tasks_blocked(0.05)
         assert not gone.is_set()
         assert isinstance(raw.stream, trio.SocketStream)
