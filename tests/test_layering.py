@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
     "watch": _SESSION | {"workers", "watch"},
     "server": _SERVER,
     "worker": _SERVER | {"worker"},
-    "client": _SESSION | {"client"},
+    "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
     "run": _ANYTHING - {"testing", "bench", "cli"},

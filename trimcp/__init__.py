@@ -10,8 +10,7 @@ from trimcp.lazy import lazy_names as _lazy_names
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.channel": "MessageChannel channel=.",
-    "trimcp.client.client": "Client",
-    "trimcp.client.connect": "Target",
+    "trimcp.client.client": "Client Target",
     "trimcp.client.handlers": "fill_defaults",
     "trimcp.client.hosts": "read_servers",
     "trimcp.client.session": "ClientSession",

@@ -10,7 +10,7 @@ from trimcp import watch as watch
 from trimcp import wire as wire
 from trimcp.channel import MessageChannel as MessageChannel
 from trimcp.client.client import Client as Client
-from trimcp.client.connect import Target as Target
+from trimcp.client.client import Target as Target
 from trimcp.client.handlers import fill_defaults as fill_defaults
 from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession

@@ -19,11 +19,11 @@ import trio
 
 from trimcp.channel import run_trio
 from trimcp.errors import LocalError
-from trimcp.run import Served, run_of, signals, trace_from_environment
+from trimcp.run import Served, run_of, signals
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.face import HttpFace
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
-from trimcp.transports.trace import Write
+from trimcp.transports.trace import Write, trace_from_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

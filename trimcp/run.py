@@ -42,30 +42,17 @@ __all__ = [
     "signals",
     "stdio",
     "target_of",
-    "trace_from_environment",
     "watched",
 ]
 
-_TRACE = "TRIMCP_TRACE"
-
-
-def trace_from_environment() -> Write | None:
-    """Return where messages are to be written, if the environment says so: TRIMCP_TRACE=1, or the path of a file."""
-    target = os.environ.get(_TRACE, "")
-    if target in ("", "0"):
-        return None
-    from trimcp.transports.trace import trace_writer
-
-    return trace_writer(target)
-
 
 def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
-    write = trace_from_environment()
-    if write is None:
+    if "TRIMCP_TRACE" not in os.environ:
         return channel
-    from trimcp.transports.trace import traced
+    from trimcp.transports.trace import trace_from_environment, traced
 
-    return traced(channel, write)
+    write = trace_from_environment()
+    return channel if write is None else traced(channel, write)
 
 
 Served: TypeAlias = Server[Any] | Running
@@ -180,6 +167,7 @@ def stdio(
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
     from trimcp.transports.stdio.child import StdioServer
+    from trimcp.transports.trace import trace_from_environment
 
     return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace or trace_from_environment())
 
@@ -207,18 +195,15 @@ def target_of(
     entry: ServerEntry, *, on_stderr: Callable[[str], object] | None = None
 ) -> StdioServer | HttpServer | WebSocketServer:
     """Return what an entry of an `mcpServers` configuration names as something to connect to."""
+    if entry.url is not None:
+        from trimcp.client.client import at_url
+
+        return at_url(entry.url, entry.headers)
+    from trimcp.transports.stdio.child import StdioServer
+    from trimcp.transports.trace import trace_from_environment
+
     trace = trace_from_environment()
-    if entry.url is None:
-        from trimcp.transports.stdio.child import StdioServer
-
-        return StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
-    if entry.url[:2].lower() == "ws":
-        from trimcp.transports.websocket.client import WebSocketServer
-
-        return WebSocketServer(entry.url, headers=entry.headers, trace=trace)
-    from trimcp.transports.http.client.target import HttpServer
-
-    return HttpServer(entry.url, headers=entry.headers, trace=trace)
+    return StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
 
 
 @attrs.frozen
@@ -261,4 +246,6 @@ def in_process(server: Served, *, framed: bool = False, trace: Write | None = No
             straight into the other side's session.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
+    from trimcp.transports.trace import trace_from_environment
+
     return InProcess(server, framed, trace or trace_from_environment())

@@ -230,7 +230,7 @@ async def test_a_second_connection_is_spoiled_elsewhere() -> None:
 
 def test_garbage_is_one_line_and_no_message() -> None:
     for seed in range(300):
-        garbage = Faults(seed, garbage=1).fate("send", 0, 0).garbage
+        garbage = Faults(seed, garbage=1).draw("send", 0, 0).garbage
         assert garbage is not None
         assert b"\n" not in garbage
         assert not isinstance(parse(garbage), Request | Notification | Response)

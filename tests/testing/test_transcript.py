@@ -12,7 +12,7 @@ import trio.testing
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing import Transcript, replay
-from trimcp.testing.differences import differences
+from trimcp.testing.play import differences
 from trimcp.wire.revisions import LATEST_LEGACY
 
 CLIENT = '"capabilities":{},"clientInfo":{"name":"c","version":"1"}'

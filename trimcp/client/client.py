@@ -1,15 +1,66 @@
-"""A client program: its handlers (`client.handlers`), and how it connects to servers."""
+"""A client program that connects: it opens a target, agrees with the server on a revision, and yields a session.
+
+`protocol.negotiation` decides what to send next; here it is sent. A server that dies on the probe is started once more
+and sent `initialize`, and a target of the legacy era is not probed a second time. The client's handlers are in
+`client.handlers`.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import logging
+import math
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from trimcp.client.connect import Target, connecting, named
+import attrs
+import trio
+
+from trimcp.channel import MessageChannel, require_trio
+from trimcp.client.endpoint import ClientEndpoint
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
-from trimcp.wire.revisions import Revision
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, RemoteError
+from trimcp.protocol.connection import Connection
+from trimcp.protocol.introductions import weigh_server
+from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
+from trimcp.protocol.profile import Role
+from trimcp.protocol.vocabulary import Verb, vocabulary
+from trimcp.session.direct import DirectEnd
+from trimcp.session.drive import Road, driving
+from trimcp.session.pending import Pending, cancellation_text, mirrored
+from trimcp.session.scopes import guarded
+from trimcp.session.session import Session
+from trimcp.wire.common import META_SERVER_INFO, Implementation
+from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.lifecycle import DiscoverResult
+from trimcp.wire.revisions import REVISIONS, Revision, find
 
-__all__ = ["Client"]
+if TYPE_CHECKING:
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.websocket.client import WebSocketServer
+
+__all__ = ["Client", "Connectable", "Target", "at_url", "connecting", "named", "opened", "pinned"]
+
+log: logging.Logger = logging.getLogger("trimcp.client")
+
+_LONGEST_PROBE: Final = 30.0
+
+
+@runtime_checkable
+class Connectable(Protocol):
+    """A target that can be opened any number of times, such as a command that starts a server."""
+
+    def connect(self) -> AbstractAsyncContextManager[Road]:
+        """Return a context manager that opens the connection anew and yields its channel."""
+        ...
+
+
+_URL: Final = re.compile(r"(https?|wss?)://", re.IGNORECASE)
+
+Target: TypeAlias = str | Road | AbstractAsyncContextManager[Road] | Connectable
+"""What a client can connect to: a URL, or what names a server. A plain channel or context manager is good for once."""
 
 
 class Client(ClientProgram):
@@ -72,3 +123,287 @@ class Client(ClientProgram):
             trio.TooSlowError: that took longer than `connect_timeout`.
         """
         return connecting(self, named(target), revision, self.connect_timeout)
+
+
+def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | WebSocketServer:
+    """Return the server at a URL as a target, with the defaults of `trimcp.http` and `trimcp.websocket`.
+
+    Raises:
+        LocalError: the URL names no server, or a header cannot be sent.
+    """
+    from trimcp.transports.trace import trace_from_environment
+
+    trace = trace_from_environment()
+    if url[:2].lower() == "ws":
+        from trimcp.transports.websocket.client import WebSocketServer
+
+        return WebSocketServer(url, headers, trace=trace)
+    from trimcp.transports.http.client.target import HttpServer
+
+    return HttpServer(url, headers, trace=trace)
+
+
+def named(target: Target) -> Road | AbstractAsyncContextManager[Road] | Connectable:
+    """Return the target that can be opened; of a URL, the same as `trimcp.http` or `trimcp.websocket` returns.
+
+    Raises:
+        TypeError: it is no target; the text says what to pass, and quotes nothing of it.
+        LocalError: the URL names no server.
+    """
+    given: object = target  # annotations do not keep others out
+    if isinstance(given, str):
+        if _URL.match(given):
+            return at_url(given)
+        what = "a str that is no URL with http://, https://, ws:// or wss://"
+    elif isinstance(given, DirectEnd | MessageChannel | Connectable | AbstractAsyncContextManager):
+        return given
+    else:
+        what = type(given).__name__
+    raise TypeError(
+        f"cannot connect to {what}; pass a URL, what trimcp.stdio(command, ...), trimcp.http(url), "
+        "trimcp.websocket(url) or trimcp.in_process(server) returns, or a MessageChannel"
+    )
+
+
+@asynccontextmanager
+async def connecting(
+    client: ClientProgram,
+    target: Road | AbstractAsyncContextManager[Road] | Connectable,
+    revision: Revision | str | None,
+    timeout: float,
+) -> AsyncIterator[ClientSession]:
+    """Connect within `timeout` seconds and yield the session; see `Client.connect`."""
+    require_trio()
+    offered = client.profile.revisions if revision is None else (pinned(revision),)
+    # What a pinned revision meets does not show what the server prefers, so nothing is remembered of it.
+    key = _key(target) if revision is None else None
+    move = opening(offered)
+    if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
+        move = decide(ProbeResult(Met.SILENCE), offered)
+        client.legacy_targets.discard(key)  # until it has shown again that it is one
+    negotiation: _Negotiation | None = None
+    limit = trio.CancelScope(deadline=trio.current_time() + timeout)
+    with limit:
+        for attempt in range(2):
+            async with AsyncExitStack() as stack:
+                channel = await stack.enter_async_context(opened(target))
+                session = _make(client, offered)
+                await stack.enter_async_context(driving(session.session, channel))
+                started = getattr(target, "command", None) is not None
+                negotiation = _Negotiation(session, offered, _probe_timeout(client, offered, timeout), channel, started)
+                move = await negotiation.run(move)
+                if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable):
+                    move = Decision(Next.INITIALIZE, move.revision, move.why)
+                    log.debug("the server died on the probe; starting it again and sending it initialize")
+                    continue
+                if move.next is Next.RESPAWN:
+                    raise ConnectionLost(negotiation.close_reason("server/discover"))
+                if key is not None and not session.revision.modern:
+                    client.legacy_targets.add(key)
+                limit.deadline = math.inf  # from here on the body runs, which has no deadline of ours
+                if limit.cancel_called:
+                    await trio.lowlevel.checkpoint()
+                async with _used(session):
+                    yield session
+                return
+    raise trio.TooSlowError(_too_late(negotiation, timeout))
+
+
+def _too_late(negotiation: _Negotiation | None, timeout: float) -> str:
+    waited_for = "the connection was not opened" if negotiation is None else negotiation.waited_for
+    text = f"{waited_for} within {timeout:g} seconds (connect_timeout)"
+    known = None if negotiation is None else negotiation.last_known
+    return text if known is None else f"{text}; {known}"
+
+
+def _probe_timeout(client: ClientProgram, offered: tuple[Revision, ...], timeout: float) -> float:
+    """Return how many seconds the probe may be unanswered before the server is taken for a legacy one."""
+    if all(revision.modern for revision in offered):
+        return math.inf
+    return min(_LONGEST_PROBE, timeout / 2) if client.probe_timeout is None else client.probe_timeout
+
+
+@asynccontextmanager
+async def _used(session: ClientSession) -> AsyncIterator[None]:
+    """Count the session among its client's, and run its logging handler until its messages are handled."""
+    actor, logs = session.session, session.logs
+    session.client.sessions.add(session)
+    if logs is not None:
+        actor.nursery.start_soon(guarded, logs.run, (session,), name="logging handler")
+    yield
+    if logs is not None:
+        with trio.move_on_after(actor.limits.drain_timeout):
+            await logs.drained()
+
+
+def pinned(revision: Revision | str) -> Revision:
+    """Return the revision of that name.
+
+    Raises:
+        LocalError: there is none.
+    """
+    if isinstance(revision, Revision):
+        return revision
+    found = find(revision)
+    if found is None:
+        raise LocalError(f"there is no revision {revision!r}; trimcp speaks {', '.join(r.name for r in REVISIONS)}")
+    return found
+
+
+def _key(target: Target) -> object:
+    """Return a key by which the same server is known next time, or None."""
+    key, command = getattr(target, "key", None), getattr(target, "command", None)
+    if key is None and command is not None:
+        key = (tuple(command), str(getattr(target, "cwd", None)))
+    return key
+
+
+def opened(target: Road | AbstractAsyncContextManager[Road] | Connectable) -> AbstractAsyncContextManager[Road]:
+    """Return a context manager that opens a target and yields its channel."""
+    if isinstance(target, DirectEnd):
+        return nullcontext(target)
+    if isinstance(target, MessageChannel):
+        return target
+    if isinstance(target, Connectable):
+        return target.connect()
+    return target
+
+
+def _make(client: ClientProgram, offered: tuple[Revision, ...]) -> ClientSession:
+    profile = client.profile
+    if offered != profile.revisions:
+        profile = attrs.evolve(profile, revisions=offered)
+    endpoint = ClientEndpoint(client)
+    engine = Connection(Role.CLIENT, profile, client.served, client.foreign, client.notification_handlers)
+    return ClientSession(client, Session(engine, endpoint, client.limits), endpoint)
+
+
+@attrs.define(eq=False)
+class _Negotiation:
+    """Agreeing with the server on a revision, on one connection."""
+
+    session: ClientSession
+    offered: tuple[Revision, ...]
+    probe_timeout: float
+    channel: Road
+    started: bool
+    waited_for: str = attrs.field(init=False, default="the server did not answer")
+    last_known: str | None = attrs.field(init=False, default=None)
+    probed: int = attrs.field(init=False, default=0)
+    _met: Met = attrs.field(init=False, default=Met.SILENCE)
+
+    @property
+    def actor(self) -> Session:
+        return self.session.session
+
+    async def run(self, move: Decision) -> Decision:
+        """Carry out moves until the session can be used (USE) or the channel has to be opened again (RESPAWN)."""
+        while move.next is Next.DISCOVER:
+            assert move.revision is not None
+            move = await self._discover(move.revision)
+        log.debug("%s (%s)", move.why, move.revision)
+        if move.next is Next.INITIALIZE:
+            assert move.revision is not None
+            await self._initialize(move.revision)
+        elif move.next is Next.FAIL:
+            raise self._failure(move)
+        return move
+
+    def _failure(self, move: Decision) -> McpError:
+        if self._met is Met.DIED:
+            return ConnectionLost(self.close_reason("server/discover"))
+        return ConnectionLost(move.why) if self._met is Met.UNANSWERED else InvalidReply(f"cannot connect: {move.why}")
+
+    async def _discover(self, revision: Revision) -> Decision:
+        self.probed += 1
+        engine = self.actor.engine
+        engine.modern.revision = revision
+        outcome, raw = await self._probe(vocabulary(revision)["server/discover"])
+        self._met = outcome.met
+        move = decide(outcome, self.offered, probed=self.probed)
+        if move.next is not Next.USE:
+            engine.modern.revision = None
+            return move
+        engine.modern.revision = move.revision
+        weigh_server(engine.profile.max_peer_info, raw)
+        result = engine.load_result(engine.verb("server/discover"), raw)
+        assert isinstance(result, DiscoverResult)
+        self.session.server_capabilities = result.capabilities
+        self.session.instructions = result.instructions or None
+        self.session.server_info = _server_info(raw, engine.modern.revision)
+        return move
+
+    async def _probe(self, verb: Verb) -> tuple[ProbeResult, dict[str, Any]]:
+        """Ask once, and return what came of it. An answer that comes later is dropped."""
+        try:
+            with trio.move_on_after(self.probe_timeout):
+                raw = await self._exchange(verb, None)
+                versions = raw.get("supportedVersions")
+                if isinstance(versions, list):
+                    return ProbeResult(Met.DISCOVERED, versions), raw
+                return ProbeResult(Met.ERROR), raw
+        except RemoteError as error:
+            return ProbeResult(Met.ERROR, code=error.code, data=error.data, why=str(error)), {}
+        except InvalidReply as error:
+            return ProbeResult(Met.ERROR, why=str(error)), {}
+        except ConnectionLost as error:
+            met = Met.UNANSWERED if self.actor.lost is None else Met.DIED
+            return ProbeResult(met, why=str(error)), {}
+        return ProbeResult(Met.SILENCE), {}
+
+    async def _initialize(self, revision: Revision) -> None:
+        actor = self.actor
+        legacy = actor.engine.legacy
+        verb = vocabulary(revision)["initialize"]
+        try:
+            result = legacy.accept(await self._exchange(verb, legacy.offer(revision)))
+            await actor.notify("notifications/initialized")
+        except ConnectionLost:
+            raise ConnectionLost(self.close_reason("initialize")) from None
+        except RemoteError as error:
+            legacy.refused()
+            error.add_note(f"The server refused initialize in revision {revision.name}.")
+            raise
+        self.session.server_info = result.server_info
+        self.session.server_capabilities = result.capabilities
+        self.session.instructions = legacy.instructions
+        await self.session.ask_for_logs()
+
+    async def _exchange(self, verb: Verb, params: Any) -> dict[str, Any]:
+        """Send a request before anything is agreed on, and return the result as it came."""
+        actor = self.actor
+        engine = actor.engine
+        id = engine.new_id()
+        data = engine.encode_request(id, verb, params)
+        headers = mirrored(engine.revision, verb, params) if actor.mirrors_headers else None
+        pending = await actor.send_request(Pending(engine, id, verb), data, headers=headers)
+        try:
+            return await pending.raw()
+        except trio.Cancelled as cancelled:
+            # Asked now: later a child process would have been ended by us.
+            self.waited_for, self.last_known = f"the server did not answer {verb.name}", self.channel.close_reason()
+            actor.abandon(pending, cancellation_text(cancelled))
+            raise
+
+    def close_reason(self, method: str) -> str:
+        """Say that the server is gone, with what its channel knows of its end, and what to do."""
+        text = f"the connection ended before the server answered {method}"
+        known = self.channel.close_reason()
+        if known is not None and not self.started:
+            return f"{method} was not answered: {known}"  # over HTTP there may have been no connection
+        if known is not None:
+            text += f": {known}"
+        if self.started:
+            text += "\nRun the command by hand to see whether it is a server that speaks MCP over this transport."
+        return text
+
+
+def _server_info(raw: dict[str, Any], revision: Revision | None) -> Implementation | None:
+    """Return who answered, as its result's `_meta` says; a wrong one is no reason to fail."""
+    found = (raw.get("_meta") or {}).get(META_SERVER_INFO)
+    if found is None or revision is None:
+        return None
+    try:
+        return converter_for(revision).load(found, Implementation)
+    except (WireError, McpError):
+        return None

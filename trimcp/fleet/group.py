@@ -16,8 +16,7 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
-from trimcp.client.client import Client
-from trimcp.client.connect import Target
+from trimcp.client.client import Client, Target
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.fleet.combinators import first_of

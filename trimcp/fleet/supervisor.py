@@ -15,8 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.client.client import Client
-from trimcp.client.connect import Connectable, connecting
+from trimcp.client.client import Client, Connectable, connecting
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.combinators import first_of

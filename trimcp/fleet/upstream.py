@@ -16,8 +16,7 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
-from trimcp.client.client import Client
-from trimcp.client.connect import Connectable, Target, named, pinned
+from trimcp.client.client import Client, Connectable, Target, named, pinned
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError, UpstreamDown
 from trimcp.fleet.relistening import UpstreamSubscription, Wanted, relistening

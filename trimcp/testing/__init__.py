@@ -6,8 +6,7 @@ from trimcp.lazy import lazy_names as _lazy_names
 _NAMES = {
     "trimcp.testing.connect": "connected every_revision",
     "trimcp.testing.contract": "check_channel",
-    "trimcp.testing.fault_streams": "CutStream FaultyStream",
-    "trimcp.testing.faults": "Fault Faults FaultyChannel SlowChannel faulty",
+    "trimcp.testing.faults": "CutStream Fault Faults FaultyChannel FaultyStream SlowChannel faulty",
     "trimcp.testing.leaks": "Leak LeakWatch",
     "trimcp.testing.transcript": "Transcript replay",
 }

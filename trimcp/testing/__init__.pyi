@@ -3,11 +3,11 @@
 from trimcp.testing.connect import connected as connected
 from trimcp.testing.connect import every_revision as every_revision
 from trimcp.testing.contract import check_channel as check_channel
-from trimcp.testing.fault_streams import CutStream as CutStream
-from trimcp.testing.fault_streams import FaultyStream as FaultyStream
+from trimcp.testing.faults import CutStream as CutStream
 from trimcp.testing.faults import Fault as Fault
 from trimcp.testing.faults import Faults as Faults
 from trimcp.testing.faults import FaultyChannel as FaultyChannel
+from trimcp.testing.faults import FaultyStream as FaultyStream
 from trimcp.testing.faults import SlowChannel as SlowChannel
 from trimcp.testing.faults import faulty as faulty
 from trimcp.testing.leaks import Leak as Leak

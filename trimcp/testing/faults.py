@@ -1,7 +1,7 @@
-"""Channels that misbehave on purpose: slow, cut, stalled, delayed, doubled, reordered, garbled, with garbage between.
+"""Channels and byte streams with faults, for tests: slow, cut, stalled, garbled, messages doubled or reordered.
 
 Each wraps another one and is deterministic: time is Trio's, and what happens to a message follows from the seed and the
-message's number alone, not from when it comes. Byte streams that misbehave are in `fault_streams`.
+message's number alone, not from when it comes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypedDict
 
@@ -19,10 +19,8 @@ import trio
 
 from trimcp.bounds import checked
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.client.connect import Connectable, Target, named
+from trimcp.client.client import Target, named, opened
 from trimcp.run import InProcess
-from trimcp.session.drive import Road
-from trimcp.testing.fault_streams import CutStream
 from trimcp.transports.trace import as_json
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Lost, Malformed, parse
@@ -30,11 +28,22 @@ from trimcp.wire.jsonrpc import Lost, Malformed, parse
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Chances", "CutStream", "Fault", "Faults", "FaultyChannel", "FaultyTarget", "SlowChannel", "faulty"]
+__all__ = [
+    "Chances",
+    "CutStream",
+    "Fault",
+    "Faults",
+    "FaultyChannel",
+    "FaultyStream",
+    "FaultyTarget",
+    "SlowChannel",
+    "faulty",
+]
 
 Direction: TypeAlias = Literal["send", "receive"]
 
-_KEPT: Final = 10_000
+_JOURNAL_SIZE: Final = 10_000
+_MAX_PIECE: Final = 65_536  # bytes
 _CUT: Final = "cut on purpose"
 # Valid JSON that is no message, and text that is no JSON.
 _NONSENSE: Final = (
@@ -52,10 +61,10 @@ _NONSENSE: Final = (
 
 @attrs.define(eq=False)
 class SlowChannel(WrappedChannel):
-    """A channel that takes its time, or whose reader stops until released.
+    """A channel that delays what it sends and receives, and whose reader can be stopped.
 
     Args:
-        channel: the one that does the work.
+        channel: the wrapped channel.
         send_delay: seconds of Trio's clock before each batch is sent.
         receive_delay: seconds before each receive.
     """
@@ -74,30 +83,27 @@ class SlowChannel(WrappedChannel):
             self._reading = trio.Event()
 
     def resume(self) -> None:
-        """Read on."""
+        """Let them receive again."""
         self._reading.set()
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Send after the delay; see `MessageChannel.send`."""
         if self.send_delay:
             await trio.sleep(self.send_delay)
         await self.channel.send(batch)
 
     async def receive(self) -> Sequence[Incoming]:
-        """Receive after the delay, once reading is allowed; see `MessageChannel.receive`."""
         if self.receive_delay:
             await trio.sleep(self.receive_delay)
         await self._reading.wait()
         return await self.channel.receive()
 
     async def aclose(self) -> None:
-        """Close the channel underneath, and let a stopped reader find out."""
-        self._reading.set()
+        self.resume()  # a stopped reader gets the error of a closed channel
         await self.channel.aclose()
 
 
 class Chances(TypedDict, total=False):
-    """What `faulty` and `FaultyChannel` take by name: see `Faults`."""
+    """The attributes of `Faults` as keyword arguments."""
 
     seed: int
     cut: float
@@ -111,19 +117,16 @@ class Chances(TypedDict, total=False):
     on: Literal["both", "send", "receive"]
 
 
-_AMOUNTS = ("cut", "stall", "stall_seconds", "delay", "duplicate", "reorder", "garble", "garbage")
-
-
 @attrs.frozen
 class Fault:
-    """One thing that was done to a message on purpose.
+    """One fault that was applied to a message.
 
     Attributes:
         kind: "cut", "stall", "delay", "duplicate", "reorder", "garble" or "garbage".
         direction: whether our side was sending or receiving.
         message: the number of the message in its direction, from 0.
         connection: the number of the connection, from 0, of those made with these faults.
-        seconds: how long it was held up (stall, delay).
+        seconds: how long it was held back (stall, delay).
     """
 
     kind: str
@@ -134,8 +137,8 @@ class Fault:
 
 
 @attrs.frozen
-class _Fate:
-    """What will happen to one message."""
+class _Effects:
+    """What is done to one message."""
 
     seconds: float = 0
     cut: bool = False
@@ -145,22 +148,24 @@ class _Fate:
     garbage: bytes | None = None
 
 
-@attrs.frozen(eq=False, field_transformer=checked(zero=_AMOUNTS, unchecked=("seed",)))
+@attrs.frozen(
+    eq=False, field_transformer=checked(zero=Chances.__annotations__.keys() - {"seed", "on"}, unchecked=("seed",))
+)
 class Faults:
-    """How often a connection misbehaves. All chances are between 0 and 1 and are taken for each message.
+    """How often a connection has faults. All chances are between 0 and 1 and are drawn for each message.
 
     Attributes:
         seed: the same seed does the same to the same messages.
         cut: chance that the connection ends instead of this message.
-        stall: chance that this message, and what is sent with it or comes behind it, waits `stall_seconds`.
+        stall: chance that this message, and what is sent with it or comes after it, waits `stall_seconds`.
         stall_seconds: of Trio's clock.
-        delay: seconds of Trio's clock that each message takes at most; how many is drawn. What is behind it waits.
+        delay: seconds of Trio's clock by which each message is delayed at most. What comes after it waits as well.
         duplicate: chance that a message comes twice.
-        reorder: chance that a message changes places with the one before it, if they are under way together.
-        garble: chance that a message loses its second half, and so is no JSON any more (over HTTP: that we receive).
-        garbage: chance that something that is no message comes before this one (likewise).
-        on: spoil what our side sends, what it receives, or both.
-        journal: what has been done, the last 10,000 of it.
+        reorder: chance that a message changes places with the one before it, if both are in one batch.
+        garble: chance that a message loses its second half, and so is no JSON any more (over HTTP: only received ones).
+        garbage: chance that something that is no message comes before this one (over HTTP: only received ones).
+        on: apply faults to what our side sends, what it receives, or both.
+        journal: the last 10,000 faults that were applied.
     """
 
     seed: int = 0
@@ -173,25 +178,25 @@ class Faults:
     garble: float = 0
     garbage: float = 0
     on: Literal["both", "send", "receive"] = "both"
-    journal: deque[Fault] = attrs.field(init=False, factory=lambda: deque(maxlen=_KEPT), repr=False)
+    journal: deque[Fault] = attrs.field(init=False, factory=lambda: deque(maxlen=_JOURNAL_SIZE), repr=False)
     _connections: Iterator[int] = attrs.field(init=False, factory=count, repr=False)
 
     def new_connection(self) -> int:
-        """Return the number of a new connection: a second one is not spoiled in the same places as the first."""
+        """Return the number of a new connection, so that the second one has other faults than the first."""
         return next(self._connections)
 
-    def fate(self, direction: Direction, message: int, connection: int, *, legible: bool = False) -> _Fate:
-        """Decide what happens to a message, and write it down; `legible` if it must stay a message."""
+    def draw(self, direction: Direction, message: int, connection: int, *, valid: bool = False) -> _Effects:
+        """Draw what is done to a message, and note it in the journal; `valid` if it must stay a message."""
         if self.on not in ("both", direction):
-            return _Fate()
-        # One generator for each message: its fate must not hang on how messages happen to be batched.
-        draw = random.Random(f"{self.seed}/{connection}/{direction}/{message}")
+            return _Effects()
+        # One generator for each message: what is drawn must not depend on how messages happen to be batched.
+        chance = random.Random(f"{self.seed}/{connection}/{direction}/{message}")
         chances = [self.cut, self.stall, self.duplicate, self.reorder, self.garble, self.garbage]
-        cut, stall, duplicate, reorder, garble, garbage = (draw.random() < chance for chance in chances)
-        delay = draw.random() * self.delay
+        cut, stall, duplicate, reorder, garble, garbage = (chance.random() < each for each in chances)
+        delay = chance.random() * self.delay
         if cut:
             duplicate = reorder = garble = garbage = False
-        if legible:
+        if valid:
             garble = garbage = False
         happened = {"stall": stall, "delay": delay > 0, "cut": cut, "garbage": garbage}
         happened |= {"garble": garble, "duplicate": duplicate, "reorder": reorder}
@@ -199,32 +204,26 @@ class Faults:
         for kind in (kind for kind, happens in happened.items() if happens):
             self.journal.append(Fault(kind, direction, message, connection, seconds.get(kind, 0)))
         wait = (self.stall_seconds if stall else 0) + delay
-        return _Fate(wait, cut, garble, duplicate, reorder, _nonsense(draw) if garbage else None)
+        return _Effects(wait, cut, garble, duplicate, reorder, _nonsense(chance) if garbage else None)
 
 
-def _nonsense(draw: random.Random) -> bytes:
+def _nonsense(chance: random.Random) -> bytes:
     """Return one line that is no message: valid JSON, half of it, or any characters."""
-    if draw.random() < 0.5:
-        return draw.choice(_NONSENSE)
-    return "".join(chr(draw.randrange(0x20, 0x2FF)) for _ in range(draw.randrange(1, 60))).encode()
+    if chance.random() < 0.5:
+        return chance.choice(_NONSENSE)
+    return "".join(chr(chance.randrange(0x20, 0x2FF)) for _ in range(chance.randrange(1, 60))).encode()
 
 
 class FaultyChannel(WrappedChannel):
-    """A channel that spoils what goes through it.
+    """A channel with faults; `faults.journal` says which were applied.
 
-    Attributes:
-        channel: the one that does the work.
-        faults: what is done, how often, and in `faults.journal` what was done.
+    Args:
+        channel: the wrapped channel.
+        faults: how often which faults are applied, for one connection or several.
+        chances: the same by name, for this one: `FaultyChannel(channel, seed=7, cut=0.01)`.
     """
 
     def __init__(self, channel: MessageChannel, faults: Faults | None = None, **chances: Unpack[Chances]) -> None:
-        """Wrap a channel.
-
-        Args:
-            channel: the one that does the work.
-            faults: how often what is done, for one connection or several.
-            chances: the same by name, for this one: `FaultyChannel(channel, seed=7, cut=0.01)`.
-        """
         super().__init__(channel)
         self.faults: Faults = Faults(**chances) if faults is None else faults
         self._connection: int = self.faults.new_connection()
@@ -235,43 +234,37 @@ class FaultyChannel(WrappedChannel):
         self._closed: bool = False
         self._arrived: deque[Incoming] = deque()
         self._ready: list[Incoming] = []
-        self._next: tuple[_Fate, float] | None = None
+        self._next: tuple[_Effects, float] | None = None
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Send what the faults leave of the batch.
-
-        Raises:
-            trio.BrokenResourceError: the connection was cut, besides the reasons of `MessageChannel.send`.
-        """
         self._check()
         if self._torn:
             raise trio.BrokenResourceError("an earlier send was cut short")
-        spoiled: list[Outgoing] = []
+        changed: list[Outgoing] = []
         for message in batch:
             # What is sent over HTTP is read first, to be put into headers and to know what answers it.
-            fate = self.faults.fate("send", self._sent, self._connection, legible=self.mirrors_headers)
+            effects = self.faults.draw("send", self._sent, self._connection, valid=self.mirrors_headers)
             self._sent += 1
-            if fate.seconds:
+            if effects.seconds:
                 self._torn = True  # cancelled meanwhile, the rest would be missing
-                await trio.sleep(fate.seconds)
+                await trio.sleep(effects.seconds)
                 self._torn = False
-            if fate.cut:
-                if spoiled:
-                    await self.channel.send(spoiled)
+            if effects.cut:
+                if changed:
+                    await self.channel.send(changed)
                 await self._break()
-            if fate.garbage is not None:
-                spoiled.append(Outgoing(fate.garbage, Kind.NOTIFICATION))
-            if fate.garble:
+            if effects.garbage is not None:
+                changed.append(Outgoing(effects.garbage, Kind.NOTIFICATION))
+            if effects.garble:
                 message = attrs.evolve(message, data=message.data[: len(message.data) // 2])
-            spoiled.append(message)
-            if fate.reorder and len(spoiled) > 1:
-                spoiled[-2:] = spoiled[:-3:-1]
-            if fate.duplicate:
-                spoiled.append(message)
-        await self.channel.send(spoiled)
+            changed.append(message)
+            if effects.reorder and len(changed) > 1:
+                changed[-2:] = changed[:-3:-1]
+            if effects.duplicate:
+                changed.append(message)
+        await self.channel.send(changed)
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return what the faults leave of what has arrived; see `MessageChannel.receive`."""
         if self.faults.on == "send":
             return await self._receive()
         if self._arrived or self._ready:
@@ -279,41 +272,42 @@ class FaultyChannel(WrappedChannel):
         while True:
             if not self._arrived:
                 if self._ready:
-                    return self._take()
+                    return self._take_ready()
                 self._arrived.extend(await self._receive())
             if self._next is None:
                 self._next = self._draw(self._arrived[0])
-            fate, due = self._next
-            if self._ready and (fate.cut or due > trio.current_time()):
-                return self._take()  # what comes before must not wait with it
+            effects, due = self._next
+            if self._ready and (effects.cut or due > trio.current_time()):
+                return self._take_ready()  # what comes before must not wait with it
             if due > trio.current_time():
                 await trio.sleep_until(due)
-            if fate.cut:
+            if effects.cut:
                 await self._break()
             self._next = None
-            self._pass(self._arrived.popleft(), fate)
+            self._apply(effects, self._arrived.popleft())
 
-    def _draw(self, incoming: Incoming) -> tuple[_Fate, float]:
+    def _draw(self, incoming: Incoming) -> tuple[_Effects, float]:
+        """Return what is done to a message, and until when it is held back, on Trio's clock."""
         if isinstance(incoming.message, Lost):
-            return _Fate(), 0  # that came over no wire
-        fate = self.faults.fate("receive", self._received, self._connection)
+            return _Effects(), 0  # the channel itself reports this: it came over no wire
+        effects = self.faults.draw("receive", self._received, self._connection)
         self._received += 1
-        return fate, trio.current_time() + fate.seconds if fate.seconds else 0
+        return effects, trio.current_time() + effects.seconds if effects.seconds else 0
 
-    def _pass(self, incoming: Incoming, fate: _Fate) -> None:
+    def _apply(self, effects: _Effects, incoming: Incoming) -> None:
         ready = self._ready
-        if fate.garbage is not None:
-            ready.append(Incoming(parse(fate.garbage), len(fate.garbage), incoming.origin))
-        if fate.garble and not isinstance(incoming.message, Malformed):
+        if effects.garbage is not None:
+            ready.append(Incoming(parse(effects.garbage), len(effects.garbage), incoming.origin))
+        if effects.garble and not isinstance(incoming.message, Malformed):
             data = orjson.dumps(as_json(incoming.message))
             incoming = attrs.evolve(incoming, message=parse(data[: len(data) // 2]))
         ready.append(incoming)
-        if fate.reorder and len(ready) > 1:
+        if effects.reorder and len(ready) > 1:
             ready[-2:] = ready[:-3:-1]
-        if fate.duplicate:
+        if effects.duplicate:
             ready.append(incoming)
 
-    def _take(self) -> list[Incoming]:
+    def _take_ready(self) -> list[Incoming]:
         ready, self._ready = self._ready, []
         return ready
 
@@ -335,48 +329,137 @@ class FaultyChannel(WrappedChannel):
             raise trio.BrokenResourceError(_CUT)
 
     async def aclose(self) -> None:
-        """Close the channel underneath."""
         self._closed = True
         await self.channel.aclose()
 
 
 @attrs.frozen(eq=False)
 class FaultyTarget:
-    """A target each connection to which misbehaves.
-
-    Attributes:
-        target: what is connected to.
-        faults: how; `faults.journal` says what was done.
-    """
+    """A target whose connections have faults; `faults.journal` says which were applied."""
 
     target: Target
     faults: Faults
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
-        """Open the target and yield its channel, spoiled."""
-        async with _opened(self.target) as channel:
+        """Open the target and yield its channel, with faults."""
+        target = named(self.target)
+        if isinstance(target, InProcess) and not target.framed:
+            target = attrs.evolve(target, framed=True)  # else there is no wire between the sides that could be faulty
+        async with opened(target) as channel:
             assert isinstance(channel, MessageChannel)
             yield FaultyChannel(channel, self.faults)
 
 
-def _opened(given: Target) -> AbstractAsyncContextManager[Road]:
-    target = named(given)
-    if isinstance(target, InProcess) and not target.framed:
-        target = attrs.evolve(target, framed=True)  # else there is no wire between the sides that could be faulty
-    if isinstance(target, MessageChannel):
-        return target
-    if isinstance(target, Connectable):
-        return target.connect()
-    return target if isinstance(target, AbstractAsyncContextManager) else nullcontext(target)
-
-
 def faulty(target: Target, faults: Faults | None = None, **chances: Unpack[Chances]) -> FaultyTarget:
-    """Put faults around any target: `client.connect(faulty(trimcp.http(url), seed=7, cut=0.01))`.
+    """Return a target with faults: `client.connect(faulty(trimcp.http(url), seed=7, cut=0.01))`.
 
     Args:
         target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or another.
-        faults: how often what is done.
+        faults: how often which faults are applied.
         chances: the same by name, see `Faults`.
     """
     return FaultyTarget(target, Faults(**chances) if faults is None else faults)
+
+
+@attrs.define(eq=False)
+class CutStream(trio.abc.SendStream):
+    """A byte stream that breaks after so many bytes, perhaps in the middle of a line.
+
+    Args:
+        stream: the wrapped stream.
+        after: bytes that still go through.
+    """
+
+    stream: trio.abc.SendStream
+    after: int
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send what may still go through, then close the stream and raise `trio.BrokenResourceError`."""
+        allowed = bytes(data)[: self.after]
+        self.after -= len(allowed)
+        await self.stream.send_all(allowed)
+        if len(allowed) < len(data):
+            await self.stream.aclose()
+            raise trio.BrokenResourceError("cut on purpose")
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+@attrs.define(eq=False)
+class FaultyStream(trio.abc.HalfCloseableStream):
+    """A two-way byte stream with faults in both directions. What goes through is cut into pieces.
+
+    Args:
+        stream: the wrapped stream.
+        seed: the same seed does the same to the same pieces.
+        small: bytes of the largest piece that is read or written at once; 0 for any.
+        stall: chance that a piece waits `stall_seconds` of Trio's clock.
+        garble: chance that one byte of the piece is changed.
+        cut: chance that the connection breaks instead of this piece.
+    """
+
+    stream: trio.abc.Stream
+    seed: int = attrs.field(default=0, kw_only=True)
+    small: int = attrs.field(default=0, kw_only=True)
+    stall: float = attrs.field(default=0, kw_only=True)
+    stall_seconds: float = attrs.field(default=1, kw_only=True)
+    garble: float = attrs.field(default=0, kw_only=True)
+    cut: float = attrs.field(default=0, kw_only=True)
+    _sending: random.Random = attrs.field(init=False)
+    _receiving: random.Random = attrs.field(init=False)
+    _broken: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._sending = random.Random(f"{self.seed}/send")
+        self._receiving = random.Random(f"{self.seed}/receive")
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        rest = bytes(data)
+        while rest:
+            size = self._size(self._sending, len(rest))
+            garble = await self._before_piece(self._sending)
+            await self.stream.send_all(_garbled(self._sending, rest[:size]) if garble else rest[:size])
+            rest = rest[size:]
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        size = self._size(self._receiving, _MAX_PIECE if max_bytes is None else max_bytes)
+        garble = await self._before_piece(self._receiving)
+        piece = bytes(await self.stream.receive_some(size))
+        return _garbled(self._receiving, piece) if garble else piece
+
+    def _size(self, draw: random.Random, most: int) -> int:
+        return min(most, draw.randint(1, self.small)) if self.small else most
+
+    async def _before_piece(self, draw: random.Random) -> bool:
+        """Stall or cut before a piece, and return whether it is to be garbled."""
+        stall, garble, cut = (draw.random() < chance for chance in (self.stall, self.garble, self.cut))
+        if stall:
+            await trio.sleep(self.stall_seconds)
+        if cut or self._broken:
+            self._broken = True
+            await self.stream.aclose()
+            raise trio.BrokenResourceError("cut on purpose")
+        return garble
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        if not isinstance(self.stream, trio.abc.HalfCloseableStream):
+            raise NotImplementedError("this stream cannot be closed in one direction")
+        await self.stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+def _garbled(draw: random.Random, piece: bytes) -> bytes:
+    if not piece:
+        return piece
+    at = draw.randrange(len(piece))
+    return piece[:at] + bytes([piece[at] ^ draw.randrange(1, 256)]) + piece[at + 1 :]

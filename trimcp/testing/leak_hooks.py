@@ -1,7 +1,7 @@
 """Hooks that note where tasks, threads, descriptors, child processes and sessions are made while a test is watched.
 
-They are there for the duration of the test and change nothing but the time it takes. What is made behind their back
-(in C, or through a name that was imported before) is still found in the end, but nobody knows where it was made.
+They are installed for the duration of the test and change nothing but the time it takes. What is made past them (in C,
+or through a name that was imported before) is found in the end all the same, but without the place where it was made.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import builtins
 import functools
 import io
+import linecache
 import os
 import shutil  # looks at import time whether `os.open` is the real one
 import socket
 import subprocess
+import sys
+import sysconfig
 import tempfile  # likewise
 import threading
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from types import FrameType
+from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 import attrs
@@ -24,14 +29,66 @@ import trio
 from trio import _core as core
 
 from trimcp.session.session import Session
-from trimcp.testing.leak_places import Place, here
 
-__all__ = ["Hooks", "Run"]
+__all__ = ["Hooks", "Place", "Run", "place_of", "user_lines"]
+
+Place: TypeAlias = tuple[tuple[str, int, str], ...]
+"""Where something was made: file, line and function of each frame, innermost first."""
 
 _LOADED: Final = (shutil, tempfile)
 _OPENERS: Final = ("open", "pipe", "pipe2", "dup", "dup2", "openpty", "eventfd", "memfd_create", "pidfd_open")
 _FORKS: Final = ("fork", "forkpty", "posix_spawn", "posix_spawnp")
 _ENTRY_QUEUE: Final = "<TrioToken.run_sync_soon task>"
+_DEEPEST: Final = 80
+_SHOWN: Final = 3
+_LOOP: Final = "unrolled_run"
+_PATHS: Final = sysconfig.get_paths()
+_MACHINERY: Final = (
+    *(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # ours
+    "<",
+)
+_PYTEST: Final = tuple(_PATHS[name] + os.sep + "_pytest" + os.sep for name in ("purelib", "platlib"))
+
+
+def _here(started: Place | None) -> Place:
+    """Return the stack above the function that calls this one.
+
+    Args:
+        started: where the current task was started. It follows the task's own frames, in place of Trio's loop.
+    """
+    step: FrameType | None = sys._getframe(2)
+    found: list[FrameType] = []
+    while step is not None and len(found) < _DEEPEST:
+        if started is not None and step.f_code.co_name == _LOOP:
+            return place_of(found) + started[: _DEEPEST - len(found)]
+        found.append(step)
+        step = step.f_back
+    return place_of(found)
+
+
+def place_of(frames: Iterable[FrameType], lines: Iterable[int] | None = None) -> Place:
+    """Return frames as a place; `lines` where they differ from where the frames are now."""
+    frames = list(frames)
+    numbers = [frame.f_lineno for frame in frames] if lines is None else lines
+    return tuple(
+        (frame.f_code.co_filename, number, frame.f_code.co_qualname)
+        for frame, number in zip(frames, numbers, strict=True)
+    )
+
+
+def user_lines(place: Place, *, most: int = _SHOWN) -> list[str]:
+    """Return the innermost lines of the user's own code, as text; the innermost of all if there are none."""
+    place = tuple(takewhile(lambda step: not step[0].startswith(_PYTEST), place))  # further out is the test runner
+    own = [step for step in place if not step[0].startswith(_MACHINERY)]
+    return [_line(*step) for step in own[:most] or place[:1]]
+
+
+def _line(file: str, number: int, function: str) -> str:
+    source = linecache.getline(file, number).strip()
+    near = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+    function = function.rpartition("<locals>.")[2]
+    return f"{near}:{number} in {function}" + (f": {source}" if source else "")
 
 
 class _Noting:
@@ -47,7 +104,7 @@ class _Noting:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = self._function(*args, **kwargs)
-        self._note(made, here(self._started()))
+        self._note(made, _here(self._started()))
         return made
 
 
@@ -70,7 +127,7 @@ class Run(trio.abc.Instrument):
             return  # the run's own
         if self._main is None:
             self._main = task
-        self.tasks[task] = here(self.started())
+        self.tasks[task] = _here(self.started())
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
         """Forget a task; with the main one, see what is left."""
@@ -166,7 +223,7 @@ class Hooks:
         @functools.wraps(method)
         def noting(made: Any, *args: Any, **kwargs: Any) -> Any:
             result = method(made, *args, **kwargs)
-            note(made, here(self._task_started()))
+            note(made, _here(self._task_started()))
             return result
 
         self._put(owner, name, noting)
@@ -178,7 +235,7 @@ class Hooks:
         start = cache.start_thread_soon
 
         def start_thread_soon(this: Any, function: Callable[[], Any], *args: Any, **kwargs: Any) -> None:
-            place = here(self._task_started())
+            place = _here(self._task_started())
 
             def job() -> Any:
                 self.jobs[threading.get_ident()] = place

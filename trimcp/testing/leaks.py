@@ -23,8 +23,7 @@ import attrs
 import trio
 
 from trimcp.session.session import Session
-from trimcp.testing.leak_hooks import Hooks, Run
-from trimcp.testing.leak_places import Place, place_of, told
+from trimcp.testing.leak_hooks import Hooks, Place, Run, place_of, user_lines
 
 __all__ = ["KINDS", "Leak", "LeakWatch", "spell"]
 
@@ -55,7 +54,7 @@ class Leak:
 
     def __str__(self) -> str:
         text = f"{self.kind} {self.name!r}" + (f", {self.state}" if self.state else "")
-        first, *others = told(self.place) or ["a place nobody saw: in C, or before the test began"]
+        first, *others = user_lines(self.place) or ["a place nobody saw: in C, or before the test began"]
         return "\n".join((text, f"    made at {first}", *(f"       from {other}" for other in others)))
 
 
@@ -206,7 +205,7 @@ class LeakWatch:
                 place = self._hooks.jobs[thread.ident]
             elif thread in self._before.threads:
                 continue
-            at = told(_stack(frame), most=1)
+            at = user_lines(_stack(frame), most=1)
             yield Leak("thread", thread.name, f"now at {at[0]}" if at else "", place)
 
     def _processes(self, now: _Stock) -> Iterator[Leak]:
@@ -233,7 +232,7 @@ class LeakWatch:
     def _see_tasks(self, run: Run, wanted: Callable[[trio.lowlevel.Task], bool]) -> None:
         for task, place in list(run.tasks.items()):
             if wanted(task):
-                at = told(_task_stack(task), most=1)
+                at = user_lines(_task_stack(task), most=1)
                 self._seen.append(Leak("task", task.name, f"now at {at[0]}" if at else "", place))
 
     def _see_sessions(self, wanted: Callable[[trio.lowlevel.Task | None], bool]) -> None:

@@ -9,27 +9,28 @@ often progress is told, pings, points in time, and answers to what was cancelled
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
 
 import attrs
 import orjson
 import trio
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.client.connect import Connectable, Target
+from trimcp.client.client import Target, named, opened
 from trimcp.framing.headers import request_headers
 from trimcp.run import in_process
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
-from trimcp.testing.differences import differences, short
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.revisions import find
 
-__all__ = ["outgoing_of", "play", "play_to"]
+__all__ = ["differences", "outgoing_of", "play", "play_to"]
+
+Alike: TypeAlias = Callable[[Any, Any, str], bool]
+"""Decides that an expected and an actual value at a path count as the same."""
 
 _PATIENCE: Final = 10.0  # seconds
 _LINGER: Final = 0.3  # seconds in which what nobody expects may still come
@@ -60,10 +61,7 @@ async def play_to(
     """Connect to a target, play the client's side, and return what differs; see `play`."""
     if isinstance(target, Server):
         target = in_process(target, framed=True)
-    async with AsyncExitStack() as stack:
-        if isinstance(target, Connectable):
-            target = target.connect()
-        channel = await stack.enter_async_context(target) if isinstance(target, AbstractAsyncContextManager) else target
+    async with opened(named(target)) as channel:
         if not isinstance(channel, MessageChannel):
             raise TypeError(f"cannot replay to {type(channel).__name__}; pass a Server, a target or a MessageChannel")
         return await play(messages, channel, ignore=ignore)
@@ -248,7 +246,7 @@ class _Player:
         elif method == _PROGRESS or (method is None and message.get("id") in self._given_up):
             pass
         else:
-            self.problems.append(f"not in the journal: {short(message, 200)}")
+            self.problems.append(f"not in the journal: {_short(message, 200)}")
             if method is not None and "id" in message:  # let it go on
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
@@ -330,3 +328,37 @@ def outgoing_of(message: Any) -> Outgoing:
     if revision is not None and revision.method_headers:
         headers = request_headers(revision.name, method, params.get("name") or params.get("uri"))
     return Outgoing(data, Kind.NOTIFICATION if id is None else Kind.REQUEST, id, headers=headers)
+
+
+def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None = None) -> Iterator[str]:
+    """Yield a line for every place where two JSON values differ, with its path.
+
+    Args:
+        expected: where it is the string "...", anything will do.
+        actual: what is compared to it.
+        path: what the whole is called.
+        alike: decides for places of its choice that they are the same.
+    """
+    if expected == "..." or (alike is not None and alike(expected, actual, path)):
+        return
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        for key in sorted(expected.keys() | actual.keys()):
+            if key not in actual:
+                yield f"{path}.{key} is missing"
+            elif key not in expected:
+                yield f"{path}.{key} should not be there: {_short(actual[key])}"
+            else:
+                yield from differences(expected[key], actual[key], f"{path}.{key}", alike)
+    elif isinstance(expected, list) and isinstance(actual, list):
+        if len(expected) != len(actual):
+            yield f"{path} has {len(actual)} members, expected {len(expected)}"
+        for index, (left, right) in enumerate(zip(expected, actual, strict=False)):
+            yield from differences(left, right, f"{path}[{index}]", alike)
+    elif type(expected) is not type(actual) or expected != actual:
+        yield f"{path} is {_short(actual)}, expected {_short(expected)}"
+
+
+def _short(value: Any, longest: int = 120) -> str:
+    """Return a JSON value as text of so many characters at the most."""
+    text = orjson.dumps(value).decode()
+    return text if len(text) <= longest else text[: longest - 3] + "..."

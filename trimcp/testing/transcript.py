@@ -18,10 +18,11 @@ import trio
 import trio.testing
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.client.connect import Target
+from trimcp.client.client import Target
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
-from trimcp.testing.differences import differences
+from trimcp.testing.journal import read_journal
+from trimcp.testing.play import differences, play_to
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 
@@ -73,8 +74,6 @@ class Transcript:
         Raises:
             ValueError: it is neither; the text says why.
         """
-        from trimcp.testing.journal import read_journal
-
         text = Path(path).read_text(encoding="utf-8")
         return cls(read_journal(text), recorded=True) if text.startswith("{") else cls.parse(text)
 
@@ -98,8 +97,6 @@ async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore
         TypeError: the target is none for this conversation, or `ignore` is given for one that was not recorded.
     """
     if transcript.recorded:
-        from trimcp.testing.play import play_to
-
         problems = await play_to(target, transcript.messages, ignore=ignore)
     elif isinstance(target, Server) and not ignore:
         problems = await _compare(transcript, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from trimcp.cleaning import mask, shorten
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 
-__all__ = ["Tracer", "Write", "as_json", "format_message", "mask", "trace_writer", "traced"]
+__all__ = ["Tracer", "Write", "as_json", "format_message", "mask", "trace_from_environment", "trace_writer", "traced"]
 
 Write: TypeAlias = Callable[[str], object]
 """Takes one line of the trace, newline included, and returns at once: `sys.stderr.write`, a file's `write`."""
@@ -85,6 +86,12 @@ def as_json(message: Message) -> Any:
         if message.data is not None:
             members["error"]["data"] = message.data
     return members
+
+
+def trace_from_environment() -> Write | None:
+    """Return where messages are to be written, if the environment says so: TRIMCP_TRACE=1, or the path of a file."""
+    target = os.environ.get("TRIMCP_TRACE", "")
+    return None if target in ("", "0") else trace_writer(target)
 
 
 def trace_writer(target: str) -> Write:

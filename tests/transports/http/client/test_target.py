@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trimcp.client.connect import Connectable
+from trimcp.client.client import Connectable
 from trimcp.errors import LocalError
 from trimcp.transports.http.client.target import HttpServer
 

@@ -11,8 +11,7 @@ import trio
 import trio.testing
 
 from tests.client.peers import HandMade, Scripted, connected, discover_result, error, initialize_result, text
-from trimcp.client.client import Client
-from trimcp.client.connect import named
+from trimcp.client.client import Client, named
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
 from trimcp.fleet.upstream import supervise
 from trimcp.transports.http.client.target import HttpServer
