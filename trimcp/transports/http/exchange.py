@@ -1,14 +1,14 @@
 """What answers requests to the endpoint of Streamable HTTP: a POST by an exchange, a GET by a stream, a DELETE.
 
-A POST waits for its body, is given a plan (`routing`), and becomes an exchange: the sink of all that belongs to its
-request. The answer is JSON until there is something to say before it; then the response becomes a stream of events
-(`Exchange.become_stream`). Until 2025-11-25 the stream belongs to a session and the call goes on without its reader;
-since 2026-07-28 the reader's leaving cancels it, as `Revision.disconnect_cancels` says.
+Once its message is there a POST is given a plan (`routing`) and a session, and its exchange is the sink of all that
+belongs to its request. The answer is JSON until there is something to say before it; then the response becomes a stream
+of events (`Exchange.become_stream`). Until 2025-11-25 the stream belongs to a session and the call goes on without its
+reader; since 2026-07-28 the reader's leaving cancels it, as `Revision.disconnect_cancels` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import attrs
 import trio
@@ -20,13 +20,12 @@ from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
 from trimcp.transports.http.routing import PostPlan, id_of
 from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
-from trimcp.transports.http.sessions import HttpSession
-from trimcp.transports.http.shared import Shared
-from trimcp.transports.http.streams import SSE_HEADERS, EventStream
+from trimcp.transports.http.sessions import HttpSession, Shared
+from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
 from trimcp.wire.codes import ERRORS, OVERLOADED
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 
-__all__ = ["Exchange", "Forms", "HttpPost", "SessionDelete", "SessionGet"]
+__all__ = ["Exchange", "Forms", "SessionDelete", "SessionGet"]
 
 
 @attrs.frozen
@@ -45,25 +44,38 @@ class Forms:
 
 
 @attrs.define(eq=False)
-class HttpPost(Handler):
-    """A POST, until its body is there; then its exchange answers it. `headers` are for every response to it."""
+class Exchange(Handler, StreamSink):
+    """A POST and its answer: its `Handler`, then the `Sink` and `Origin` of all that belongs to its request.
+
+    Attributes:
+        headers: of every response to it.
+        plan: what is done with it, once its message is there.
+        session: the legacy session it came in for, or None.
+        own: the session that was made for this exchange alone, or None; forgotten when it has ended.
+        awaited: requests in the body that are not answered yet.
+        at_rest: whether nothing is owed: its message is not there yet, or its response has ended.
+    """
 
     shared: Shared
     head: Head
     principal: str | None
     forms: Forms
     headers: tuple[tuple[str, str], ...] = ()
-    _exchange: Exchange | None = attrs.field(init=False, default=None)
+    plan: PostPlan = attrs.field(init=False)
+    session: HttpSession | None = attrs.field(init=False, default=None)
+    own: PushedSession | None = attrs.field(init=False, default=None)
+    awaited: int = attrs.field(init=False, default=0)
+    at_rest: bool = attrs.field(init=False, default=True)
+    _reply: HttpReply | None = attrs.field(init=False, default=None)  # forgotten when nothing more is owed
+    _stream: EventStream | None = attrs.field(init=False, default=None)
+    _gone: bool = attrs.field(init=False, default=False)
+
+    # For the host
 
     @property
     def max_body(self) -> int:
         """Bytes of the largest message."""
         return self.shared.service.max_message
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether it is answered, or was not asked yet."""
-        return self._exchange is None or self._exchange.answered
 
     def start(self, body: bytes, reply: HttpReply) -> None:
         """Give the message to the session it is meant for, or answer why there is none."""
@@ -77,118 +89,75 @@ class HttpPost(Handler):
                 self._send(reply, response)
                 return
         plan = shared.routing.route(head, message, self.principal, events=self.forms.events)
-        begun = plan if isinstance(plan, HttpResponse) else self._begin(plan, message, reply)
-        if isinstance(begun, HttpResponse):
-            begun.headers = (*begun.headers, *self.headers)
-            self._send(reply, begun)
-        else:
-            self._exchange = begun
-            begun.take(message, len(body), self.principal)
+        pushed = plan if isinstance(plan, HttpResponse) else self._find_session(plan, message)
+        if isinstance(pushed, HttpResponse):
+            pushed.headers = (*pushed.headers, *self.headers)
+            self._send(reply, pushed)
+            return
+        self._reply, self.at_rest = reply, False
+        shared.exchanges += 1
+        if self.awaited:
+            shared.silent.add(self)
+        asked, own = self.awaited, self.own
+        pushed.deliver((Incoming(message, len(body), self, head.headers, self.principal),))
+        if not asked and not self.at_rest:
+            self._accept(message, own)
 
     def too_large(self, beginning: bytes) -> HttpResponse:
         """Refuse a message beyond the limit."""
         return self.shared.too_large(self.head, self.principal, self.headers, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
-        """Tell the exchange."""
-        if self._exchange is not None:
-            self._exchange.disconnected(slow)
-
-    def writable(self) -> None:
-        """Tell the exchange."""
-        if self._exchange is not None:
-            self._exchange.writable()
-
-    def _begin(self, plan: PostPlan, message: Message, reply: HttpReply) -> Exchange | HttpResponse:
-        """Return an exchange in the session that the plan names, or why there is no such session."""
-        shared, head, sessions = self.shared, self.head, self.shared.sessions
-        own: PushedSession | None = None
-        session: HttpSession | None = None
-        if plan.place == "known":
-            session = sessions.find(head.headers["mcp-session-id"], self.principal)
-            if session is None:
-                return refusal(404, "there is no such session; initialize anew", id=id_of(message))
-            if plan.awaited and session.fresh:
-                sessions.use(session)
-        elif plan.place == "brief":
-            own = shared.service.open_brief(head.holding, sessions)
-        elif plan.place == "assumed":
-            own = shared.service.open(NOWHERE, head.holding, sessions)
-            if plan.revision is not None:
-                own.assume(plan.revision)
-        else:
-            owner = owner_of(self.principal, head.peer)
-            if shared.draining or not sessions.has_room(owner):
-                if not shared.draining:
-                    security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
-                text = "no more sessions now; try again later"
-                return refusal(503, text, id=id_of(message), code=OVERLOADED)
-            session = shared.new_session(self.principal, owner)
-        return Exchange(shared, plan, head, self.forms, self.headers, session, own, reply, plan.awaited)
-
-    def _send(self, reply: HttpReply, response: HttpResponse) -> None:
-        if response.body:
-            self.shared.show("-->", response.body)
-        reply.send(response)
-
-
-@attrs.define(eq=False)
-class Exchange(Sink):
-    """A POST whose message is being answered. The `Sink` and `Origin` of all that belongs to its request.
-
-    Attributes:
-        session: the legacy session it came in for, or None.
-        own: the session that was made for this exchange alone, or None; forgotten when it has ended.
-        awaited: requests in the body that are not answered yet.
-        answered: whether the response has ended, or is owed no more.
-    """
-
-    shared: Shared
-    plan: PostPlan
-    head: Head
-    forms: Forms
-    headers: tuple[tuple[str, str], ...]
-    session: HttpSession | None
-    own: PushedSession | None
-    _reply: HttpReply | None  # forgotten when nothing more is owed
-    awaited: int
-    answered: bool = attrs.field(init=False, default=False)
-    _stream: EventStream | None = attrs.field(init=False, default=None)
-    _gone: bool = attrs.field(init=False, default=False)
-
-    def take(self, message: Message, size: int, principal: str | None) -> None:
-        """Deliver the message to the session."""
-        shared, own, asked = self.shared, self.own, self.plan.awaited
-        shared.exchanges += 1
-        if asked:
-            shared.silent.add(self)
-        pushed = own if self.session is None else self.session.pushed
-        assert pushed is not None
-        pushed.deliver((Incoming(message, size, self, self.head.headers, principal),))
-        if not asked and not self.answered:
-            self._accept(message, own)
-
-    # For the host
-
-    def disconnected(self, slow: str | None) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
         self._gone = True
         stream = self._stream
         if stream is not None and stream.reply is self._reply:  # else another connection has taken it up
             stream.detach()
         own, self.own = self.own, None
-        if own is not None and not self.answered:
+        if own is not None and not self.at_rest:
             self._end()
             own.disconnect(slow or "the client closed its request", slow=slow is not None)
 
-    def writable(self) -> None:
-        """Write what was held back for a slow reader."""
-        if self._stream is not None:
-            self._stream.writable()
+    def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
+        """Find or make the session that the plan names, or say why there is none."""
+        shared, head, sessions = self.shared, self.head, self.shared.sessions
+        self.plan, self.awaited = plan, plan.awaited
+        if plan.place == "known":
+            session = sessions.find(head.headers["mcp-session-id"], self.principal)
+            if session is None:
+                return refusal(404, "there is no such session; initialize anew", id=id_of(message))
+            if plan.awaited and session.fresh:
+                sessions.use(session)
+        elif plan.place == "new":
+            owner = owner_of(self.principal, head.peer)
+            if shared.draining or not sessions.has_room(owner):
+                if not shared.draining:
+                    security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
+                text = "no more sessions now; try again later"
+                return refusal(503, text, id=id_of(message), code=OVERLOADED)
+            session = HttpSession(shared, self.principal, owner)
+        else:
+            if plan.place == "brief":
+                own = shared.service.open_brief(head.holding, sessions)
+            else:
+                own = shared.service.open(NOWHERE, head.holding, sessions)
+                if plan.revision is not None:
+                    own.assume(plan.revision)
+            self.own = own
+            return own
+        self.session = session
+        return session.pushed
+
+    def _send(self, reply: HttpReply, response: HttpResponse) -> None:
+        if response.body:
+            self.shared.show("-->", response.body)
+        reply.send(response)
+
+    # For the clock
 
     def timed_out(self) -> None:
         """Become a stream, since nothing was said for so long."""
-        if not self.answered:
+        if not self.at_rest:
             self.become_stream()
 
     # For the session
@@ -208,24 +177,14 @@ class Exchange(Sink):
         """Itself: what belongs to its request goes here."""
         return self
 
-    @property
-    def full(self) -> bool:
-        """Whether its reader is behind."""
-        return self._stream is not None and self._stream.full
-
-    async def room(self) -> None:
-        """Wait for its reader, and for no other."""
-        if self._stream is not None:
-            await self._stream.room()
-
     def post(self, outgoing: Outgoing) -> None:
         """Send a message that belongs to this request; the answer ends it."""
         if outgoing.kind is Kind.REPLY:
             self._answer(outgoing)
             return
-        stream = None if self.answered else self.become_stream()
+        stream = None if self.at_rest else self.become_stream()
         asks = outgoing.kind is Kind.REQUEST
-        if stream is not None and (stream.read or stream.journal is not None or not asks):
+        if stream is not None and (stream.read or stream.events is not None or not asks):
             stream.send(outgoing)
         elif asks:
             raise LocalError("the client cannot be asked: the response to its request is no stream that is being read")
@@ -234,21 +193,16 @@ class Exchange(Sink):
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Send a message, or keep it while the reader is behind."""
-        stream = None if self.answered else self.become_stream()
+        stream = None if self.at_rest else self.become_stream()
         if stream is not None:
             stream.send_latest(key, outgoing)
         else:
             self._drop(outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Send what was kept back, or drop it."""
-        if self._stream is not None:
-            self._stream.settle_latest(key, keep=keep)
-
     def unanswered(self, request_id: RequestId) -> None:
         """End the response without an answer, once nothing else in the body waits for one."""
         self.awaited -= 1
-        if self.awaited > 0 or self.answered:
+        if self.awaited > 0 or self.at_rest:
             return
         stream, reply = self._stream, self._reply
         self._end()
@@ -259,14 +213,10 @@ class Exchange(Sink):
 
     def release(self) -> None:
         """Let the client's connection go, if it can come back for the rest of the stream."""
-        if self.session is not None and self.session.can_poll and not self.answered:
+        if self.session is not None and self.session.can_poll and not self.at_rest:
             stream = self.become_stream()
             if stream is not None:
                 stream.release(self.shared.settings.retry)
-
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is held back for the reader, and the bytes that it has not taken."""
-        return ((), 0) if self._stream is None else self._stream.waiting()
 
     # Its own
 
@@ -290,7 +240,7 @@ class Exchange(Sink):
         return stream
 
     def _answer(self, outgoing: Outgoing) -> None:
-        if self.answered:
+        if self.at_rest:
             return
         if outgoing.request_id is not None:
             self.awaited -= 1
@@ -371,7 +321,7 @@ class Exchange(Sink):
 
     def _end(self) -> None:
         """Note that nothing more is owed. What it held is let go, so that no cycle is left."""
-        self.answered = True
+        self.at_rest = True
         self._reply = None
         own, self.own = self.own, None
         shared = self.shared
@@ -399,7 +349,7 @@ class SessionGet(Handler):
     def start(self, body: bytes, reply: HttpReply) -> None:
         """Begin to send events."""
         session = self.session
-        session.table.use(session)
+        session.shared.sessions.use(session)
         last = self.head.headers.get("last-event-id") if session.resumable else None
         if not last:
             self._stream, self._reply = session.listen(reply, self.headers), reply

@@ -18,12 +18,11 @@ from trimcp.budget import Budget, Holding, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
-from trimcp.transports.http.exchange import Forms, HttpPost, SessionDelete, SessionGet
+from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.identity import Refused, identify
 from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal
-from trimcp.transports.http.sessions import HttpSession
+from trimcp.transports.http.sessions import HttpSession, Shared
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.http.shared import Shared
 from trimcp.transports.http.sse2024 import Sse2024
 from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED
@@ -170,7 +169,7 @@ class HttpFace:
         if shared.exchanges >= self.settings.max_exchanges:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
-        return HttpPost(shared, head, principal, forms, cors)
+        return Exchange(shared, head, principal, forms, cors)
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return in which forms a POST may be answered, None if in none: the same at each request of a client."""

@@ -1,7 +1,7 @@
-"""The sessions of Streamable HTTP from 2025-03-26 to 2025-11-25, and the streams of each.
+"""What the requests of one HTTP face share, and the sessions of Streamable HTTP from 2025-03-26 to 2025-11-25.
 
-A session without open streams owns no task. (basic/transports, "Session Management", "Listening for Messages from the
-Server".)
+`Shared` lies below the face and below what answers a request, so that neither has to know the other. A session without
+open streams owns no task. (basic/transports, "Session Management", "Listening for Messages from the Server".)
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Holding
-from trimcp.channel import Kind, Outgoing, Sink, lane_of
+from trimcp.budget import Amount, Budget, Holding
+from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
-from trimcp.transports.http.events.store import event_id, parse_event_id
-from trimcp.transports.http.seams import HttpReply, PushedSession
+from trimcp.security import security_event
+from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
+from trimcp.transports.http.events.store import EventStore, MemoryEvents, event_id, parse_event_id
+from trimcp.transports.http.routing import Routing
+from trimcp.transports.http.seams import Head, HttpReply, HttpResponse, PushedSession, Service, refusal
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.http.shares import Table
-from trimcp.transports.http.streams import EventStream, Journal, OpenStreams, SessionEvents
+from trimcp.transports.http.streams import EventStream, OpenStreams, SessionEvents, StreamSink
+from trimcp.transports.trace import Tracer
+from trimcp.wire.jsonrpc import Message, scan_id
 
-__all__ = ["HttpSession"]
+__all__ = ["HttpSession", "Shared", "new_session_id"]
 
 _EACH: Final = 6 * 1024  # bytes that a session takes in which nothing happens
+_FOR_EVENTS: Final = 4  # the part of all memory, as a divisor, that events kept for clients that come back may take
+_SWEEP: Final = 30.0  # seconds between two looks for sessions that are idle for too long
 
 
 def new_session_id() -> str:
@@ -34,49 +41,48 @@ def new_session_id() -> str:
 
 
 @attrs.define(eq=False)
-class HttpSession(Sink):
+class HttpSession(StreamSink):
     """One session, and the `Sink` of what belongs to none of its requests.
 
     Such messages go to the stream of a GET. While nobody reads one, lists that changed and resources that were updated
     are kept, the latest of each; other notices are dropped and counted, unless a client can come back for them.
 
-    `id` is what the client sends in `Mcp-Session-Id`; see `Tabled`. `events` keeps events for a client that comes back,
-    and `holding` counts what the session makes us keep.
-
     Attributes:
+        owner: in whose share of the table it is.
+        id: what the client sends in `Mcp-Session-Id`; secret.
         fresh: whether nothing was ever asked in it, and nobody ever listened to it.
+        holding: counts what it makes us keep.
+        events: keeps its events for a client that comes back, or None.
         pushed: the session itself.
         used: when it was last used, on Trio's clock.
         streams: those that have not ended, by number, if a client can come back for them.
     """
 
-    table: Table[HttpSession]
-    id: str
+    shared: Shared
     principal: str | None
     owner: str
-    settings: HttpSettings
-    open_streams: OpenStreams
-    events: SessionEvents | None
-    holding: Holding
-    pushed: PushedSession = attrs.field(init=False)
+    id: str = attrs.field(init=False, factory=new_session_id)
     fresh: bool = attrs.field(init=False, default=True)
+    holding: Holding = attrs.field(init=False)
+    events: SessionEvents | None = attrs.field(init=False, default=None)
+    pushed: PushedSession = attrs.field(init=False)
     used: float = attrs.field(init=False, factory=trio.current_time)
     streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)
     _ended: dict[int, float] = attrs.field(init=False, factory=dict)
     _unread: dict[int, None] = attrs.field(init=False, factory=dict)
     _number: int = attrs.field(init=False, default=0)
-    _own: EventStream = attrs.field(init=False)
+    _stream: EventStream = attrs.field(init=False)  # what the GET reads
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self._own = EventStream(self.open_streams)
-        self.holding.add(_EACH)
-        self.holding.holder = self
-
-    def attach(self, pushed: PushedSession) -> None:
-        """Say which session it is: that one needs this as its sink to be made."""
-        self.pushed = pushed
-        self._own.counts = pushed.counts
+        shared = self.shared
+        self.holding = holding = shared.budget.holding(self.owner)
+        holding.add(_EACH)
+        if shared.events is not None:
+            self.events = SessionEvents(shared.events, self.id, Amount(holding))
+        self.pushed = shared.service.open(self, holding, shared.sessions)
+        self._stream = EventStream(shared.open_streams, counts=self.pushed.counts)
+        holding.holder = self
 
     @property
     def resumable(self) -> bool:
@@ -95,7 +101,7 @@ class HttpSession(Sink):
         """Whether nothing is at work and nobody reads. A call that waits for an answer nobody will give is no work."""
         if self.pushed.busy:
             return False
-        return not any(stream.read for stream in self.streams.values()) and not self._own.read
+        return not any(stream.read for stream in self.streams.values()) and not self._stream.read
 
     @property
     def at_rest(self) -> bool:
@@ -108,7 +114,7 @@ class HttpSession(Sink):
 
     def end(self, why: str) -> None:
         """End it: its handlers are stopped, its streams end, its events are forgotten."""
-        self.table.remove(self)
+        self.shared.sessions.remove(self)
         self.pushed.disconnect(why)
 
     # Streams
@@ -117,8 +123,8 @@ class HttpSession(Sink):
         """Return a new stream, kept for clients that come back if they can."""
         self._number += 1
         if not self.resumable:
-            return EventStream(self.open_streams, counts=self.pushed.counts)
-        stream = self.streams[self._number] = self._stream(self._number)
+            return EventStream(self.shared.open_streams, counts=self.pushed.counts)
+        stream = self.streams[self._number] = self._kept_stream(self._number)
         return stream
 
     def find_stream(self, event: str) -> tuple[EventStream, int] | None:
@@ -129,25 +135,24 @@ class HttpSession(Sink):
         number, seq = found
         stream = self.streams.get(number)
         if stream is None and (number in self._ended or number in self._unread):
-            stream = self._stream(number)
+            stream = self._kept_stream(number)
             stream.ended = True
         return None if stream is None else (stream, seq)
 
-    def _stream(self, number: int) -> EventStream:
+    def _kept_stream(self, number: int) -> EventStream:
         assert self.events is not None
-        return EventStream(self.open_streams, Journal(self.events, number), counts=self.pushed.counts)
+        return EventStream(self.shared.open_streams, self.events, number, counts=self.pushed.counts)
 
     def as_events(self, data: bytes) -> bytes:
         """Return an answer with nothing before it as a whole stream, kept like others: most streams are no more."""
-        if (tracer := self.open_streams.tracer) is not None:
-            tracer.note("-->", data)
+        self.shared.show("-->", data)
         if not self.resumable:
             return encode_event(data)
         assert self.events is not None
         self._number = number = self._number + 1
         prime, seq = b"", 1
         if self.can_poll:
-            prime, seq = encode_event(b"", id=event_id(number, 1), retry=self.settings.retry), 2
+            prime, seq = encode_event(b"", id=event_id(number, 1), retry=self.shared.settings.retry), 2
         self.events.append(number, seq, data, reply=True)
         self._keep(number, delivered=True)
         return prime + encode_event(data, id=event_id(number, seq))
@@ -157,9 +162,9 @@ class HttpSession(Sink):
 
         But not too many, of which the oldest go, those that were read first.
         """
-        if stream.journal is not None:
-            self.streams.pop(stream.journal.stream, None)
-            self._keep(stream.journal.stream, delivered=delivered)
+        if stream.events is not None:
+            self.streams.pop(stream.number, None)
+            self._keep(stream.number, delivered=delivered)
 
     def _keep(self, number: int, *, delivered: bool) -> None:
         if delivered:
@@ -167,12 +172,12 @@ class HttpSession(Sink):
             self._ended[number] = trio.current_time()
         else:
             self._unread[number] = None
-        if len(self._ended) + len(self._unread) > self.settings.max_replays:
+        if len(self._ended) + len(self._unread) > self.shared.settings.max_replays:
             self._forget(next(iter(self._ended or self._unread)))
 
     def forget_streams(self, now: float) -> None:
         """Forget streams that were read to their end long ago."""
-        old = [number for number, ended in self._ended.items() if now - ended >= self.settings.replay_time]
+        old = [number for number, ended in self._ended.items() if now - ended >= self.shared.settings.replay_time]
         for number in old:
             self._forget(number)
 
@@ -184,33 +189,24 @@ class HttpSession(Sink):
 
     def listen(self, reply: HttpReply, headers: tuple[tuple[str, str], ...]) -> EventStream:
         """Let this response carry what belongs to no request, instead of any that did before."""
-        before = self._own
-        if before.journal is None and self.resumable:
-            self._own = self.new_stream()
+        before = self._stream
+        if before.events is None and self.resumable:
+            self._stream = self.new_stream()
             for key, outgoing in before.withheld():
-                self._own.send_latest(key, outgoing)
+                self._stream.send_latest(key, outgoing)
         elif before.reply is not None:
             before.reply.finish()
-        own = self._own
-        prime = own.prime(self.settings.retry) if self.can_poll else b""
+        own = self._stream
+        prime = own.prime(self.shared.settings.retry) if self.can_poll else b""
         own.open(reply, headers, prime)
         return own
 
     # The sink of what belongs to no request
 
-    @property
-    def full(self) -> bool:
-        """Whether the reader of the GET stream is behind."""
-        return self._own.full
-
-    async def room(self) -> None:
-        """Wait for the reader of the GET stream."""
-        await self._own.room()
-
     def post(self, outgoing: Outgoing) -> None:
         """Send a message on the GET stream, or deal with there being none."""
-        if self._own.read or (outgoing.kind is Kind.NOTIFICATION and self._own.journal is not None):
-            self._own.send(outgoing)
+        if self._stream.read or (outgoing.kind is Kind.NOTIFICATION and self._stream.events is not None):
+            self._stream.send(outgoing)
         elif outgoing.kind is Kind.REQUEST:
             raise LocalError("the client cannot be asked outside a request: it reads no stream (GET) of this session")
         else:
@@ -218,11 +214,7 @@ class HttpSession(Sink):
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Send a message, or keep the latest until somebody reads."""
-        self._own.send_latest(key, outgoing)
-
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Send what is kept, or drop it."""
-        self._own.settle_latest(key, keep=keep)
+        self._stream.send_latest(key, outgoing)
 
     def close(self) -> None:
         """End every stream, now that the session has ended."""
@@ -230,12 +222,89 @@ class HttpSession(Sink):
             return
         self._closed = True
         streams, self.streams = self.streams, {}
-        for stream in (self._own, *streams.values()):
+        for stream in (self._stream, *streams.values()):
             stream.end()
         if self.events is not None:
             self.events.forget_all()
         self.holding.close()
 
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is kept for the reader of the GET stream, and the bytes that it has not taken."""
-        return self._own.waiting()
+
+@attrs.define(eq=False)
+class Shared:
+    """What all requests of one face share.
+
+    Args:
+        service: what is served.
+        settings: how.
+
+    Attributes:
+        budget: counts what all peers make us keep.
+        events: keeps events for clients that come back, or None.
+        deadlines: the clock; somebody runs it.
+        silent: exchanges that are not answered yet and shall not be silent for too long.
+        open_streams: the streams that are being read.
+        sessions: of Streamable HTTP, until 2025-11-25.
+        routing: says what to do with a POST.
+        exchanges: POSTs that are not answered yet.
+        draining: whether no more work is taken.
+    """
+
+    service: Service
+    settings: HttpSettings
+    budget: Budget = attrs.field(init=False)
+    events: EventStore | None = attrs.field(init=False)
+    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)
+    silent: DeadlineQueue = attrs.field(init=False)
+    open_streams: OpenStreams = attrs.field(init=False)
+    sessions: Table[HttpSession] = attrs.field(init=False)
+    routing: Routing = attrs.field(init=False)
+    exchanges: int = attrs.field(init=False, default=0)
+    draining: bool = attrs.field(init=False, default=False)
+    _tracer: Tracer | None = attrs.field(init=False)
+    _sweep: Deadline = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        settings, deadlines = self.settings, self.deadlines
+        self.budget = self.service.budget
+        self.events = settings.events
+        if self.events is None and settings.resumable:
+            self.events = MemoryEvents(max_total_bytes=self.budget.bound // _FOR_EVENTS)
+        self._tracer = None if settings.trace is None else Tracer(settings.trace)
+        self._sweep = deadlines.new(self._look)
+        self.silent = DeadlineQueue(deadlines, settings.silence)
+        self.open_streams = OpenStreams(deadlines, settings.keep_alive, settings.stream_buffer, self._tracer)
+        self.sessions = Table("session", settings.max_sessions)
+        self.routing = Routing.of(self.service.revisions, stateless=settings.stateless)
+
+    def show(self, direction: str, message: Message | bytes) -> None:
+        """Show a message to whoever traces."""
+        if self._tracer is not None:
+            self._tracer.note(direction, message)
+
+    def too_large(
+        self, head: Head, principal: str | None, headers: Sequence[tuple[str, str]], beginning: bytes
+    ) -> HttpResponse:
+        """Refuse a message beyond the limit, by the id of its request if that can be read in its beginning."""
+        most = self.service.max_message
+        security_event("oversize", most=most, peer=head.peer, principal=principal)
+        text = f"a message may have {most} bytes"
+        return refusal(413, text, *headers, id=scan_id(beginning), data={"reason": "size"})
+
+    def add(self, session: HttpSession) -> None:
+        """Let a session be found, and end it when it was idle for too long."""
+        self.sessions.add(session)
+        if not self._sweep.is_set:
+            self._sweep.set(min(_SWEEP, self.settings.session_idle))
+
+    def _look(self) -> None:
+        """End sessions that are idle for too long, and forget streams that nobody will ask for."""
+        now = trio.current_time()
+        for session in self.sessions:
+            if not session.idle:
+                session.used = now
+            elif now - session.used >= self.settings.session_idle:
+                session.end("the session was idle for too long")
+                continue
+            session.forget_streams(now)
+        if len(self.sessions):
+            self._sweep.set(min(_SWEEP, self.settings.session_idle))

@@ -7,22 +7,21 @@ The stream is the session: its first event says where to post, and the session e
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Final
 from urllib.parse import parse_qs, quote
 
 import attrs
 
 from trimcp.budget import owner_of
-from trimcp.channel import Incoming, Outgoing, Sink
+from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.seams import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
-from trimcp.transports.http.sessions import new_session_id
-from trimcp.transports.http.shared import Shared
+from trimcp.transports.http.sessions import Shared, new_session_id
 from trimcp.transports.http.shares import Table
-from trimcp.transports.http.streams import EventStream
+from trimcp.transports.http.streams import EventStream, StreamSink
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import Request, parse, scan_id
 
@@ -79,7 +78,7 @@ class Sse2024:
 
 
 @attrs.define(eq=False)
-class LegacyStream(Handler, Sink):
+class LegacyStream(Handler, StreamSink):
     """A GET: one session for as long as it is read, and the session's `Sink`.
 
     Attributes:
@@ -124,10 +123,6 @@ class LegacyStream(Handler, Sink):
         self._stream.detach()
         self.session.disconnect(slow or "the client closed its stream", slow=slow is not None)
 
-    def writable(self) -> None:
-        """Write what was held back."""
-        self._stream.writable()
-
     def end(self, why: str) -> None:
         """End the session and its stream."""
         self.session.disconnect(why)
@@ -140,15 +135,6 @@ class LegacyStream(Handler, Sink):
         reply = self._stream.reply
         return reply is not None and reply.waiting >= _FLOOD * self._stream.open_streams.bound
 
-    @property
-    def full(self) -> bool:
-        """Whether the reader is behind."""
-        return self._stream.full
-
-    async def room(self) -> None:
-        """Wait for the reader."""
-        await self._stream.room()
-
     def post(self, outgoing: Outgoing) -> None:
         """Send a message."""
         self._stream.send(outgoing)
@@ -157,18 +143,10 @@ class LegacyStream(Handler, Sink):
         """Send a message, or keep the latest while the reader is behind."""
         self._stream.send_latest(key, outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Send what was kept back, or drop it."""
-        self._stream.settle_latest(key, keep=keep)
-
     def close(self) -> None:
         """End the stream."""
         self.table.remove(self)
         self._stream.end()
-
-    def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is held back for the reader, and the bytes that it has not taken."""
-        return self._stream.waiting()
 
 
 @attrs.define(eq=False)

@@ -1,7 +1,7 @@
-"""Writes messages as server-sent events to the reader of a stream, and keeps them for a client that comes back.
+"""Streams of server-sent events: written to their reader, and kept for a client that comes back.
 
 A stream of a legacy session outlives its connection: the client may come back with the id of the last event it saw.
-Each stream has a buffer and a bound of its own, so that nobody waits for one reader on behalf of another. (2025-11-25
+Each stream has a buffer and a bound of its own, so that nobody waits for the reader of another. (2025-11-25
 basic/transports, "Resumability and Redelivery"; WHATWG HTML, "Server-sent events".)
 """
 
@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.budget import Amount
-from trimcp.channel import Kind, LaneCounts, Outgoing, lane_of
+from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.framing.sse import COMMENT, encode_event
 from trimcp.transports.http.deadlines import Deadline, Deadlines
 from trimcp.transports.http.events.ledger import OVERHEAD
@@ -22,7 +22,7 @@ from trimcp.transports.http.events.store import EventStore, event_id
 from trimcp.transports.http.seams import HttpReply, HttpResponse
 from trimcp.transports.trace import Tracer
 
-__all__ = ["SSE_HEADERS", "EventStream", "Journal", "OpenStreams", "SessionEvents"]
+__all__ = ["SSE_HEADERS", "EventStream", "OpenStreams", "SessionEvents", "StreamSink"]
 
 _COUNTED: Final = 32 * 1024  # bytes of events after which they are counted
 
@@ -36,13 +36,7 @@ SSE_HEADERS: Final = (
 
 @attrs.define(eq=False)
 class SessionEvents:
-    """The events of one session in the store, and how much memory they take.
-
-    Args:
-        store: where they are.
-        session: its id.
-        amount: counts them.
-    """
+    """The events of one session in the store, and how much memory they take."""
 
     store: EventStore
     session: str
@@ -73,19 +67,6 @@ class SessionEvents:
     def _count(self) -> None:
         self._uncounted = 0
         self.amount.set(self.store.held(self.session))
-
-
-@attrs.define(eq=False)
-class Journal:
-    """Where the events of one stream are kept.
-
-    Attributes:
-        events: those of the session it belongs to.
-        stream: its number in that session.
-    """
-
-    events: SessionEvents
-    stream: int
 
 
 @attrs.define(eq=False)
@@ -136,7 +117,8 @@ class EventStream:
 
     Args:
         open_streams: those of its face, among which it is while somebody reads it.
-        journal: where events are kept, or None: then events have no ids, and what nobody reads is lost.
+        events: keeps its events, or None: then events have no ids, and what nobody reads is lost.
+        number: its own among the streams of its session.
         event: the type every event names, or None for none (2024-11-05 wants "message").
         counts: where it is counted what gave way because the reader was slow or gone; its session's.
 
@@ -147,7 +129,8 @@ class EventStream:
     """
 
     open_streams: OpenStreams
-    journal: Journal | None = None
+    events: SessionEvents | None = None
+    number: int = 0
     event: str | None = None
     counts: LaneCounts | None = None
     reply: HttpReply | None = attrs.field(init=False, default=None)
@@ -184,11 +167,10 @@ class EventStream:
 
     def resume(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], after: int) -> None:
         """As `open`, beginning with what was kept beyond the event number `after`."""
-        journal = self.journal
-        assert journal is not None
+        assert self.events is not None
         if self.reply is not None:
             self.reply.finish()  # the client left it, as it shows by coming back
-        kept = journal.events.after(journal.stream, after)
+        kept = self.events.after(self.number, after)
         self.open(reply, headers, b"".join(self._encode(data, seq) for seq, data in kept))
         if self.ended:
             self._leave()
@@ -200,7 +182,7 @@ class EventStream:
 
     def release(self, retry: int) -> None:
         """Let the reader's connection go, and tell it to come back after `retry` milliseconds."""
-        if self.reply is not None and self.journal is not None and not self.ended:
+        if self.reply is not None and self.events is not None and not self.ended:
             self.reply.write(b"retry: %d\n\n" % retry)
             self._leave()
 
@@ -216,28 +198,26 @@ class EventStream:
     def prime(self, retry: int) -> bytes:
         """Return an event without data, whose id lets the client come back even before the first message."""
         self._seq += 1
-        assert self.journal is not None
-        return encode_event(b"", id=event_id(self.journal.stream, self._seq), retry=retry)
+        return encode_event(b"", id=event_id(self.number, self._seq), retry=retry)
 
     def take(self, data: bytes, *, reply: bool = False) -> bytes:
         """Return a message as an event, kept if events are."""
         self._seq += 1
         if (tracer := self.open_streams.tracer) is not None:
             tracer.note("-->", data)
-        journal = self.journal
-        if journal is not None:
-            journal.events.append(journal.stream, self._seq, data, reply=reply)
+        if self.events is not None:
+            self.events.append(self.number, self._seq, data, reply=reply)
         return self._encode(data, self._seq)
 
     def send(self, outgoing: Outgoing) -> None:
-        """Write a message; while nobody reads, keep it in the journal, or drop it without one."""
+        """Write a message; while nobody reads it is only kept, or dropped and counted where events are not kept."""
         if self.ended:
             return
         event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
         if self.reply is not None:
             self.written = True
             self.reply.write(event)
-        elif self.journal is None and self.counts is not None:
+        elif self.events is None and self.counts is not None:
             self.counts.drop(lane_of(outgoing))
 
     def send_latest(self, key: Hashable, outgoing: Outgoing) -> None:
@@ -287,7 +267,38 @@ class EventStream:
             reply.finish(data)
 
     def _encode(self, data: bytes, seq: int) -> bytes:
-        journal = self.journal
-        if journal is None:
+        if self.events is None:
             return encode_event(data, event=self.event)
-        return encode_event(data, id=event_id(journal.stream, seq), event=self.event)
+        return encode_event(data, id=event_id(self.number, seq), event=self.event)
+
+
+class StreamSink(Sink):
+    """A sink of which a stream takes the messages, if it has one: what such sinks have in common."""
+
+    __slots__ = ()
+
+    _stream: EventStream | None
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader is behind."""
+        return self._stream is not None and self._stream.full
+
+    async def room(self) -> None:
+        """Wait for the reader of this stream, and for no other."""
+        if self._stream is not None:
+            await self._stream.room()
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        """Write what is kept back, or drop it."""
+        if self._stream is not None:
+            self._stream.settle_latest(key, keep=keep)
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        """Return what is kept back for the reader, and the bytes that it has not taken."""
+        return ((), 0) if self._stream is None else self._stream.waiting()
+
+    def writable(self) -> None:
+        """Write what was kept back; see `Handler.writable`."""
+        if self._stream is not None:
+            self._stream.writable()
