@@ -19,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from trimcp.transports.http.events.ledger import OVERHEAD
 from trimcp.transports.http.events.sqlite import SqliteEvents
-from trimcp.transports.http.events.store import EventStore, MemoryEvents, event_id, parse_event_id
+from trimcp.transports.http.events.store import OVERHEAD, EventStore, MemoryEvents, event_id, parse_event_id
 
 KINDS = ["memory", "sqlite"]
 
@@ -231,8 +230,8 @@ def test_nothing_is_left_of_what_was_dropped() -> None:
             store.append(session, n, 1, b"x", reply=bool(n % 2))
         store.drop_session(session)
     assert attrs.astuple(store.statistics()) == (0, 0, 30)
-    assert not store._ledger._sessions
-    assert not store._ledger._by_size
+    assert not store._sessions
+    assert not store._by_size
 
 
 # The model

@@ -11,28 +11,15 @@ from typing import Final
 
 import attrs
 
-from trimcp.bounds import checked
-from trimcp.transports.http.events.ledger import (
-    MAX_BYTES,
-    MAX_EVENTS,
-    MAX_REPLY_BYTES,
-    MAX_TOTAL_BYTES,
-    OVERHEAD,
-    Entry,
-    EventStatistics,
-    Ledger,
-)
-from trimcp.transports.http.events.store import EventStore
+from trimcp.transports.http.events.store import OVERHEAD, BoundedEvents, Entry
 
 __all__ = ["SqliteEvents"]
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 
-@attrs.define(
-    eq=False, field_transformer=checked(zero=("max_events", "max_bytes", "max_reply_bytes", "max_total_bytes"))
-)
-class SqliteEvents(EventStore):
+@attrs.define(eq=False)
+class SqliteEvents(BoundedEvents[int]):
     """Events in a file, for sessions whose replies are too many or too large for memory.
 
     The file is a place to put things, not a record: it is private to the user, emptied at the start (the sessions of
@@ -49,19 +36,12 @@ class SqliteEvents(EventStore):
     """
 
     path: Path = attrs.field(converter=Path)
-    max_events: int = attrs.field(default=MAX_EVENTS, kw_only=True)
-    max_bytes: int = attrs.field(default=MAX_BYTES, kw_only=True)
-    max_reply_bytes: int = attrs.field(default=MAX_REPLY_BYTES, kw_only=True)
-    max_total_bytes: int = attrs.field(default=MAX_TOTAL_BYTES, kw_only=True)
     _file: _File = attrs.field(init=False)
-    _ledger: Ledger[int] = attrs.field(init=False)
     _rows: Iterator[int] = attrs.field(init=False, factory=lambda: count(1))
     _unwanted: list[int] = attrs.field(init=False, factory=list)
     _complained: bool = attrs.field(init=False, default=False)
-    _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self._ledger = Ledger(self.max_events, self.max_bytes, self.max_reply_bytes, self.max_total_bytes)
         self._file = _File(self.path)
 
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
@@ -69,16 +49,16 @@ class SqliteEvents(EventStore):
         if self._closed:
             return
         entry = Entry(stream, seq, len(data) + OVERHEAD, reply, next(self._rows))
-        evicted = self._ledger.add(session, entry)
+        evicted = self._add(session, entry)
         kept = entry not in evicted
         self._unwanted += [gone.kept for gone in evicted if gone is not entry]
         if not self._write([(entry.kept, data)] if kept else []) and kept:
-            self._ledger.give_up(session, entry)
+            self._evict(session, self._sessions[session], entry)
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
         """Return what follows an event, as far as it can be read; see `EventStore.after`."""
         found: list[tuple[int, bytes]] = []
-        for entry in self._ledger.after(session, stream, seq):
+        for entry in self._entries_after(session, stream, seq):
             try:
                 data = self._file.read(entry.kept)
             except self._file.errors as error:
@@ -88,27 +68,16 @@ class SqliteEvents(EventStore):
                 found.append((entry.seq, data))
         return found
 
-    def drop_stream(self, session: str, stream: int) -> None:
-        """Forget a stream's events."""
-        self._unwanted += [entry.kept for entry in self._ledger.drop_stream(session, stream)]
-        self._write([])
-
-    def drop_session(self, session: str) -> None:
-        """Forget all of a session's events."""
-        self._unwanted += [entry.kept for entry in self._ledger.drop_session(session)]
-        self._write([])
-
-    def statistics(self) -> EventStatistics:
-        """Return what is held now."""
-        return self._ledger.statistics()
-
     def close(self) -> None:
         """Close and remove the file; see `EventStore.close`."""
         if not self._closed:
-            self._closed = True
-            self._ledger.clear()
+            super().close()
             self._unwanted.clear()
             self._file.close()
+
+    def _remove(self, kept: list[int]) -> None:
+        self._unwanted += kept
+        self._write([])
 
     def _write(self, rows: list[tuple[int, bytes]]) -> bool:
         """Put rows into the file, and take out what is unwanted; False if the disk refused, to be tried again."""

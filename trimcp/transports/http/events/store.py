@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import OrderedDict
+from typing import Final, Generic, TypeVar
 
 import attrs
 
 from trimcp.bounds import checked
-from trimcp.transports.http.events.ledger import (
-    MAX_BYTES,
-    MAX_EVENTS,
-    MAX_REPLY_BYTES,
-    MAX_TOTAL_BYTES,
-    OVERHEAD,
-    Entry,
-    EventStatistics,
-    Ledger,
-)
 
-__all__ = ["EventStatistics", "EventStore", "MemoryEvents", "event_id", "parse_event_id"]
+__all__ = [
+    "OVERHEAD",
+    "BoundedEvents",
+    "Entry",
+    "EventStatistics",
+    "EventStore",
+    "MemoryEvents",
+    "event_id",
+    "parse_event_id",
+]
+
+K = TypeVar("K")
+
+OVERHEAD: Final = 500
+"""Bytes that keeping an event costs beside its data (measured: 340 to 560), for a flood of empty ones is no gift."""
 
 # Bounded, and what it costs does not depend on what it is shown.
-_EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})")
+_EVENT_ID: Final = re.compile(r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})")
 
 
 def event_id(stream: int, seq: int) -> str:
@@ -38,6 +44,22 @@ def parse_event_id(text: str) -> tuple[int, int] | None:
     """Return the stream and number that a `Last-Event-ID` names, or None if `event_id` never wrote such a text."""
     found = _EVENT_ID.fullmatch(text)
     return None if found is None else (int(found[1]), int(found[2]))
+
+
+@attrs.frozen
+class EventStatistics:
+    """What an event store holds.
+
+    Attributes:
+        events: how many events are kept now.
+        bytes: what they cost, each with `OVERHEAD` bytes beside its data. This is what the bounds count.
+        evicted: how many were given up while their stream could still be asked for: for want of room, or because the
+            disk did not take them.
+    """
+
+    events: int
+    bytes: int
+    evicted: int
 
 
 class EventStore(ABC):
@@ -88,10 +110,170 @@ class EventStore(ABC):
         """Give back what the store holds. Afterwards it keeps nothing and finds nothing; closing again is harmless."""
 
 
+@attrs.define(eq=False)
+class Entry(Generic[K]):
+    """One event; `kept` is its data, or where its data is."""
+
+    stream: int
+    seq: int
+    weight: int
+    reply: bool
+    kept: K
+
+
+@attrs.define(eq=False)
+class _Held(Generic[K]):
+    """What one session holds: its events by stream, and in the order in which they go."""
+
+    streams: dict[int, dict[int, Entry[K]]] = attrs.field(init=False, factory=dict)
+    replies: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
+    others: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
+    reply_weight: int = attrs.field(init=False, default=0)
+    other_weight: int = attrs.field(init=False, default=0)
+
+    def put(self, entry: Entry[K]) -> None:
+        if entry.stream not in self.streams:
+            self.streams[entry.stream] = {}
+        self.streams[entry.stream][entry.seq] = entry
+        if entry.reply:
+            self.replies[entry] = None
+            self.reply_weight += entry.weight
+        else:
+            self.others[entry] = None
+            self.other_weight += entry.weight
+
+    def take(self, entry: Entry[K]) -> None:
+        stream = self.streams[entry.stream]
+        del stream[entry.seq]
+        if not stream:
+            del self.streams[entry.stream]
+        if entry.reply:
+            del self.replies[entry]
+            self.reply_weight -= entry.weight
+        else:
+            del self.others[entry]
+            self.other_weight -= entry.weight
+
+
 @attrs.define(
     eq=False, field_transformer=checked(zero=("max_events", "max_bytes", "max_reply_bytes", "max_total_bytes"))
 )
-class MemoryEvents(EventStore):
+class BoundedEvents(EventStore, Generic[K]):
+    """Decides which events are kept, and counts them; where their data is, is the store's own business.
+
+    Each event is put and taken once, at constant cost. The bounds are those of `MemoryEvents`.
+    """
+
+    max_events: int = attrs.field(default=1_000, kw_only=True)
+    max_bytes: int = attrs.field(default=1024 * 1024, kw_only=True)
+    max_reply_bytes: int = attrs.field(default=16 * 1024 * 1024, kw_only=True)
+    max_total_bytes: int = attrs.field(default=256 * 1024 * 1024, kw_only=True)
+    _closed: bool = attrs.field(init=False, default=False)
+    _sessions: dict[str, _Held[K]] = attrs.field(init=False, factory=dict)
+    # Sessions by the number of bits of what they hold. To know the largest exactly would take a heap with an entry
+    # per event; for fairness a factor of two is exact enough.
+    _by_size: dict[int, OrderedDict[str, None]] = attrs.field(init=False, factory=dict)
+    _events: int = attrs.field(init=False, default=0)
+    _weight: int = attrs.field(init=False, default=0)
+    _evicted: int = attrs.field(init=False, default=0)
+
+    def drop_stream(self, session: str, stream: int) -> None:
+        """Forget a stream's events."""
+        self._drop(session, stream)
+
+    def drop_session(self, session: str) -> None:
+        """Forget all of a session's events."""
+        self._drop(session, None)
+
+    def close(self) -> None:
+        """Forget everything; see `EventStore.close`."""
+        self._closed = True
+        for session in list(self._sessions):
+            self._drop(session, None)
+
+    def statistics(self) -> EventStatistics:
+        """Return what is held now."""
+        return EventStatistics(self._events, self._weight, self._evicted)
+
+    def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
+        """Add an entry; return those that had to go for it, which may include itself."""
+        bound = self.max_reply_bytes if entry.reply else self.max_bytes
+        weight = entry.weight
+        if weight > bound or weight > self.max_total_bytes or (not entry.reply and self.max_events < 1):
+            self._evicted += 1
+            return [entry]
+        held = self._sessions.get(session)
+        if held is None:
+            held = self._sessions[session] = _Held()
+        if entry.seq in held.streams.get(entry.stream, ()):
+            raise ValueError(f"event {entry.seq} of stream {entry.stream} is there already")
+        self._change(session, held, entry, put=True)
+        gone: list[Entry[K]] = []
+        while held.reply_weight > self.max_reply_bytes:
+            gone.append(self._evict(session, held, next(iter(held.replies))))
+        while len(held.others) > self.max_events or held.other_weight > self.max_bytes:
+            gone.append(self._evict(session, held, next(iter(held.others))))
+        while self._weight > self.max_total_bytes:
+            largest = next(iter(self._by_size[max(self._by_size)]))
+            held = self._sessions[largest]
+            gone.append(self._evict(largest, held, next(iter(held.others or held.replies))))
+        return gone
+
+    def _entries_after(self, session: str, stream: int, seq: int) -> list[Entry[K]]:
+        """Return the entries of a stream beyond a number, in order."""
+        if (held := self._sessions.get(session)) is None:
+            return []
+        found = [entry for entry in held.streams.get(stream, {}).values() if entry.seq > seq]
+        found.sort(key=lambda entry: entry.seq)
+        return found
+
+    def _drop(self, session: str, stream: int | None) -> None:
+        """Take out one stream of a session, or all of them."""
+        if (held := self._sessions.get(session)) is None:
+            return
+        streams = list(held.streams.values()) if stream is None else [held.streams.get(stream, {})]
+        gone = [entry for entries in streams for entry in entries.values()]
+        for entry in gone:
+            self._change(session, held, entry, put=False)
+        self._remove([entry.kept for entry in gone])
+
+    def _remove(self, kept: list[K]) -> None:
+        """Remove the data of entries that were dropped."""
+
+    def _evict(self, session: str, held: _Held[K], entry: Entry[K]) -> Entry[K]:
+        self._evicted += 1
+        self._change(session, held, entry, put=False)
+        return entry
+
+    def _change(self, session: str, held: _Held[K], entry: Entry[K], *, put: bool) -> None:
+        """Put an entry or take it, and keep the sums. A session that holds nothing costs nothing."""
+        weight = held.reply_weight + held.other_weight
+        before = weight.bit_length()
+        if put:
+            held.put(entry)
+            self._events += 1
+            change = entry.weight
+        else:
+            held.take(entry)
+            self._events -= 1
+            change = -entry.weight
+        self._weight += change
+        now = (weight + change).bit_length()
+        if now == before:
+            return
+        if before:
+            same = self._by_size[before]
+            del same[session]
+            if not same:
+                del self._by_size[before]
+        if now:
+            self._by_size.setdefault(now, OrderedDict())[session] = None
+        else:
+            del self._sessions[session]
+
+
+@attrs.define(eq=False)
+class MemoryEvents(BoundedEvents[bytes]):
     """Events in this process's memory.
 
     Args:
@@ -105,42 +287,16 @@ class MemoryEvents(EventStore):
     An event that alone exceeds its bound is not kept. All bytes as in `EventStatistics`.
     """
 
-    max_events: int = attrs.field(default=MAX_EVENTS, kw_only=True)
-    max_bytes: int = attrs.field(default=MAX_BYTES, kw_only=True)
-    max_reply_bytes: int = attrs.field(default=MAX_REPLY_BYTES, kw_only=True)
-    max_total_bytes: int = attrs.field(default=MAX_TOTAL_BYTES, kw_only=True)
-    _ledger: Ledger[bytes] = attrs.field(init=False)
-    _closed: bool = attrs.field(init=False, default=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._ledger = Ledger(self.max_events, self.max_bytes, self.max_reply_bytes, self.max_total_bytes)
-
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
         """Keep an event; see `EventStore.append`."""
         if not self._closed:
-            self._ledger.add(session, Entry(stream, seq, len(data) + OVERHEAD, reply, data))
+            self._add(session, Entry(stream, seq, len(data) + OVERHEAD, reply, data))
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
         """Return what follows an event; see `EventStore.after`."""
-        return [(entry.seq, entry.kept) for entry in self._ledger.after(session, stream, seq)]
-
-    def drop_stream(self, session: str, stream: int) -> None:
-        """Forget a stream's events."""
-        self._ledger.drop_stream(session, stream)
-
-    def drop_session(self, session: str) -> None:
-        """Forget all of a session's events."""
-        self._ledger.drop_session(session)
+        return [(entry.seq, entry.kept) for entry in self._entries_after(session, stream, seq)]
 
     def held(self, session: str) -> int:
         """Return how many bytes a session's events take; see `EventStore.held`."""
-        return self._ledger.weight(session)
-
-    def statistics(self) -> EventStatistics:
-        """Return what is held now."""
-        return self._ledger.statistics()
-
-    def close(self) -> None:
-        """Forget everything; see `EventStore.close`."""
-        self._closed = True
-        self._ledger.clear()
+        held = self._sessions.get(session)
+        return 0 if held is None else held.reply_weight + held.other_weight
