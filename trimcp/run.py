@@ -218,7 +218,7 @@ class InProcess:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Road]:
         """Serve one connection for as long as the block runs, and yield the client's end of it."""
-        from trimcp.session.direct import direct_ends
+        from trimcp.session.drive import direct_ends
         from trimcp.transports.memory import memory_channels
 
         ours: Road

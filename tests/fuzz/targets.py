@@ -20,7 +20,7 @@ from trimcp.protocol.events import BatchReceived, RequestReceived, Settled
 from trimcp.schema.bounds import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
-from trimcp.session.outgoing import BatchSink, HeldReplies, Outbox
+from trimcp.session.queues import BatchSink, HeldReplies, Outbox
 from trimcp.transports.http.h1.chunks import RequestRefused
 from trimcp.transports.http.h1.parser import RequestParser
 from trimcp.transports.http.settings import HttpLimits

@@ -18,7 +18,7 @@ import trimcp
 from tests.guarantees.client_posts import ASKING, INFO, REPLYING, posted_to_by_hand
 from tests.guarantees.peers import DirectPeer
 from tests.transports.websocket_support import FIN, TEXT, Raw, message, read_head
-from trimcp.session.direct import direct_ends
+from trimcp.session.drive import direct_ends
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.websocket.client import WebSocketServer

@@ -21,7 +21,7 @@ from tests.hostile.peers import Target, enveloped, notice, request
 from tests.interaction.links import as_json
 from tests.transports.websocket_support import CLOSE, FIN, PING, PONG, TEXT, Raw, frame, message
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.session.direct import DirectEnd
+from trimcp.session.drive import DirectEnd
 
 __all__ = ["ChannelPeer", "DirectPeer", "FramePeer", "LinePeer", "Peer", "PostPeer", "StreamPeer"]
 

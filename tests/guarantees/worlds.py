@@ -24,8 +24,7 @@ from tests.hostile.network import Pool, Served, more_than
 from tests.hostile.peers import Target, memory_of, target
 from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
-from trimcp.session.direct import direct_ends
-from trimcp.session.drive import drive
+from trimcp.session.drive import direct_ends, drive
 from trimcp.transports.memory import memory_channels
 
 __all__ = ["ALONE", "LOCAL", "NETWORK", "WORLDS", "Home", "Homes", "Journal", "World", "settled", "work_of", "worlds"]

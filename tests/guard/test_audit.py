@@ -20,8 +20,7 @@ import trimcp
 from tests.roads import NETWORK, served, target
 from tests.yardsticks import turns
 from trimcp.channel import NOWHERE, Incoming
-from trimcp.session.direct import direct_ends
-from trimcp.session.drive import drive
+from trimcp.session.drive import direct_ends, drive
 from trimcp.session.limits import Limits, Quota
 from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.connect import connected, every_revision

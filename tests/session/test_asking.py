@@ -314,7 +314,7 @@ async def test_a_cancellation_from_outside_is_not_taken_for_a_question() -> None
     async def run(ctx: Any) -> str:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_name, ctx)
-            ctx._session.cancel_jobs(CancelReason.LIMIT)
+            ctx._session.jobs.cancel_all(CancelReason.LIMIT)
             await trio.sleep(60)
         return "x"
 

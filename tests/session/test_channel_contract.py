@@ -11,8 +11,7 @@ import trio
 import trio.testing
 
 from trimcp.channel import Kind, Outgoing
-from trimcp.session.jobs import EACH, Mailbox
-from trimcp.session.outgoing import Outbox
+from trimcp.session.queues import EACH, Mailbox, Outbox
 
 ROOM = 3
 

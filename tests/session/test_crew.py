@@ -23,7 +23,7 @@ MOOD: ContextVar[str] = ContextVar("mood", default="calm")
 
 def hands(pair: Pair) -> list[str]:
     """What the tasks of the server's nursery that run jobs are busy with."""
-    return sorted(task.name for task in pair.server.nursery.child_tasks if "_read" not in task.name)
+    return sorted(task.name for task in pair.server.nursery.child_tasks if ".read" not in task.name)
 
 
 async def call_all(pair: Pair, name: str, count: int) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 import trio
 
 import trimcp
-from trimcp.session.direct import direct_ends
-from trimcp.session.drive import driving
+from trimcp.session.drive import direct_ends, driving
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.testing import connected, every_revision

@@ -20,9 +20,9 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import CancelReason
-from trimcp.session.jobs import EACH
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
+from trimcp.session.queues import EACH
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
@@ -272,7 +272,7 @@ async def test_requests_are_cancelled_at_once_where_nobody_reads_after_the_peer_
         wire.leave()
         with trio.fail_after(1):
             await session.closed.wait()
-            await session.wait_idle()
+            await session.jobs.wait_idle()
     assert seen == [CancelReason.DISCONNECTED]
 
 
@@ -296,7 +296,7 @@ async def test_a_writer_that_breaks_ends_the_session_and_its_handlers(steady_clo
         wire.release()
         with trio.fail_after(1):
             await session.closed.wait()
-            await session.wait_idle()
+            await session.jobs.wait_idle()
         assert str(session.lost) == "the peer stopped listening"
     assert seen == [CancelReason.DISCONNECTED]
 
@@ -475,7 +475,7 @@ async def _crash(ctx: Any) -> None:
 
 
 async def _is_cut(ctx: Any) -> None:
-    ctx._session.cancel_jobs(CancelReason.LIMIT)
+    ctx._session.jobs.cancel_all(CancelReason.LIMIT)
     await trio.sleep_forever()
 
 

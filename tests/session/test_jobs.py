@@ -15,9 +15,9 @@ import trio
 from tests.session.support import Tools, agree, call, client_engine, server_engine
 from tests.yardsticks import turns
 from trimcp.channel import Incoming
-from trimcp.session.crew import Crew
-from trimcp.session.jobs import EACH, Mailbox
+from trimcp.session.jobs import Crew
 from trimcp.session.limits import Limits
+from trimcp.session.queues import EACH, Mailbox
 from trimcp.session.session import Session
 from trimcp.wire.jsonrpc import parse
 from trimcp.wire.revisions import LATEST_LEGACY, V2026_07_28, Revision

@@ -132,7 +132,7 @@ async def test_nothing_is_kept_of_a_subscription_that_was_left(modern: bool) -> 
 
 @both_eras
 async def test_updates_nobody_reads_are_bounded_and_counted(modern: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trimcp.session.conflated._MOST_CHANGES", 2)
+    monkeypatch.setattr("trimcp.session.queues._MOST_CHANGES", 2)
     changing = Changing(modern=modern)
     async with changing.connect() as session, session.listen(resources=["file:///"]) as changes:
         for name in ("a", "b", "c", "a"):

@@ -10,8 +10,7 @@ from tests.mirroring import header_channels
 from tests.session.support import Answers, client_engine
 from trimcp.errors import LocalError
 from trimcp.protocol.vocabulary import foreign, vocabulary
-from trimcp.session.direct import direct_ends
-from trimcp.session.drive import Road, driving
+from trimcp.session.drive import Road, direct_ends, driving
 from trimcp.session.pending import mirrored
 from trimcp.session.session import Session
 from trimcp.wire.prompts import GetPromptParams

@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from trimcp.channel import Kind, Outgoing
-from trimcp.session.outgoing import Outbox
+from trimcp.session.queues import Outbox
 
 
 def _note(data: bytes = b"note") -> Outgoing:

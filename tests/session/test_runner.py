@@ -13,8 +13,8 @@ from tests.session.support import FORM, Answers, Pair, call, cancel, linked, ser
 from trimcp.budget import Budget
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.job import CancelReason
-from trimcp.session.jobs import EACH
 from trimcp.session.limits import Limits
+from trimcp.session.queues import EACH
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.elicitation import ElicitResult
@@ -152,7 +152,7 @@ async def test_a_cut_request_is_answered_with_why(reason: CancelReason, code: An
     async with linked({"run": run}) as pair:
         pending = await pair.begin()
         await wait_all_tasks_blocked()
-        pair.server.cancel_jobs(reason)
+        pair.server.jobs.cancel_all(reason)
         with pytest.raises(RemoteError) as caught:
             await pending.payload()
     assert code in (caught.value.code, type(caught.value).__name__)
@@ -452,8 +452,8 @@ async def test_work_is_cancelled_with_its_request_before_it_counts_as_over() -> 
     async with served({"run": run}) as (wire, session):
         wire.feed(call(1))
         await wait_all_tasks_blocked()
-        session.cancel_jobs(CancelReason.DRAIN)
-        await session.wait_idle()
+        session.jobs.cancel_all(CancelReason.DRAIN)
+        await session.jobs.wait_idle()
         order.append("over")
         await wait_all_tasks_blocked()
         assert [reply["error"]["code"] for reply in wire.take()] == [CANCELLED_BY_DRAIN]

@@ -27,9 +27,8 @@ from trimcp.channel import Incoming
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, Overloaded, RemoteError
 from trimcp.session.drive import driving
 from trimcp.session.job import CancelReason
-from trimcp.session.jobs import EACH
 from trimcp.session.limits import Limits
-from trimcp.session.outgoing import Outbox
+from trimcp.session.queues import EACH, Outbox
 from trimcp.session.session import Session
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, INVALID_REQUEST
 from trimcp.wire.jsonrpc import encode_error, encode_notification, encode_request, encode_result, parse
@@ -580,7 +579,7 @@ async def test_what_waits_is_a_checkpoint() -> None:
         with assert_checkpoints():
             await session.room()
         with assert_checkpoints():
-            await session.wait_idle()
+            await session.jobs.wait_idle()
         with assert_checkpoints():
             await session.drain(0)
         pending = await session.begin("tools/call", _run())

@@ -93,8 +93,8 @@ async def test_everything_at_once(
             async with trio.open_nursery() as nursery:
                 for _ in range(30):
                     nursery.start_soon(caller)
-            await pair.server.wait_idle()
-            await pair.client.wait_idle()
+            await pair.server.jobs.wait_idle()
+            await pair.client.jobs.wait_idle()
             await trio.sleep(1)
             await trio.testing.wait_all_tasks_blocked()
             pair.at_rest()

@@ -27,8 +27,7 @@ from trimcp.protocol.introductions import weigh_server
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
-from trimcp.session.direct import DirectEnd
-from trimcp.session.drive import Road, driving
+from trimcp.session.drive import DirectEnd, Road, driving
 from trimcp.session.pending import Pending, cancellation_text, mirrored
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session

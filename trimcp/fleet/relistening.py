@@ -12,7 +12,6 @@ import trio
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.fleet.supervisor import Supervisor
-from trimcp.session.conflated import Changes
 from trimcp.session.listening import (
     Change,
     PromptsChanged,
@@ -20,6 +19,7 @@ from trimcp.session.listening import (
     ResourceUpdated,
     ToolsChanged,
 )
+from trimcp.session.queues import Changes
 from trimcp.session.scopes import open_service_nursery
 from trimcp.wire.subscriptions import SubscriptionFilter
 
@@ -96,7 +96,7 @@ class UpstreamSubscription:
     def _add(self, changes: Iterable[Change], session: ClientSession) -> None:
         for change in changes:
             size = len(change.uri) if isinstance(change, ResourceUpdated) else 0
-            self._changes.keep(change, size, session.session)
+            self._changes.keep(change, size, session.session.limits, session.session.counts)
 
     # Its task
 

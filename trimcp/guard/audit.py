@@ -21,7 +21,7 @@ import trio
 from trimcp.cleaning import harmless, mask, shapes
 from trimcp.errors import ErrorReply
 from trimcp.session.job import Job
-from trimcp.session.outgoing import Outbox
+from trimcp.session.queues import Outbox
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 
 __all__ = ["AUDITED", "Audit"]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 
-from trimcp.session.conflated import Changes
+from trimcp.session.queues import Changes
 
 __all__ = ["Bus", "Change", "ChangeListener", "Watch"]
 

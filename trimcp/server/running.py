@@ -23,11 +23,11 @@ from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context
-from trimcp.session.crew import Crew
 from trimcp.session.drive import Road, drive
 from trimcp.session.job import CancelReason, Job
-from trimcp.session.outgoing import Outbox
+from trimcp.session.jobs import Crew
 from trimcp.session.push import Pushed
+from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, sole, written
 from trimcp.session.session import Session
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
@@ -336,7 +336,7 @@ class Running:
         self._drained.discard(via)
         for session in self._sessions_of(via):
             session.lose("the server has left this address")
-            session.cancel_jobs(CancelReason.DRAIN)
+            session.jobs.cancel_all(CancelReason.DRAIN)
             session.close()
 
     def _sessions_of(self, via: object) -> list[Session]:

@@ -1,15 +1,19 @@
 """Gives a session over a pulled channel its nursery, its reader and its writer, and takes them down in order.
 
 Order of the end: stop reading, cancel the jobs, let handlers unwind, fail what is pending, give the writer
-`drain_timeout`, close the channel. The writer is shielded just until its users are gone, so that their last words go
-out even when everything around is being cancelled; then it has a deadline. That and the close are shielded and bounded;
-besides them only a cancelled request waits, shielded, for the clean-up of the work it started (`scopes.Work.end`).
+`drain_timeout`, close the channel. The writer is shielded just until its users are gone, so that what they post last
+leaves even when everything around is being cancelled; then it has a deadline. That and the close are shielded and
+bounded; besides them only a cancelled request waits, shielded, for the clean-up of the work it started
+(`scopes.Work.end`).
+
+Two sessions in one process need no channel: `direct_ends`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+import math
+from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeAlias
 
@@ -17,22 +21,114 @@ import attrs
 import trio
 
 from trimcp.budget import Holder
-from trimcp.channel import MessageChannel
-from trimcp.session.crew import Crew
-from trimcp.session.direct import DirectEnd, wind_down
+from trimcp.channel import (
+    CLIENT_MAX_MESSAGE,
+    SERVER_MAX_MESSAGE,
+    Incoming,
+    MessageChannel,
+    Outgoing,
+    PeerProgress,
+    Sink,
+)
 from trimcp.session.job import CancelReason
-from trimcp.session.outgoing import Outbox
+from trimcp.session.jobs import Crew
+from trimcp.session.queues import Outbox
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
-from trimcp.session.stall import StallWatch
+from trimcp.wire.jsonrpc import parse, too_large
 
-__all__ = ["Road", "drive", "driving"]
+__all__ = ["DirectEnd", "Road", "direct_ends", "drive", "driving"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _SHORT: Final = 0.02  # seconds of not reading before it is watched whether the peer is still there
 
 _NO_ADDRESS: Final = "local"  # whose it is where there are no addresses: a pipe, another part of this program
+
+
+@attrs.define(eq=False, repr=False)
+class DirectEnd(Sink):
+    """One end of a direct connection: the sink of the session that is driven over it.
+
+    What one session posts is delivered straight into the other. There is no reader and no writer, so a message wakes
+    nobody but whoever waits for it. It is encoded and parsed all the same: neither side can see the other's objects,
+    and what a wire would refuse is refused here. A sender waits for room while the other session would not read.
+
+    Attributes:
+        max_message: bytes of the largest message that our session takes.
+    """
+
+    max_message: int = CLIENT_MAX_MESSAGE
+    other: DirectEnd = attrs.field(init=False)
+    session: Session | None = attrs.field(init=False, default=None)
+    closed: bool = attrs.field(init=False, default=False)
+    _early: list[Incoming] = attrs.field(init=False, factory=list)
+
+    def attach(self, session: Session) -> None:
+        """Deliver to this session from now on, beginning with what came before it was there."""
+        self.session, self.max_message = session, session.max_message
+        early, self._early = self._early, []
+        session.deliver(early)
+        if self.other.closed:
+            self._peer_left()
+
+    def close_reason(self) -> str | None:
+        """Return how the other side ended, for an error message: there is nothing to say."""
+        return None
+
+    # The sink of our session
+
+    @property
+    def full(self) -> bool:
+        """Whether the other session would not read now."""
+        peer = self.other.session
+        return peer is not None and peer.paused
+
+    async def room(self) -> None:
+        """Wait until the other session would read, or has ended and room no longer matters."""
+        peer = self.other.session
+        if peer is not None:
+            await peer.readable()
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Deliver a message. After either side closed it is dropped: nobody is listening."""
+        other = self.other
+        if self.closed or other.closed:
+            return
+        data = outgoing.data
+        size = len(data)
+        most = other.max_message
+        incoming = Incoming(parse(data) if size <= most else too_large(data, most), size)
+        if other.session is None:
+            other._early.append(incoming)
+        else:
+            other.session.deliver((incoming,))
+
+    def close(self) -> None:
+        """Deliver nothing more, and let the other session know that its peer is gone. Safe to call twice."""
+        if not self.closed:
+            self.closed = True
+            self.other._peer_left()
+
+    def _peer_left(self) -> None:
+        session = self.session
+        if session is None or session.closed.is_set():
+            return
+        why = "the peer closed the connection"
+        session.lose(why)
+        log.debug("the peer is gone: %s", why)
+        session.nursery.start_soon(_wind_down, session, session.limits.eof_grace)
+
+
+def direct_ends() -> tuple[DirectEnd, DirectEnd]:
+    """Return the two ends of a direct connection, each to be given to a driver. What one posts the other receives.
+
+    The first is a server's: as over any transport, what it takes may be smaller than what a client takes.
+    """
+    left, right = DirectEnd(SERVER_MAX_MESSAGE), DirectEnd(CLIENT_MAX_MESSAGE)
+    left.other, right.other = right, left
+    return left, right
+
 
 Road: TypeAlias = MessageChannel | DirectEnd
 """What a session can be driven over: a channel that is pulled, or a direct end that needs no reader and writer."""
@@ -89,31 +185,23 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
     async with channel, open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)
-        # Shielded, so that the last words of whoever is cancelled still leave; below it gets its deadline.
-        writer = trio.CancelScope(shield=True)
-        watch = StallWatch(outbox, channel, session.limits.stall_timeout)
+        driver = _ChannelDriver(session, channel, outbox)
         if channel.holding is not None:
-            channel.holding.holder = _Driven(session, writer, channel.holding.holder)
-        wire.start_soon(_write, session, watch, writer)
+            driver.connection, channel.holding.holder = channel.holding.holder, driver
+        wire.start_soon(driver.write)
         try:
             async with open_service_nursery() as jobs:
                 session.start(Crew(jobs))
-                jobs.start_soon(_read, session, watch, writer)
+                jobs.start_soon(driver.read)
                 try:
                     yield
                 finally:
                     _stop(session)
         finally:
-            writer.deadline = trio.current_time() + session.limits.drain_timeout
+            driver.writer.deadline = trio.current_time() + session.limits.drain_timeout
             outbox.close()
             session.lose("the session has ended")
             session.endpoint.closed(session)
-
-
-def _stop(session: Session) -> None:
-    """Stop reading and cancel the jobs, which still unwind."""
-    session.close()
-    session.cancel_jobs(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
 
 
 @asynccontextmanager
@@ -134,84 +222,39 @@ async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[N
         session.endpoint.closed(session)
 
 
-async def _read(session: Session, watch: StallWatch, writer: trio.CancelScope) -> None:
-    """Deliver what arrives, until the peer leaves; then end the session, with grace for handlers it may still read.
+def _stop(session: Session) -> None:
+    """Stop reading and cancel the jobs, which still unwind."""
+    session.close()
+    session.jobs.cancel_all(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
 
-    Looks whether the peer reads, too, when the watch wants it: a task for that alone would be one more per connection.
+
+@attrs.define(eq=False, repr=False)
+class _ChannelDriver:
+    """The reader and the writer of one session, and the `Holder` that ends it when too much is held.
+
+    It also notices a peer that takes nothing of what is written to it. Most writes are over at once, and a timer for
+    each would cost more than the write. So the first write after a pause sets an alarm, and the reader looks when it
+    rings: if no write is under way it is switched off, else the reader looks whether the peer has taken anything since.
+
+    Attributes:
+        connection: what held the channel's memory before, and is ended with the session.
+        writer: the scope of the writer. Shielded, so that the last messages of whoever is cancelled still leave.
     """
-    channel = watch.channel
-    until: float | None = None
-    while True:
-        with watch.alarm():
-            if until is None:
-                await _deliver(session, channel)
-                until = trio.current_time() + (session.limits.eof_grace if channel.half_open else 0)
-            await wind_down(session, max(0.0, until - trio.current_time()))
-            return
-        if watch.stalled():
-            why = f"the peer read nothing for {watch.patience:g} seconds"
-            session.lose(why)
-            _report(session)
-            _drop(session, writer, why)
-            return
-
-
-async def _deliver(session: Session, channel: MessageChannel) -> None:
-    """Deliver what arrives until the peer leaves."""
-    try:
-        while True:
-            if session.paused:
-                await _readable(session, channel)
-            session.deliver(await channel.receive())
-    except trio.EndOfChannel:
-        _lose(session, channel, channel.close_reason() or "the peer closed the connection")
-    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        _lose(session, channel, f"the connection broke: {error}" if str(error) else "the connection broke")
-    log.debug("the peer is gone: %s", session.lost)
-
-
-async def _readable(session: Session, channel: MessageChannel) -> None:
-    """Wait until it is right to read on. Most such waits are short; in a long one the peer is watched.
-
-    Raises:
-        trio.EndOfChannel: it has left meanwhile. Nobody would read what comes of all that it sent and we have not read.
-    """
-    with trio.move_on_after(_SHORT) as short:
-        await session.readable()
-    if not short.cancelled_caught:
-        return
-    hung_up = False
-
-    async def watch() -> None:
-        nonlocal hung_up
-        await channel.hung_up()
-        hung_up = True
-        nursery.cancel_scope.cancel(reason="the peer has left")
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        await session.readable()
-        nursery.cancel_scope.cancel(reason="the session reads on")
-    if hung_up:
-        raise trio.EndOfChannel("the peer has left")
-
-
-def _lose(session: Session, channel: MessageChannel, why: str) -> None:
-    """Note that the peer is gone, and whether it was its channel that dropped it for taking nothing."""
-    first = session.lost is None
-    slow = first and channel.too_slow
-    session.lose((slow and channel.close_reason()) or why)
-    if slow:
-        _report(session)
-
-
-@attrs.frozen(eq=False, repr=False)
-class _Driven:
-    """A session that can be ended when too much is held; see `Holder`."""
 
     session: Session
-    writer: trio.CancelScope
-    connection: Holder | None
+    channel: MessageChannel
+    outbox: Outbox
+    connection: Holder | None = attrs.field(init=False, default=None)
+    writer: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
+    _progress: PeerProgress = attrs.field(init=False)
+    _reader: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)  # cancelled when the alarm rings
+    _alarm: float = attrs.field(init=False, default=math.inf)
+    _asleep: bool = attrs.field(init=False)  # whether the alarm is off, and the next write has to set it
+
+    def __attrs_post_init__(self) -> None:
+        patience = self.session.limits.stall_timeout
+        self._progress = PeerProgress(patience)
+        self._asleep = patience < math.inf
 
     @property
     def at_rest(self) -> bool:
@@ -219,50 +262,150 @@ class _Driven:
         return self.session.at_rest
 
     def give_way(self, why: str) -> None:
-        """Drop the peer, and cut its connection: to say goodbye would take time, in which all of it is kept."""
-        _drop(self.session, self.writer, why)
+        """Drop the peer, and cut its connection: to end it in order would take time, in which all of it is kept."""
+        self._drop(why)
         if self.connection is not None:
             self.connection.give_way(why)
 
+    def _drop(self, why: str) -> None:
+        """Drop the peer, with what is queued for it."""
+        self.session.lose(why)
+        self.session.jobs.cancel_all(CancelReason.LIMIT, why)
+        self.writer.cancel(reason=why)
+        self.session.close()
 
-def _drop(session: Session, writer: trio.CancelScope, why: str) -> None:
-    """Drop a peer, with what is queued for it."""
-    session.lose(why)
-    session.cancel_jobs(CancelReason.LIMIT, why)
-    writer.cancel(reason=why)
-    session.close()
+    # Reading
 
+    async def read(self) -> None:
+        """Deliver what arrives, until the peer leaves; then end the session, with grace for handlers it may still read.
 
-def _report(session: Session) -> None:
-    """Report a peer that was dropped because it took nothing, and stop its handlers for that reason."""
-    from trimcp.security import security_event
+        Looks whether the peer reads, too, when the alarm rings: a task for that alone would be one more per connection.
+        """
+        session = self.session
+        until: float | None = None
+        while True:
+            self._reader = trio.CancelScope(deadline=self._alarm)
+            with self._reader:
+                if until is None:
+                    await self._deliver()
+                    until = trio.current_time() + (session.limits.eof_grace if self.channel.half_open else 0)
+                await _wind_down(session, max(0.0, until - trio.current_time()))
+                return
+            if self._stalled():
+                why = f"the peer read nothing for {session.limits.stall_timeout:g} seconds"
+                session.lose(why)
+                self._report_stalled()
+                self._drop(why)
+                return
 
-    why, stats = str(session.lost), session.statistics()
-    unread = stats.outbox_bytes + stats.unread_bytes
-    security_event("peer_stalled", why=why, unread_bytes=unread, requests=len(session.jobs))
-    session.cancel_jobs(CancelReason.LIMIT, why)
-
-
-async def _write(session: Session, watch: StallWatch, scope: trio.CancelScope) -> None:
-    """Write what is ready, all of it in one batch, until the outbox is closed and empty."""
-    channel, outbox = watch.channel, watch.outbox
-    with scope:
+    async def _deliver(self) -> None:
+        """Deliver what arrives until the peer leaves."""
+        session, channel = self.session, self.channel
         try:
             while True:
-                batch = await outbox.receive()
-                session.nudge()
-                if watch.asleep:
-                    watch.wake()
-                await channel.send(batch)
-                del batch  # a large result must not stay until there is something else to say
-                if session.amount.counted:
-                    outbox.leaving = 0
-                    session.weigh()
+                if session.paused:
+                    await self._readable()
+                session.deliver(await channel.receive())
         except trio.EndOfChannel:
-            pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            # The reader may never notice, where the peer closed only this direction. Nobody is listening all the same.
-            _lose(session, channel, "the peer stopped listening")
-            session.cancel_jobs(CancelReason.DISCONNECTED)
-            session.close()
-    outbox.abandon()
+            self._lose(channel.close_reason() or "the peer closed the connection")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._lose(f"the connection broke: {error}" if str(error) else "the connection broke")
+        log.debug("the peer is gone: %s", session.lost)
+
+    async def _readable(self) -> None:
+        """Wait until it is right to read on. Most such waits are short; in a long one the peer is watched.
+
+        Raises:
+            trio.EndOfChannel: it has left meanwhile. Nobody would read what comes of all that it sent and we have not
+                read.
+        """
+        with trio.move_on_after(_SHORT) as short:
+            await self.session.readable()
+        if not short.cancelled_caught:
+            return
+        hung_up = False
+
+        async def watch() -> None:
+            nonlocal hung_up
+            await self.channel.hung_up()
+            hung_up = True
+            nursery.cancel_scope.cancel(reason="the peer has left")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await self.session.readable()
+            nursery.cancel_scope.cancel(reason="the session reads on")
+        if hung_up:
+            raise trio.EndOfChannel("the peer has left")
+
+    def _lose(self, why: str) -> None:
+        """Note that the peer is gone, and whether it was its channel that dropped it for taking nothing."""
+        first = self.session.lost is None
+        slow = first and self.channel.too_slow
+        self.session.lose((slow and self.channel.close_reason()) or why)
+        if slow:
+            self._report_stalled()
+
+    # Writing
+
+    async def write(self) -> None:
+        """Write what is ready, all of it in one batch, until the outbox is closed and empty."""
+        session, channel, outbox = self.session, self.channel, self.outbox
+        with self.writer:
+            try:
+                while True:
+                    batch = await outbox.receive()
+                    session.nudge()
+                    if self._asleep:
+                        self._wake()
+                    await channel.send(batch)
+                    del batch  # a large result must not stay until there is something else to say
+                    if session.amount.counted:
+                        outbox.leaving = 0
+                        session.weigh()
+            except trio.EndOfChannel:
+                pass
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                # The reader may never notice, where the peer closed only this direction. Nobody listens all the same.
+                self._lose("the peer stopped listening")
+                session.jobs.cancel_all(CancelReason.DISCONNECTED)
+                session.close()
+        outbox.abandon()
+
+    # Whether the peer takes what is written
+
+    def _wake(self) -> None:
+        """Set the alarm, because a write begins."""
+        self._asleep = False
+        self._alarm = trio.current_time() + self._progress.begin(self._taken())
+        self._reader.deadline = self._alarm
+
+    def _stalled(self) -> bool:
+        """Return whether the peer has taken nothing for too long; if not, set the alarm anew or switch it off."""
+        if not self.outbox.writing:
+            self._asleep, self._alarm = True, math.inf
+            return False
+        wait = self._progress.look(self._taken())
+        self._alarm = trio.current_time() + wait
+        return not wait
+
+    def _taken(self) -> Hashable:
+        return self.outbox.steps, self.channel.taken()
+
+    def _report_stalled(self) -> None:
+        """Report a peer that was dropped because it took nothing, and stop its handlers for that reason."""
+        from trimcp.security import security_event
+
+        why, stats = str(self.session.lost), self.session.statistics()
+        unread = stats.outbox_bytes + stats.unread_bytes
+        security_event("peer_stalled", why=why, unread_bytes=unread, requests=len(self.session.jobs))
+        self.session.jobs.cancel_all(CancelReason.LIMIT, why)
+
+
+async def _wind_down(session: Session, grace: float) -> None:
+    """End a session whose peer is gone: its handlers get `grace` seconds, then they are cancelled."""
+    with trio.move_on_after(grace):
+        await session.jobs.wait_idle()
+    session.jobs.cancel_all(CancelReason.DISCONNECTED)
+    await session.jobs.wait_idle()
+    session.close()

@@ -1,39 +1,36 @@
-"""Requests of the peer under way and waiting: slots, backlog and parking, each counted once.
+"""The peer's requests under way and waiting, and the worker tasks that run them.
 
-A request starts at once while a slot is free. Beyond the slots it waits in the mailbox, and the job that ends starts
-the next.
+A request starts at once while a slot is free (`Jobs`). Beyond the slots it waits in the mailbox, and the job that ends
+starts the next. A worker task (`Crew`) runs jobs one after another inside a cancel scope that it reuses.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import contextvars
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import trio
 
-from trimcp.budget import STEP, Amount
-from trimcp.session.crew import Crew
+from trimcp.budget import LARGE, STEP, Amount
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
+from trimcp.session.queues import Mailbox
+from trimcp.session.scopes import innermost_scope
 from trimcp.wire.jsonrpc import RequestId
 
-if TYPE_CHECKING:
-    from trimcp.session.statistics import QueueStatistics
+__all__ = ["Crew", "Jobs", "weight"]
 
-__all__ = ["EACH", "Jobs", "Mailbox", "weight"]
-
-# What a request takes beside its text while it waits: its params as objects, its record with the engine, its places in
-# tables and queues. Measured as resident memory of 4,500 to 6,000 calls on CPython 3.11: 1,420 to 1,650 bytes in the
-# session era, 1,730 to 1,820 with the envelope of 2026-07-28, and up to 2,090 with texts of 500 to 600 bytes, which
-# leave holes in the heap. Not weighed, a window of 16 MiB held up to 32 MiB of small requests.
-EACH: Final = 2100
-_HEADER: Final = 100  # what a header takes beside its text
 _SMALL: Final = 1024
 _CONTAINER: Final = 64
 _RUNNING: Final = 4096  # bytes that a request under way takes beside its text: its records, and a task once it waits
+# Jobs that one task runs in a row before it leaves the rest to the next one, so that other tasks run in between.
+# Fewer would let a flood be read much faster than it is worked off, and what waits would be tasks and not bytes.
+# A job with a large result counts as all of them, because making it takes as long as many small ones.
+_TURN: Final = 256
 
 
 def weight(raw: Mapping[str, Any], size: int) -> int:
@@ -60,123 +57,97 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
 
 
 @attrs.define(eq=False, repr=False)
-class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
-    """A channel of requests that wait for a running slot: first in, first out, bounded by count and weight.
+class Crew:
+    """Runs jobs in tasks of one nursery, for one session or for many.
 
-    A session uses it without waiting: `put` may overfill it by what one read brought, and `full` is what the reader
-    asks before it reads again. It is no memory channel because of the weights, and since a request may be cancelled
-    while it waits.
+    A job that never waits needs neither a task nor a scope of its own, so a task that has ended one takes the next. A
+    job that waits delays nobody: a task that takes one while others are left starts another task first. When there is
+    nothing to do one task stays and the rest end. So does a task whose job left something behind that the next one
+    would meet: a changed context variable, or a cancel scope that is still open.
 
-    Attributes:
-        bytes_queued: what waits here, as memory and not as text: each job weighs something by itself.
+    Args:
+        nursery: where the jobs live; they end before it does.
     """
 
-    max_requests: int
-    max_bytes: int
-    bytes_queued: int = attrs.field(init=False, default=0)
-    _queue: OrderedDict[Job, int] = attrs.field(init=False, factory=OrderedDict)  # with their weights
-    _closed: bool = attrs.field(init=False, default=False)
-    _senders: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # made by the first that waits
-    _receivers: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
+    nursery: trio.Nursery
+    # While there are jobs a task is on its way to them, or at work without having waited yet.
+    _jobs: deque[Job] = attrs.field(init=False, factory=deque)
+    _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _coming: bool = attrs.field(init=False, default=False)
+    _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
-    def __len__(self) -> int:
-        return len(self._queue)
+    def take(self, job: Job) -> None:
+        """Let a worker task run a job, from the next turn of the loop on. Never waits."""
+        self._jobs.append(job)
+        if not self._coming:
+            self._call()
 
-    def full(self, parked: int = 0) -> bool:
-        """Return whether there is no room, counting `parked` jobs that wait for the peer as well."""
-        return len(self._queue) + parked >= self.max_requests or self.bytes_queued >= self.max_bytes
+    def _call(self) -> None:
+        """Let one more task come to the jobs: the idle one, or a new one."""
+        self._coming = True
+        if self._idle:
+            self._idle.unpark()
+        else:
+            # Whoever delivers may be a task of the peer's, in the same process; its context is none of the handler's.
+            self._context.run(self.nursery.start_soon, self._work)
 
-    def leave_room(self, requests: int, size: int) -> None:
-        """Be full so much earlier that these still fit, with so many bytes of text; but not before it is half full.
+    async def _work(self) -> None:
+        """Run jobs for as long as there are any, then wait for more, unless another task does already."""
+        me = trio.lowlevel.current_task()
+        context = contextvars.copy_context()
+        while await self._work_in_scope(me, context):
+            pass
 
-        They are what arrives with the last read, and what lies unread in the channel meanwhile.
-        """
-        self.max_bytes -= min(size + EACH * requests, self.max_bytes // 2)
+    async def _work_in_scope(self, me: trio.lowlevel.Task, context: contextvars.Context) -> bool:
+        """Run jobs within one cancel scope. Returns whether to go on with another one; else the task ends."""
+        job: Job | None = None
+        left_open = False
+        taken = 0
+        try:
+            with trio.CancelScope() as scope:
+                around = innermost_scope(me)
+                self._coming = False
+                while not scope.cancel_called:
+                    if not self._jobs or taken >= _TURN:
+                        taken = 0
+                        if self._idle:
+                            return False
+                        me.name = "waiting for a job"
+                        await self._idle.park()
+                        self._coming = False
+                        continue
+                    job = self._jobs.popleft()
+                    if self._jobs and not self._coming:
+                        self._call()
+                    me.name = job.request.verb.name
+                    job.scope, job.task = scope, me
+                    if job.reason is None:
+                        left_open = await job.attempt(me, around)
+                        if job.failure is not None:
+                            break
+                    ended, job = job, None
+                    ended.end()
+                    if _changed(context):
+                        return False
+                    reply = ended.reply
+                    taken = _TURN if reply is not None and len(reply) >= LARGE else taken + 1
+                    del ended, reply  # what a request held is not kept until the next one
+        except BaseException:  # a scope around all of this was cancelled, or worse; the job under way ends all the same
+            if not left_open:  # which Trio has noticed, too
+                if job is not None:
+                    job.end()
+                raise
+        if job is not None:  # its scope was cancelled, or it has failed
+            left_open = await job.settle(me) or left_open
+        return not left_open and not _changed(context)
 
-    def put(self, job: Job) -> None:
-        """Add a job at the end."""
-        weight = job.size + EACH
-        headers = job.headers
-        if headers is not None and not self._shared(headers):
-            weight += _HEADER * len(headers) + sum(map(len, headers.values()))
-        self._queue[job] = weight
-        self.bytes_queued += weight
-        if self._receivers is not None:
-            self._receivers.unpark()
 
-    def _shared(self, headers: Mapping[str, str]) -> bool:
-        """Return whether the newest job has the same ones, as on a WebSocket, and from a client that repeats itself."""
-        return bool(self._queue) and next(reversed(self._queue)).headers is headers
-
-    def first(self) -> Job:
-        """Return the oldest job, which stays."""
-        return next(iter(self._queue))
-
-    def take(self) -> Job:
-        """Remove and return the oldest job."""
-        job, weight = self._queue.popitem(last=False)
-        self._free(weight)
-        return job
-
-    def remove(self, job: Job) -> bool:
-        """Remove a job wherever it stands; False if it is not here."""
-        weight = self._queue.pop(job, None)
-        if weight is None:
-            return False
-        self._free(weight)
+def _changed(before: contextvars.Context) -> bool:
+    """Return whether the current context differs from what it was."""
+    try:
+        return contextvars.copy_context() != before
+    except Exception:  # values are compared, and theirs may not want to be
         return True
-
-    def _free(self, weight: int) -> None:
-        self.bytes_queued -= weight
-        if self._senders is not None:
-            self._senders.unpark()
-
-    # As a channel
-
-    async def send(self, value: Job) -> None:
-        """Wait for room, then add a job at the end.
-
-        Raises:
-            trio.ClosedResourceError: the mailbox is closed.
-        """
-        await trio.lowlevel.checkpoint()
-        while self.full() and not self._closed:
-            if self._senders is None:
-                self._senders = trio.lowlevel.ParkingLot()
-            await self._senders.park()
-        if self._closed:
-            raise trio.ClosedResourceError
-        self.put(value)
-
-    async def receive(self) -> Job:
-        """Wait for a job, and remove and return the oldest.
-
-        Raises:
-            trio.EndOfChannel: the mailbox is closed and empty.
-        """
-        await trio.lowlevel.checkpoint()
-        while not self._queue:
-            if self._closed:
-                raise trio.EndOfChannel
-            if self._receivers is None:
-                self._receivers = trio.lowlevel.ParkingLot()
-            await self._receivers.park()
-        return self.take()
-
-    async def aclose(self) -> None:
-        """Take no more; what waits can still be received."""
-        self._closed = True
-        for waiting in (self._senders, self._receivers):
-            if waiting is not None:
-                waiting.unpark_all()
-        await trio.lowlevel.checkpoint()
-
-    def statistics(self) -> QueueStatistics:
-        """Return how full it is and who waits."""
-        from trimcp.session.statistics import QueueStatistics
-
-        senders, receivers = (0 if lot is None else len(lot) for lot in (self._senders, self._receivers))
-        return QueueStatistics(len(self), self.max_requests, senders, receivers)
 
 
 @attrs.define(eq=False, repr=False)

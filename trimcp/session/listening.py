@@ -19,8 +19,8 @@ import trio
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.protocol.events import Notified, Replied
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.conflated import Changes
 from trimcp.session.pending import Pending, cancellation_text
+from trimcp.session.queues import Changes
 from trimcp.session.session import Session
 from trimcp.values import valued
 from trimcp.wire.capabilities import ServerCapabilities, declares
@@ -129,7 +129,8 @@ class Subscription:
                 self._add(change)
 
     def _add(self, change: Change) -> None:
-        self._changes.keep(change, self._session.arriving, self._session)
+        session = self._session
+        self._changes.keep(change, session.arriving, session.limits, session.counts)
 
     def progressed(self, params: ProgressParams) -> None:
         """Do nothing: a subscription makes no progress."""

@@ -14,8 +14,8 @@ import trio
 
 from trimcp.channel import NOWHERE, Incoming, LaneCounts
 from trimcp.errors import LocalError
-from trimcp.session.crew import Crew
 from trimcp.session.job import CancelReason
+from trimcp.session.jobs import Crew
 from trimcp.session.scopes import Work
 from trimcp.session.session import Session
 from trimcp.wire.revisions import Revision
@@ -118,9 +118,9 @@ class Pushed:
         session = self.session
         session.lose(why)
         if slow:
-            session.cancel_jobs(CancelReason.LIMIT, why)
+            session.jobs.cancel_all(CancelReason.LIMIT, why)
         else:
-            session.cancel_jobs(CancelReason.DISCONNECTED)
+            session.jobs.cancel_all(CancelReason.DISCONNECTED)
         session.close()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Pushed:
             return
         if session.jobs or session.pending or session.watchers:
             session.lose("the session has ended")
-            session.cancel_jobs(CancelReason.DISCONNECTED)
+            session.jobs.cancel_all(CancelReason.DISCONNECTED)
         session.close()
 
     def leave(self) -> None:

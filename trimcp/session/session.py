@@ -33,12 +33,11 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.crew import Crew
 from trimcp.session.job import CancelReason, Job
-from trimcp.session.jobs import Jobs, weight
+from trimcp.session.jobs import Crew, Jobs, weight
 from trimcp.session.limits import Limits
-from trimcp.session.outgoing import BatchSink, HeldReplies, Outbox
 from trimcp.session.pending import Follower, Pending, cancellation_text, mirrored
+from trimcp.session.queues import BatchSink, HeldReplies, Outbox
 from trimcp.session.scopes import Background
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY

@@ -10,8 +10,7 @@ from trimcp.channel import MessageChannel
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.server.server import Server
-from trimcp.session.direct import direct_ends
-from trimcp.session.drive import Road, drive
+from trimcp.session.drive import Road, direct_ends, drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.faults import Faults, FaultyChannel
 from trimcp.transports.memory import memory_channels

@@ -322,7 +322,7 @@ async def test_before_2026_the_call_goes_on_without_its_reader(
         assert len(events()) == 1
         assert not busy.stopped
         assert session.statistics().running == 1, "another connection may take its stream up"
-        session.cancel_jobs(CancelReason.DRAIN)
+        session.jobs.cancel_all(CancelReason.DRAIN)
 
 
 # The same on both hosts, over real sockets
