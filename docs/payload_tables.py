@@ -28,7 +28,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def sections(module: str) -> Iterator[str]:
     """Yield one section for each payload class of a module, in the order of its source."""
     loaded = importlib.import_module(module)
-    classes = [value for name in loaded.__all__ if hasattr(value := getattr(loaded, name), "__wire__")]
+    classes = [value for name, value in vars(loaded).items() if not name.startswith("_") and hasattr(value, "__wire__")]
     own = {cls for cls in classes if cls.__module__ == module}
     for cls in sorted(own, key=lambda cls: inspect.getsourcelines(cls)[1]):
         yield section(cls)

@@ -58,10 +58,9 @@ _NAMES = {
     "trimcp.wire": "wire=.",
     "trimcp.wire.content": "ResourceLink Text=TextContent TextContent",
     "trimcp.wire.converter": "from_json to_json",
-    "trimcp.wire.elicitation": "ElicitParams ElicitResult",
+    "trimcp.wire.input_requests": "CreateMessageParams CreateMessageResult ElicitParams ElicitResult",
     "trimcp.wire.prompts": "PromptMessage",
     "trimcp.wire.revisions": "LATEST LATEST_LEGACY REVISIONS Revision",
-    "trimcp.wire.sampling": "CreateMessageParams CreateMessageResult",
     "trimcp.wire.tools": "CallToolResult Tool ToolAnnotations",
 }
 

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from trimcp.cli.asking import Asker, BadAnswer, InputEnded, Terminal, read_answer
 from trimcp.cli.screen import Screen
-from trimcp.wire.elicitation import (
+from trimcp.wire.input_requests import (
     BooleanSchema,
     ElicitFormParams,
     ElicitResult,

@@ -12,7 +12,7 @@ from tests.client.peers import HandMade, Scripted, connected, discover_result
 from trimcp.client.cache import Cache
 from trimcp.client.client import Client
 from trimcp.wire.content import TextResourceContents
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.resources import ListResourcesResult, ReadResourceResult, Resource
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 from trimcp.wire.tools import ListToolsResult, Tool

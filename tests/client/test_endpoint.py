@@ -12,10 +12,15 @@ from tests.client.peers import HandMade, Scripted, connected, discover_result, i
 from trimcp.client.client import Client
 from trimcp.errors import ErrorReply, InvalidReply, LocalError, RemoteError
 from trimcp.wire.content import TextContent
-from trimcp.wire.elicitation import ElicitResult, ElicitURLParams
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
+    CreateMessageResult,
+    ElicitResult,
+    ElicitURLParams,
+    Root,
+    SamplingMessage,
+)
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_11_25
-from trimcp.wire.roots import Root
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult, SamplingMessage
 
 both_eras = pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trimcp.client.handlers import fill_defaults
 from trimcp.wire.converter import converter_for
-from trimcp.wire.elicitation import FormSchema
+from trimcp.wire.input_requests import FormSchema
 from trimcp.wire.revisions import LATEST
 
 

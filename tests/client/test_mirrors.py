@@ -21,13 +21,12 @@ from trimcp.client.tools import Mirrors
 from trimcp.errors import ErrorReply, LocalError, RemoteError
 from trimcp.framing.headers import check_params, check_request, find_mirrors
 from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR
-from trimcp.wire.completion import CompleteResult, Completion
 from trimcp.wire.content import TextContent, TextResourceContents
-from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import encode_notification
 from trimcp.wire.methods import METHODS
-from trimcp.wire.prompts import GetPromptResult, ListPromptsResult
+from trimcp.wire.prompts import CompleteResult, Completion, GetPromptResult, ListPromptsResult
 from trimcp.wire.resources import ListResourcesResult, ReadResourceResult
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
 from trimcp.wire.tools import ListToolsResult, Tool

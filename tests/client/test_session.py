@@ -15,9 +15,8 @@ from trimcp.client.client import Client
 from trimcp.errors import InvalidReply, LocalError, RemoteError
 from trimcp.session.limits import Limits
 from trimcp.wire.capabilities import ServerCapabilities
-from trimcp.wire.completion import CompleteResult, Completion
 from trimcp.wire.content import TextContent, TextResourceContents
-from trimcp.wire.prompts import GetPromptResult, ListPromptsResult, Prompt, PromptMessage
+from trimcp.wire.prompts import CompleteResult, Completion, GetPromptResult, ListPromptsResult, Prompt, PromptMessage
 from trimcp.wire.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,

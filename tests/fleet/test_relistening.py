@@ -16,8 +16,8 @@ from trimcp import ResourceUpdated, ToolsChanged, UpstreamDown
 from trimcp.fleet import Restarts, UpstreamState
 from trimcp.server.subscribing import _tell
 from trimcp.testing import every_revision
+from trimcp.wire.lifecycle import SubscriptionsAcknowledgedParams, SubscriptionsListenResult
 from trimcp.wire.resources import ResourceUpdatedParams
-from trimcp.wire.subscriptions import SubscriptionsAcknowledgedParams, SubscriptionsListenResult
 
 QUICK = Restarts(first_pause=0.01)
 

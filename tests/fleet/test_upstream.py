@@ -28,8 +28,8 @@ from trimcp.fleet import Breaker, Health, Restarts, UpstreamState
 from trimcp.fleet.upstream import Upstream
 from trimcp.testing import every_revision
 from trimcp.transports.wrapped import WrappedChannel
-from trimcp.wire.completion import PromptReference
 from trimcp.wire.jsonrpc import Lost, RequestId
+from trimcp.wire.prompts import PromptReference
 
 # Verbs
 

@@ -13,7 +13,7 @@ import trimcp
 from tests.roads import NETWORK, served, target
 from trimcp.guard.confirmation import Confirmation
 from trimcp.testing.connect import connected
-from trimcp.wire.elicitation import ElicitFormParams
+from trimcp.wire.input_requests import ElicitFormParams
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_06_18, Revision
 from trimcp.wire.tools import CallToolParams
 

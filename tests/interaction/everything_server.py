@@ -32,9 +32,8 @@ from trimcp.server.threads import ThreadContext
 from trimcp.session.context import Context
 from trimcp.session.limits import Limits
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import CreateMessageParams, ElicitResult, SamplingMessage
 from trimcp.wire.prompts import PromptMessage
-from trimcp.wire.sampling import CreateMessageParams, SamplingMessage
 
 INSTRUCTIONS = "Try every tool once."
 PIXEL = bytes(range(16))

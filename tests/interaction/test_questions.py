@@ -13,10 +13,8 @@ from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.codes import MISSING_CAPABILITY
-from trimcp.wire.elicitation import ElicitResult, ElicitURLParams
+from trimcp.wire.input_requests import CreateMessageParams, ElicitResult, ElicitURLParams, Root
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25
-from trimcp.wire.roots import Root
-from trimcp.wire.sampling import CreateMessageParams
 
 
 def make_client() -> Client:

@@ -29,7 +29,7 @@ from trimcp.protocol.events import RequestReceived, Settled
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, UNSUPPORTED_VERSION
 from trimcp.wire.common import Icon
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.revisions import REVISIONS, V2026_07_28
 from trimcp.wire.tools import CallToolParams, CallToolResult, ListToolsResult
 

@@ -16,8 +16,8 @@ from trimcp.server.declared import Elicit
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected
-from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import REVISIONS, V2025_06_18, Revision
 
 can_ask = pytest.mark.parametrize("revision", [r for r in REVISIONS if r >= V2025_06_18], ids=str)

@@ -11,7 +11,7 @@ import pytest
 import trimcp
 import trimcp.testing
 from trimcp.wire.codes import INTERNAL_ERROR
-from trimcp.wire.elicitation import LegacyTitledEnumSchema, TitledSingleSelectEnumSchema
+from trimcp.wire.input_requests import LegacyTitledEnumSchema, TitledSingleSelectEnumSchema
 from trimcp.wire.revisions import REVISIONS, V2024_11_05, V2025_03_26, V2025_06_18, V2025_11_25, Revision
 
 every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=str)

@@ -14,10 +14,9 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-from trimcp.wire.completion import CompleteResult, Completion
 from trimcp.wire.content import ImageContent, TextContent
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.prompts import GetPromptResult, PromptMessage
+from trimcp.wire.prompts import CompleteResult, Completion, GetPromptResult, PromptMessage
 from trimcp.wire.revisions import V2025_06_18, Revision
 
 ASSISTANT = PromptMessage("assistant", TextContent("yes"))

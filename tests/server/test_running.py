@@ -13,9 +13,8 @@ from trimcp.session.limits import Limits
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND
-from trimcp.wire.lifecycle import LoggingMessageParams
+from trimcp.wire.lifecycle import LoggingMessageParams, SubscriptionFilter
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
-from trimcp.wire.subscriptions import SubscriptionFilter
 
 
 @pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)

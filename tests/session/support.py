@@ -25,7 +25,7 @@ from trimcp.transports.memory import memory_channels
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, ServerCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.content import TextContent
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import encode_notification, encode_request, parse
 from trimcp.wire.revisions import LATEST_LEGACY, V2026_07_28, Revision
 from trimcp.wire.tools import CallToolParams, CallToolResult

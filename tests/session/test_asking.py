@@ -18,9 +18,9 @@ from trimcp.session.limits import Limits
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, SamplingCapability
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, MISSING_CAPABILITY
 from trimcp.wire.content import TextContent
+from trimcp.wire.input_requests import CreateMessageParams, SamplingMessage
 from trimcp.wire.jsonrpc import encode_request
 from trimcp.wire.revisions import REVISIONS, V2024_11_05, V2025_03_26, V2026_07_28
-from trimcp.wire.sampling import CreateMessageParams, SamplingMessage
 from trimcp.wire.tools import Tool
 
 LEGACY_THAT_ASK = [r for r in REVISIONS if not r.modern and r not in (V2024_11_05, V2025_03_26)]

@@ -15,7 +15,7 @@ from tests.client.peers import FORM, Scripted, busy, connected, discover_result
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
 from trimcp.session.limits import Limits
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS
 
 every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=str)

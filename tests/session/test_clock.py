@@ -10,7 +10,7 @@ import trio.testing
 
 from tests.client.peers import busy, connected
 from trimcp.client.client import Client
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS
 
 every_revision = pytest.mark.parametrize("revision", REVISIONS, ids=str)

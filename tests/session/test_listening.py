@@ -14,8 +14,8 @@ from trimcp.errors import ConnectionLost, LocalError, RemoteError
 from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, ToolsChanged
 from trimcp.wire.capabilities import ResourcesCapability, ServerCapabilities
 from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult
+from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS
-from trimcp.wire.subscriptions import SubscriptionFilter
 
 LISTS = {
     "notifications/tools/list_changed": ToolsChanged(),

@@ -17,7 +17,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, TIMED_OUT
 from trimcp.wire.content import TextContent
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.tools import CallToolResult
 
 SECRET = "the password is swordfish"

@@ -13,7 +13,7 @@ import trio.testing
 from tests.session.support import FORM, Answers, linked
 from trimcp.errors import ConnectionLost, Overloaded, RemoteError
 from trimcp.session.limits import Limits
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST_LEGACY, V2025_06_18, Revision
 
 _LIMITS = (

@@ -14,7 +14,7 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.watch.tree import Overdue, work_tree
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST_LEGACY
 
 

@@ -14,7 +14,7 @@ from trimcp.errors import ConnectionLost, LocalError
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing import SlowChannel, connected, every_revision
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_06_18, Revision
 
 

@@ -11,12 +11,11 @@ import attrs
 from hypothesis import strategies as st
 
 import trimcp.wire
-from trimcp.wire import common, elicitation
+from trimcp.wire import common
 from trimcp.wire.common import RESULT_INPUT_REQUIRED
-from trimcp.wire.fields import ABSENT, facts_of
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.fields import ABSENT, attributes, facts_of, is_payload, is_union, members
+from trimcp.wire.input_requests import ElicitResult, InputRequiredResult
 from trimcp.wire.revisions import V2025_11_25, Revision
-from trimcp.wire.shapes import attributes, is_payload, is_union, members
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
 JSON = st.recursive(
@@ -68,7 +67,7 @@ def _member(cls: Any, attribute: attrs.Attribute[Any], revision: Revision) -> st
         return st.just({"name": {"action": "decline"}})
     if cls is InputRequiredResult and attribute.name != "input_requests":
         return st.just(RESULT_INPUT_REQUIRED) if attribute.name == "result_type" else TEXT
-    if cls is elicitation.ElicitResult and attribute.name == "content":
+    if cls is ElicitResult and attribute.name == "content":
         return st.dictionaries(TEXT, _answers(revision), max_size=2)
     if said.required_from is not None and said.required_at(revision) and get_origin(attribute.type) is not Literal:
         return values(attribute.type, revision)

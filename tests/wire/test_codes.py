@@ -5,7 +5,7 @@ import pytest
 from trimcp.wire import codes
 from trimcp.wire.codes import ERRORS
 
-CONSTANTS = {name: value for name in codes.__all__ if isinstance(value := getattr(codes, name), int)}
+CONSTANTS = {name: value for name, value in vars(codes).items() if isinstance(value, int)}
 
 
 def test_every_constant_stands_in_the_table() -> None:

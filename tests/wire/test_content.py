@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from trimcp.wire.content import BlobResourceContents, EmbeddedResource, ImageContent, Text, TextResourceContents
+from trimcp.wire.input_requests import CreateMessageResult, SamplingMessage
 from trimcp.wire.prompts import PromptMessage
 from trimcp.wire.resources import ReadResourceResult
-from trimcp.wire.sampling import CreateMessageResult, SamplingMessage
 from trimcp.wire.tools import CallToolResult
 
 PICTURE = ImageContent(data="iVBO", mime_type="image/png")

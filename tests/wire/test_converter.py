@@ -20,25 +20,28 @@ from trimcp.wire.content import (
     ToolUseContent,
 )
 from trimcp.wire.converter import WireConverter, WireError, converter_for
-from trimcp.wire.elicitation import (
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
     ElicitFormParams,
     ElicitParams,
     ElicitResult,
     ElicitURLParams,
     FormSchema,
     LegacyTitledEnumSchema,
+    SamplingMessage,
     StringSchema,
     UntitledItems,
     UntitledMultiSelectEnumSchema,
     UntitledSingleSelectEnumSchema,
 )
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import (
     CancelledParams,
     DiscoverResult,
     InitializeResult,
     LoggingMessageParams,
     ProgressParams,
+    SubscriptionFilter,
 )
 from trimcp.wire.prompts import GetPromptParams, GetPromptResult, PromptMessage
 from trimcp.wire.revisions import (
@@ -51,8 +54,6 @@ from trimcp.wire.revisions import (
     V2026_07_28,
     Revision,
 )
-from trimcp.wire.sampling import CreateMessageParams, SamplingMessage
-from trimcp.wire.subscriptions import SubscriptionFilter
 from trimcp.wire.tasks import Task
 from trimcp.wire.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 

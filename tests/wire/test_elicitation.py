@@ -1,4 +1,4 @@
-"""Tests of `trimcp.wire.elicitation`: what the fields of a form tell of themselves, whichever kind they are."""
+"""Tests of `trimcp.wire.input_requests`: what the fields of a form tell of themselves, whichever kind they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from trimcp.wire.elicitation import (
+from trimcp.wire.input_requests import (
     BooleanSchema,
     EnumOption,
     LegacyTitledEnumSchema,

@@ -5,9 +5,9 @@ import pytest
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.converter import converter_for
+from trimcp.wire.input_requests import CreateMessageResult
 from trimcp.wire.methods import INPUT_METHODS, METHODS, Direction, Method
 from trimcp.wire.revisions import LATEST_LEGACY, REVISIONS, V2024_11_05, V2025_11_25, V2026_07_28, Revision
-from trimcp.wire.sampling import CreateMessageResult
 
 C2S, S2C, BOTH = Direction.CLIENT_TO_SERVER, Direction.SERVER_TO_CLIENT, Direction.BOTH
 

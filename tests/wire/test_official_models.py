@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.wire.payload_strategies import values
 from trimcp.wire.converter import converter_for
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.methods import INPUT_METHODS, METHODS, Direction, Method
 from trimcp.wire.revisions import REVISIONS, V2025_11_25, V2026_07_28, Revision
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import attrs
 
 import trimcp
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.tools import CallToolResult
 
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}}

@@ -34,10 +34,10 @@ from trimcp.cli.values import ValueProblem, parse_arguments
 from trimcp.client.session import ClientSession
 from trimcp.run import run_stdio
 from trimcp.server.server import Server
+from trimcp.wire.common import LoggingLevel
 from trimcp.wire.content import ResourceContents
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.lifecycle import LoggingLevel
 from trimcp.wire.tools import Tool
 
 __all__ = ["app"]

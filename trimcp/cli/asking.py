@@ -15,7 +15,8 @@ import trio
 
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import clean, one_line
-from trimcp.wire.elicitation import (
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import (
     BooleanSchema,
     Bounds,
     Choice,
@@ -30,7 +31,6 @@ from trimcp.wire.elicitation import (
     TitledMultiSelectEnumSchema,
     UntitledMultiSelectEnumSchema,
 )
-from trimcp.wire.fields import ABSENT
 
 __all__ = ["Asker", "BadAnswer", "InputEnded", "Terminal", "read_answer"]
 

@@ -24,7 +24,7 @@ from trimcp.errors import InvalidReply, McpError, RemoteError
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
-from trimcp.wire.lifecycle import LoggingLevel
+from trimcp.wire.common import LoggingLevel
 
 __all__ = ["Body", "Options", "Stop", "converse", "own_version", "signals", "trace_to"]
 

@@ -20,9 +20,8 @@ from trimcp.cli.text import clean, one_line
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.capabilities import declares
-from trimcp.wire.completion import Completion
 from trimcp.wire.converter import converter_for
-from trimcp.wire.prompts import Prompt
+from trimcp.wire.prompts import Completion, Prompt
 from trimcp.wire.resources import Resource, ResourceTemplate
 from trimcp.wire.tools import Tool
 

@@ -27,12 +27,16 @@ from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.content import TextContent
-from trimcp.wire.elicitation import ElicitURLParams
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequest
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
+    CreateMessageResult,
+    ElicitURLParams,
+    InputRequest,
+    ListRootsResult,
+    Root,
+)
 from trimcp.wire.lifecycle import LoggingMessageParams
-from trimcp.wire.roots import ListRootsResult, Root
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 __all__ = ["ClientEndpoint", "Logs"]
 

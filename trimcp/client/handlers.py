@@ -22,14 +22,18 @@ from trimcp.wire.capabilities import (
     RootsCapability,
     SamplingCapability,
 )
-from trimcp.wire.common import Icon, Implementation
-from trimcp.wire.elicitation import ElicitAnswer, ElicitResult, FormSchema
+from trimcp.wire.common import Icon, Implementation, LoggingLevel
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
+    CreateMessageResult,
+    ElicitAnswer,
+    ElicitResult,
+    FormSchema,
+    Root,
+)
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.lifecycle import LoggingLevel
 from trimcp.wire.revisions import REVISIONS, Revision
-from trimcp.wire.roots import Root
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 __all__ = ["ClientProgram", "call_handler", "fill_defaults"]
 

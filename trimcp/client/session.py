@@ -26,25 +26,26 @@ from trimcp.session.listening import Subscription, Subscriptions
 from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics
 from trimcp.wire.capabilities import ServerCapabilities, declares
-from trimcp.wire.common import META_LOG_LEVEL, Cacheable, Implementation, PageParams
-from trimcp.wire.completion import (
+from trimcp.wire.common import META_LOG_LEVEL, Cacheable, Implementation, LoggingLevel, PageParams
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import InputRequest
+from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.lifecycle import SetLevelParams, SubscriptionFilter
+from trimcp.wire.methods import METHODS
+from trimcp.wire.prompts import (
     CompleteParams,
     Completion,
     CompletionArgument,
     CompletionContext,
+    GetPromptParams,
+    GetPromptResult,
+    Prompt,
     PromptReference,
     Reference,
     ResourceTemplateReference,
 )
-from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequest
-from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.lifecycle import LoggingLevel, SetLevelParams
-from trimcp.wire.methods import METHODS
-from trimcp.wire.prompts import GetPromptParams, GetPromptResult, Prompt
 from trimcp.wire.resources import ReadResourceParams, ReadResourceResult, Resource, ResourceTemplate
 from trimcp.wire.revisions import Revision
-from trimcp.wire.subscriptions import SubscriptionFilter
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool
 
 __all__ = ["ClientSession"]

@@ -21,7 +21,7 @@ from trimcp.session.listening import (
 )
 from trimcp.session.queues import Changes
 from trimcp.session.scopes import open_service_nursery
-from trimcp.wire.subscriptions import SubscriptionFilter
+from trimcp.wire.lifecycle import SubscriptionFilter
 
 __all__ = ["UpstreamSubscription", "Wanted", "relistening"]
 

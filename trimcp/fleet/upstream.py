@@ -25,9 +25,8 @@ from trimcp.fleet.supervisor import Supervisor
 from trimcp.session.calls import Call
 from trimcp.session.scopes import open_service_nursery
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
-from trimcp.wire.completion import Completion, Reference
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.prompts import GetPromptResult, Prompt
+from trimcp.wire.prompts import Completion, GetPromptResult, Prompt, Reference
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations

@@ -20,7 +20,7 @@ from trimcp.hidden import strip_hidden
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult

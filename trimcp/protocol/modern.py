@@ -31,7 +31,7 @@ from trimcp.wire.common import (
 )
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
 from trimcp.wire.revisions import Revision, find

@@ -14,8 +14,8 @@ from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.late import Judge, validator_for
 from trimcp.schema.records import Field, is_model, is_record, split
 from trimcp.values import valued
-from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import ElicitResult
 
 __all__ = ["Answer", "Form", "form_for", "known_form"]
 

@@ -20,8 +20,8 @@ from trimcp.server.threads import ThreadContext
 from trimcp.session.context import Context
 from trimcp.session.scopes import sole
 from trimcp.values import valued
-from trimcp.wire.elicitation import ElicitResult
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import ElicitResult
 
 __all__ = ["Elicit", "Question", "answer_all", "is_context", "is_injected", "question_of"]
 

@@ -20,7 +20,7 @@ from trimcp.wire.content import (
     ResourceLink,
     TextContent,
 )
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult

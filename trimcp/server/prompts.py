@@ -16,10 +16,17 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Icon
-from trimcp.wire.completion import CompleteParams, CompleteResult, Completion
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequiredResult
-from trimcp.wire.prompts import GetPromptResult, Prompt, PromptArgument, PromptMessage
+from trimcp.wire.input_requests import InputRequiredResult
+from trimcp.wire.prompts import (
+    CompleteParams,
+    CompleteResult,
+    Completion,
+    GetPromptResult,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+)
 
 if TYPE_CHECKING:
     from trimcp.server.pools import Pools

@@ -21,7 +21,7 @@ from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, CacheScope, Icon
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
 from trimcp.wire.fields import ABSENT, Absent
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
 if TYPE_CHECKING:

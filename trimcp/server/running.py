@@ -32,10 +32,9 @@ from trimcp.session.scopes import Scope, guarded, sole, written
 from trimcp.session.session import Session
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
-from trimcp.wire.completion import CompleteParams, PromptReference
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, encode
-from trimcp.wire.prompts import GetPromptParams, ListPromptsResult
+from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
 from trimcp.wire.resources import (
     ListResourcesResult,
     ListResourceTemplatesResult,

@@ -18,14 +18,14 @@ from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.lifecycle import LoggingMessageParams
-from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
-from trimcp.wire.subscriptions import (
+from trimcp.wire.lifecycle import (
+    LoggingMessageParams,
     SubscriptionFilter,
     SubscriptionsAcknowledgedParams,
     SubscriptionsListenParams,
     SubscriptionsListenResult,
 )
+from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
 
 if TYPE_CHECKING:
     from trimcp.server.offering import Offering

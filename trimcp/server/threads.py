@@ -21,10 +21,8 @@ from trimcp.session.context import Context, StateT, client_key
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import innermost_scope, is_cancelled, named, open_service_nursery
 from trimcp.wire.common import LoggingLevel
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import CreateMessageParams, CreateMessageResult, ElicitResult, Root
 from trimcp.wire.jsonrpc import JSON, RequestId
-from trimcp.wire.roots import Root
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 if TYPE_CHECKING:
     from trimcp.schema.forms import Answer, Form

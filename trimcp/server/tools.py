@@ -25,7 +25,7 @@ from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
 if TYPE_CHECKING:

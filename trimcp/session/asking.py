@@ -23,12 +23,17 @@ from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
-from trimcp.wire.elicitation import ElicitRequest, ElicitURLParams
-from trimcp.wire.input_required import InputRequest, InputRequiredResult
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
+    CreateMessageRequest,
+    ElicitRequest,
+    ElicitURLParams,
+    InputRequest,
+    InputRequiredResult,
+    ListRootsRequest,
+)
 from trimcp.wire.methods import METHODS, Method
 from trimcp.wire.revisions import Revision
-from trimcp.wire.roots import ListRootsRequest
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageRequest
 
 __all__ = ["Questions", "ask", "open_questions"]
 

@@ -26,7 +26,7 @@ from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.input_required import InputRequest, InputRequiredResult
+from trimcp.wire.input_requests import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import ProgressParams
 

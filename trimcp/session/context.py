@@ -21,21 +21,22 @@ from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
-from trimcp.wire.common import SEVERITY
+from trimcp.wire.common import SEVERITY, LoggingLevel
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.elicitation import (
+from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
+    CreateMessageResult,
     ElicitationCompleteParams,
     ElicitFormParams,
     ElicitResult,
     ElicitURLParams,
     FormSchema,
+    Root,
 )
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId, encode
-from trimcp.wire.lifecycle import LoggingLevel, LoggingMessageParams, ProgressParams
+from trimcp.wire.lifecycle import LoggingMessageParams, ProgressParams
 from trimcp.wire.revisions import LATEST
-from trimcp.wire.roots import Root
-from trimcp.wire.sampling import CreateMessageParams, CreateMessageResult
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar

@@ -27,9 +27,8 @@ from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId
-from trimcp.wire.lifecycle import ProgressParams
+from trimcp.wire.lifecycle import ProgressParams, SubscriptionFilter, SubscriptionsListenParams
 from trimcp.wire.resources import SubscribeParams, UnsubscribeParams
-from trimcp.wire.subscriptions import SubscriptionFilter, SubscriptionsListenParams
 
 __all__ = [
     "Change",

@@ -8,16 +8,13 @@ from trimcp.lazy import lazy_names as _lazy_names
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.wire.common": "Annotations Icon Implementation",
-    "trimcp.wire.completion": "Completion",
     "trimcp.wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent ResourceLink TextContent "
     "TextResourceContents",
-    "trimcp.wire.elicitation": "ElicitFormParams ElicitParams ElicitResult ElicitURLParams",
-    "trimcp.wire.input_required": "InputRequiredResult",
+    "trimcp.wire.input_requests": "CreateMessageParams CreateMessageResult ElicitFormParams ElicitParams ElicitResult "
+    "ElicitURLParams InputRequiredResult Root SamplingMessage",
     "trimcp.wire.lifecycle": "LoggingMessageParams ProgressParams",
-    "trimcp.wire.prompts": "GetPromptResult Prompt PromptMessage",
+    "trimcp.wire.prompts": "Completion GetPromptResult Prompt PromptMessage",
     "trimcp.wire.resources": "ReadResourceResult Resource ResourceTemplate",
-    "trimcp.wire.roots": "Root",
-    "trimcp.wire.sampling": "CreateMessageParams CreateMessageResult SamplingMessage",
     "trimcp.wire.tools": "CallToolResult Tool ToolAnnotations",
 }
 

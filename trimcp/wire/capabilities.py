@@ -9,26 +9,6 @@ import attrs
 from trimcp.wire.fields import ABSENT, Absent, field, wire, wire_name
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 
-__all__ = [
-    "ClientCapabilities",
-    "ClientTaskRequests",
-    "ClientTasksCapability",
-    "ElicitationCapability",
-    "ElicitationTaskRequests",
-    "PromptsCapability",
-    "ResourcesCapability",
-    "RootsCapability",
-    "SamplingCapability",
-    "SamplingTaskRequests",
-    "ServerCapabilities",
-    "ServerTaskRequests",
-    "ServerTasksCapability",
-    "Settings",
-    "ToolTaskRequests",
-    "ToolsCapability",
-    "declares",
-]
-
 Settings: TypeAlias = dict[str, Any]
 """A capability that is there or not, with settings nobody has defined yet."""
 

@@ -12,24 +12,6 @@ import attrs
 
 from trimcp.values import valued
 
-__all__ = [
-    "CANCELLED_BY_DRAIN",
-    "ERRORS",
-    "HEADER_MISMATCH",
-    "INTERNAL_ERROR",
-    "INVALID_PARAMS",
-    "INVALID_REQUEST",
-    "METHOD_NOT_FOUND",
-    "MISSING_CAPABILITY",
-    "OVERLOADED",
-    "PARSE_ERROR",
-    "RESOURCE_NOT_FOUND",
-    "TIMED_OUT",
-    "UNSUPPORTED_VERSION",
-    "URL_ELICITATION_REQUIRED",
-    "ErrorKind",
-]
-
 PARSE_ERROR: Final = -32700
 """The text is not JSON (JSON-RPC 2.0 section 5.1)."""
 INVALID_REQUEST: Final = -32600

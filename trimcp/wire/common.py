@@ -8,41 +8,6 @@ from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
-__all__ = [
-    "META_CLIENT_CAPABILITIES",
-    "META_CLIENT_INFO",
-    "META_LOG_LEVEL",
-    "META_PROGRESS_TOKEN",
-    "META_PROTOCOL_VERSION",
-    "META_RELATED_TASK",
-    "META_SERVER_INFO",
-    "META_SUBSCRIPTION_ID",
-    "META_TIMEOUT",
-    "META_TRACE",
-    "RESULT_COMPLETE",
-    "RESULT_INPUT_REQUIRED",
-    "SEVERITY",
-    "Annotations",
-    "CacheScope",
-    "Cacheable",
-    "EmptyResult",
-    "Icon",
-    "Implementation",
-    "LoggingLevel",
-    "Meta",
-    "NotificationMeta",
-    "NotificationParams",
-    "PageParams",
-    "Params",
-    "ProgressToken",
-    "RequestMeta",
-    "RequestParams",
-    "Result",
-    "ResultMeta",
-    "Role",
-    "only_object",
-]
-
 Meta: TypeAlias = dict[str, Any]
 """A `_meta` object, as the JSON it is."""
 ProgressToken: TypeAlias = str | int

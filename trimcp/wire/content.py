@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from trimcp.wire.common import Annotations, Icon, Meta, only_object
 from trimcp.wire.fields import ABSENT, Absent, chooses, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
-
-__all__ = [
-    "AudioContent",
-    "BlobResourceContents",
-    "ContentBlock",
-    "EmbeddedResource",
-    "ImageContent",
-    "ResourceContents",
-    "ResourceLink",
-    "SamplingContent",
-    "Text",
-    "TextContent",
-    "TextResourceContents",
-    "ToolResultContent",
-    "ToolUseContent",
-    "joined_text",
-]
 
 
 @wire
@@ -85,7 +68,7 @@ class BlobResourceContents:
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
 
 
-@chooses(TextResourceContents, BlobResourceContents)
+@chooses(*get_args(ResourceContents))
 def _contents(value: dict[str, Any]) -> Any:
     if "text" in value:
         return TextResourceContents

@@ -19,13 +19,10 @@ from cattrs import ClassValidationError, Converter, IterableValidationError
 
 from trimcp.errors import LocalError
 from trimcp.wire.dumping import Dump, Dumping
-from trimcp.wire.fields import wire_name
+from trimcp.wire.fields import Unsayable, Wrong, is_payload, wire_name
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.loading import MAX_PROBLEMS, Loading
 from trimcp.wire.revisions import LATEST, Revision
-from trimcp.wire.shapes import Unsayable, Wrong, is_payload
-
-__all__ = ["NotInRevision", "WireConverter", "WireError", "converter_for", "from_json", "to_json"]
 
 T = TypeVar("T")
 

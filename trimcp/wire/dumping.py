@@ -8,22 +8,23 @@ from typing import Any, get_args, get_origin
 
 import attrs
 
-from trimcp.wire.fields import ABSENT, WireFacts, facts_of, wire_name
-from trimcp.wire.revisions import Revision
-from trimcp.wire.shapes import (
+from trimcp.wire.fields import (
+    ABSENT,
     EXTRA,
     TooNew,
     Unsayable,
+    WireFacts,
     attributes,
+    facts_of,
     is_payload,
     is_union,
     known_names,
     members,
     must,
     too_new,
+    wire_name,
 )
-
-__all__ = ["Dump", "Dumping"]
+from trimcp.wire.revisions import Revision
 
 Dump = Callable[[Any], Any]
 

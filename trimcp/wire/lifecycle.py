@@ -1,4 +1,4 @@
-"""How two peers meet and how requests are followed: initialize, discover, cancelled, progress, logs."""
+"""How two peers meet and what they tell each other: initialize, discover, cancelled, progress, logs, subscriptions."""
 
 from __future__ import annotations
 
@@ -7,34 +7,14 @@ from typing import Any
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import (
     Cacheable,
-    EmptyResult,
     Implementation,
     LoggingLevel,
-    NotificationParams,
     Params,
     ProgressToken,
-    RequestParams,
     Result,
 )
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2026_07_28
-
-__all__ = [
-    "CancelledParams",
-    "DiscoverParams",
-    "DiscoverResult",
-    "InitializeParams",
-    "InitializeResult",
-    "InitializedParams",
-    "LoggingLevel",
-    "LoggingMessageParams",
-    "MissingCapabilityData",
-    "PingParams",
-    "PingResult",
-    "ProgressParams",
-    "SetLevelParams",
-    "UnsupportedVersionData",
-]
 
 
 @wire(until=V2026_07_28)
@@ -54,12 +34,6 @@ class InitializeResult(Result):
     capabilities: ServerCapabilities
     server_info: Implementation
     instructions: str | Absent = field(default=ABSENT)
-
-
-InitializedParams = NotificationParams
-PingParams = RequestParams
-PingResult = EmptyResult
-DiscoverParams = RequestParams
 
 
 @wire(since=V2026_07_28)
@@ -121,3 +95,35 @@ class LoggingMessageParams(Params):
     level: LoggingLevel
     data: Any
     logger: str | Absent = field(default=ABSENT)
+
+
+# Subscriptions
+
+
+@wire(since=V2026_07_28)
+class SubscriptionFilter:
+    """Which changes a client wants to hear of, or a server agreed to tell."""
+
+    tools_list_changed: bool | Absent = field(default=ABSENT)
+    prompts_list_changed: bool | Absent = field(default=ABSENT)
+    resources_list_changed: bool | Absent = field(default=ABSENT)
+    resource_subscriptions: list[str] | Absent = field(default=ABSENT)
+
+
+@wire(since=V2026_07_28)
+class SubscriptionsListenParams(Params):
+    """What to watch for as long as the request is open."""
+
+    notifications: SubscriptionFilter
+
+
+@wire(since=V2026_07_28)
+class SubscriptionsAcknowledgedParams(Params):
+    """The first word on a subscription: what of it the server will tell."""
+
+    notifications: SubscriptionFilter
+
+
+@wire(since=V2026_07_28)
+class SubscriptionsListenResult(Result):
+    """The last word on a subscription; its `_meta` names the subscription."""

@@ -13,14 +13,16 @@ import attrs
 from cattrs import Converter, IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, override
 
-from trimcp.wire.fields import ABSENT, CHOOSERS, WireFacts, facts_of, wire_name
-from trimcp.wire.revisions import Revision
-from trimcp.wire.shapes import (
+from trimcp.wire.fields import (
+    ABSENT,
+    CHOOSERS,
     EXTRA,
     JSON_NAMES,
     TooNew,
+    WireFacts,
     Wrong,
     attributes,
+    facts_of,
     is_payload,
     is_union,
     known_names,
@@ -31,9 +33,9 @@ from trimcp.wire.shapes import (
     say,
     tag_of,
     too_new,
+    wire_name,
 )
-
-__all__ = ["MAX_PROBLEMS", "Hook", "Loading"]
+from trimcp.wire.revisions import Revision
 
 Hook = Callable[[Any, Any], Any]
 """A cattrs structure hook: the value and the type wanted, which hooks bound to one type ignore."""

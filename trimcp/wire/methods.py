@@ -11,28 +11,9 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.wire import (
-    completion,
-    elicitation,
-    lifecycle,
-    prompts,
-    resources,
-    roots,
-    sampling,
-    subscriptions,
-    tasks,
-    tools,
-)
-from trimcp.wire.common import EmptyResult, NotificationParams, PageParams
-from trimcp.wire.revisions import (
-    OLDEST,
-    V2025_06_18,
-    V2025_11_25,
-    V2026_07_28,
-    Revision,
-)
-
-__all__ = ["INPUT_METHODS", "METHODS", "Direction", "Method"]
+from trimcp.wire import input_requests, lifecycle, prompts, resources, tasks, tools
+from trimcp.wire.common import EmptyResult, NotificationParams, PageParams, RequestParams
+from trimcp.wire.revisions import OLDEST, V2025_06_18, V2025_11_25, V2026_07_28, Revision
 
 
 class Direction(Flag):
@@ -123,42 +104,21 @@ def _legacy(name: str, params: Any, result: Any, direction: Direction, capabilit
 
 def _question(name: str, params: Any, result: Any, capability: str, since: Revision = OLDEST) -> Method:
     return Method(
-        name,
-        params,
-        result,
-        S2C,
-        since=since,
-        until=V2026_07_28,
-        capability=capability,
-        asked_from=V2026_07_28,
+        name, params, result, S2C, since=since, until=V2026_07_28, capability=capability, asked_from=V2026_07_28
     )
 
 
 def _task(name: str, params: Any, result: Any, capability: str) -> Method:
     return Method(
-        name,
-        params,
-        result,
-        BOTH,
-        since=V2025_11_25,
-        until=V2026_07_28,
-        capability=capability,
-        experimental=True,
+        name, params, result, BOTH, since=V2025_11_25, until=V2026_07_28, capability=capability, experimental=True
     )
 
 
 _ROWS: Final = (
     _legacy("initialize", lifecycle.InitializeParams, lifecycle.InitializeResult, C2S),
-    _legacy("notifications/initialized", lifecycle.InitializedParams, None, C2S),
-    _legacy("ping", lifecycle.PingParams, EmptyResult, BOTH),
-    Method(
-        "server/discover",
-        lifecycle.DiscoverParams,
-        lifecycle.DiscoverResult,
-        C2S,
-        since=V2026_07_28,
-        cacheable=True,
-    ),
+    _legacy("notifications/initialized", NotificationParams, None, C2S),
+    _legacy("ping", RequestParams, EmptyResult, BOTH),
+    Method("server/discover", RequestParams, lifecycle.DiscoverResult, C2S, since=V2026_07_28, cacheable=True),
     Method("notifications/cancelled", lifecycle.CancelledParams, None, BOTH),
     Method("notifications/progress", lifecycle.ProgressParams, None, BOTH, narrowed=(V2026_07_28, S2C)),
     _lists("tools/list", tools.ListToolsResult, "tools"),
@@ -188,11 +148,7 @@ _ROWS: Final = (
     _legacy("resources/subscribe", resources.SubscribeParams, EmptyResult, C2S, "resources.subscribe"),
     _legacy("resources/unsubscribe", resources.UnsubscribeParams, EmptyResult, C2S, "resources.subscribe"),
     Method(
-        "notifications/resources/updated",
-        resources.ResourceUpdatedParams,
-        None,
-        S2C,
-        capability="resources.subscribe",
+        "notifications/resources/updated", resources.ResourceUpdatedParams, None, S2C, capability="resources.subscribe"
     ),
     _changed("notifications/resources/list_changed", "resources.listChanged"),
     _lists("prompts/list", prompts.ListPromptsResult, "prompts"),
@@ -206,46 +162,44 @@ _ROWS: Final = (
         mirrored="name",
     ),
     _changed("notifications/prompts/list_changed", "prompts.listChanged"),
-    Method(
-        "completion/complete",
-        completion.CompleteParams,
-        completion.CompleteResult,
-        C2S,
-        capability="completions",
-    ),
+    Method("completion/complete", prompts.CompleteParams, prompts.CompleteResult, C2S, capability="completions"),
     _legacy("logging/setLevel", lifecycle.SetLevelParams, EmptyResult, C2S, "logging"),
     Method("notifications/message", lifecycle.LoggingMessageParams, None, S2C, capability="logging"),
     Method(
         "subscriptions/listen",
-        subscriptions.SubscriptionsListenParams,
-        subscriptions.SubscriptionsListenResult,
+        lifecycle.SubscriptionsListenParams,
+        lifecycle.SubscriptionsListenResult,
         C2S,
         since=V2026_07_28,
     ),
     Method(
         "notifications/subscriptions/acknowledged",
-        subscriptions.SubscriptionsAcknowledgedParams,
+        lifecycle.SubscriptionsAcknowledgedParams,
         None,
         S2C,
         since=V2026_07_28,
     ),
-    _question("sampling/createMessage", sampling.CreateMessageParams, sampling.CreateMessageResult, "sampling"),
-    _question("elicitation/create", elicitation.ElicitParams, elicitation.ElicitResult, "elicitation", V2025_06_18),
+    _question(
+        "sampling/createMessage", input_requests.CreateMessageParams, input_requests.CreateMessageResult, "sampling"
+    ),
+    _question(
+        "elicitation/create", input_requests.ElicitParams, input_requests.ElicitResult, "elicitation", V2025_06_18
+    ),
     Method(
         "notifications/elicitation/complete",
-        elicitation.ElicitationCompleteParams,
+        input_requests.ElicitationCompleteParams,
         None,
         S2C,
         since=V2025_11_25,
         until=V2026_07_28,
         capability="elicitation.url",
     ),
-    _question("roots/list", roots.ListRootsParams, roots.ListRootsResult, "roots"),
+    _question("roots/list", RequestParams, input_requests.ListRootsResult, "roots"),
     _changed("notifications/roots/list_changed", "roots.listChanged", C2S, V2026_07_28),
-    _task("tasks/get", tasks.GetTaskParams, tasks.GetTaskResult, "tasks"),
-    _task("tasks/result", tasks.GetTaskPayloadParams, tasks.GetTaskPayloadResult, "tasks"),
-    _task("tasks/cancel", tasks.CancelTaskParams, tasks.CancelTaskResult, "tasks.cancel"),
-    _task("tasks/list", tasks.ListTasksParams, tasks.ListTasksResult, "tasks.list"),
+    _task("tasks/get", tasks.TaskIdParams, tasks.GetTaskResult, "tasks"),
+    _task("tasks/result", tasks.TaskIdParams, tasks.GetTaskPayloadResult, "tasks"),
+    _task("tasks/cancel", tasks.TaskIdParams, tasks.GetTaskResult, "tasks.cancel"),
+    _task("tasks/list", PageParams, tasks.ListTasksResult, "tasks.list"),
     _task("notifications/tasks/status", tasks.TaskStatusParams, None, "tasks"),
 )
 

@@ -9,28 +9,11 @@ from trimcp.wire.common import (
     Cacheable,
     Icon,
     Meta,
-    NotificationParams,
-    PageParams,
     Params,
 )
 from trimcp.wire.content import ResourceContents, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
-
-__all__ = [
-    "ListResourceTemplatesParams",
-    "ListResourceTemplatesResult",
-    "ListResourcesParams",
-    "ListResourcesResult",
-    "ReadResourceParams",
-    "ReadResourceResult",
-    "Resource",
-    "ResourceListChangedParams",
-    "ResourceTemplate",
-    "ResourceUpdatedParams",
-    "SubscribeParams",
-    "UnsubscribeParams",
-]
 
 
 @wire
@@ -60,10 +43,6 @@ class ResourceTemplate:
     annotations: Annotations | Absent = field(default=ABSENT)
     icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
     meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
-
-
-ListResourcesParams = PageParams
-ListResourceTemplatesParams = PageParams
 
 
 @wire
@@ -122,6 +101,3 @@ class ResourceUpdatedParams(Params):
     """Which watched resource changed."""
 
     uri: str
-
-
-ResourceListChangedParams = NotificationParams

@@ -12,23 +12,6 @@ from typing import Final
 
 import attrs
 
-__all__ = [
-    "LATEST",
-    "LATEST_LEGACY",
-    "OLDEST",
-    "REVISIONS",
-    "UNNAMED",
-    "V2024_11_05",
-    "V2025_03_26",
-    "V2025_06_18",
-    "V2025_11_25",
-    "V2026_07_28",
-    "Era",
-    "Revision",
-    "find",
-    "preferred",
-]
-
 
 class Era(Enum):
     """The two families of conduct, named as the specification names them (basic/versioning)."""

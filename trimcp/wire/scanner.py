@@ -15,8 +15,6 @@ from typing import Final, TypeAlias
 
 import orjson
 
-__all__ = ["IdScanner", "RequestId", "deeper_than", "more_members_than", "structure_of", "unreadable_number"]
-
 RequestId: TypeAlias = str | int
 """What names a request: a string or an integer, never null (MCP specification, "Requests")."""
 

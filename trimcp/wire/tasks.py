@@ -4,27 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from trimcp.wire.common import PageParams, Params, Result
+from trimcp.wire.common import Params, Result
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_11_25, V2026_07_28
-
-__all__ = [
-    "CancelTaskParams",
-    "CancelTaskResult",
-    "CreateTaskResult",
-    "GetTaskParams",
-    "GetTaskPayloadParams",
-    "GetTaskPayloadResult",
-    "GetTaskResult",
-    "ListTasksParams",
-    "ListTasksResult",
-    "RelatedTaskMetadata",
-    "Task",
-    "TaskIdParams",
-    "TaskMetadata",
-    "TaskStatus",
-    "TaskStatusParams",
-]
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
@@ -70,26 +52,9 @@ class TaskIdParams(Params):
     task_id: str
 
 
-GetTaskParams = TaskIdParams
-GetTaskPayloadParams = TaskIdParams
-CancelTaskParams = TaskIdParams
-ListTasksParams = PageParams
-
-
 @wire(since=V2025_11_25, until=V2026_07_28)
-class GetTaskResult(Result):
-    """How the task stands, `Task` and result in one."""
-
-    task_id: str
-    status: TaskStatus
-    created_at: str
-    last_updated_at: str
-    ttl: int | None
-    poll_interval: int | Absent = field(default=ABSENT)
-    status_message: str | Absent = field(default=ABSENT)
-
-
-CancelTaskResult = GetTaskResult
+class GetTaskResult(Result, Task):
+    """The answer to `tasks/get` and `tasks/cancel`."""
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
@@ -108,13 +73,5 @@ class ListTasksResult(Result):
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
-class TaskStatusParams(Params):
+class TaskStatusParams(Params, Task):
     """A task's new state, unasked."""
-
-    task_id: str
-    status: TaskStatus
-    created_at: str
-    last_updated_at: str
-    ttl: int | None
-    poll_interval: int | Absent = field(default=ABSENT)
-    status_message: str | Absent = field(default=ABSENT)

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from trimcp.wire.common import Cacheable, Icon, Meta, NotificationParams, PageParams, Params, Result, only_object
+from trimcp.wire.common import Cacheable, Icon, Meta, Params, Result, only_object
 from trimcp.wire.content import ContentBlock, TextContent, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 from trimcp.wire.tasks import TaskMetadata
-
-__all__ = [
-    "CallToolParams",
-    "CallToolResult",
-    "ListToolsParams",
-    "ListToolsResult",
-    "Tool",
-    "ToolAnnotations",
-    "ToolChoice",
-    "ToolExecution",
-    "ToolListChangedParams",
-    "failed_call",
-]
 
 
 @wire(since=V2025_03_26)
@@ -72,9 +59,6 @@ class Tool:
     meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
 
 
-ListToolsParams = PageParams
-
-
 @wire
 class ListToolsResult(Cacheable):
     """One page of a server's tools."""
@@ -119,6 +103,3 @@ class CallToolResult(Result):
 def failed_call(text: str) -> CallToolResult:
     """The result of a call that failed, with a text for the model (server/tools, "Error Handling")."""
     return CallToolResult(content=[TextContent(text)], is_error=True)
-
-
-ToolListChangedParams = NotificationParams

@@ -36,7 +36,7 @@ from trimcp.session.context import Context
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.common import SEVERITY, Implementation, LoggingLevel
 from trimcp.wire.converter import converter_for
-from trimcp.wire.elicitation import ElicitResult
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import JSON, RequestId, encode
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import LATEST, REVISIONS

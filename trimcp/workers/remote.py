@@ -19,8 +19,7 @@ import trio
 from trimcp.errors import McpError, ToolError
 from trimcp.session.context import Context, client_key
 from trimcp.wire.converter import converter_for
-from trimcp.wire.elicitation import ElicitResult
-from trimcp.wire.input_required import InputRequiredResult
+from trimcp.wire.input_requests import ElicitResult, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import LATEST

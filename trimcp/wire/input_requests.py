@@ -1,42 +1,136 @@
-"""Elicitation: a server asks its client's user, with a form or by a URL (client/elicitation).
+"""What a server asks of its client: an answer of its model, of its user, or the roots (client/sampling, ...).
 
-A request of its own until 2025-11-25; since 2026-07-28 one of the questions in `InputRequiredResult`.
+Requests of their own until 2025-11-25; since 2026-07-28 they stand in a result, `InputRequiredResult`
+(basic/patterns/mrtr).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from trimcp.wire.common import Meta, Params
+from trimcp.wire.common import RESULT_INPUT_REQUIRED, Meta, Params, RequestParams, Role
+from trimcp.wire.content import SamplingContent, joined_text
 from trimcp.wire.fields import ABSENT, Absent, chooses, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 from trimcp.wire.tasks import TaskMetadata
+from trimcp.wire.tools import Tool, ToolChoice
 
-__all__ = [
-    "BooleanSchema",
-    "Bounds",
-    "Choice",
-    "ElicitAnswer",
-    "ElicitFormParams",
-    "ElicitParams",
-    "ElicitRequest",
-    "ElicitResult",
-    "ElicitURLParams",
-    "ElicitationCompleteParams",
-    "EnumOption",
-    "FormSchema",
-    "LegacyTitledEnumSchema",
-    "NumberSchema",
-    "PrimitiveSchema",
-    "StringSchema",
-    "TitledItems",
-    "TitledMultiSelectEnumSchema",
-    "TitledSingleSelectEnumSchema",
-    "URLElicitationRequiredData",
-    "UntitledItems",
-    "UntitledMultiSelectEnumSchema",
-    "UntitledSingleSelectEnumSchema",
-]
+# Roots
+
+
+@wire
+class Root:
+    """A place a server may work in; a `file://` address for now."""
+
+    uri: str
+    name: str | Absent = field(default=ABSENT)
+    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+
+
+@wire
+class ListRootsResult:
+    """The client's roots."""
+
+    roots: list[Root]
+    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+
+
+@wire(since=V2026_07_28)
+class ListRootsRequest:
+    """The question as it stands inside an `InputRequiredResult`."""
+
+    params: RequestParams | Absent = field(default=ABSENT)
+    method: Literal["roots/list"] = field(default="roots/list", required=True)
+
+
+# Sampling
+
+
+def _alone(content: SamplingContent | list[SamplingContent]) -> SamplingContent | Absent:
+    if not isinstance(content, list):
+        return content
+    return content[0] if len(content) == 1 else ABSENT
+
+
+@wire
+class _Message:
+    role: Role
+    content: SamplingContent | list[SamplingContent] = field(narrow_until=V2025_11_25, narrow=_alone)
+
+    @property
+    def blocks(self) -> list[SamplingContent]:
+        """The content, always as a list."""
+        return self.content if isinstance(self.content, list) else [self.content]
+
+    @property
+    def text(self) -> str:
+        """The text blocks of the content, joined with line ends; "" if there are none."""
+        return joined_text(self.blocks)
+
+
+@wire
+class SamplingMessage(_Message):
+    """One message of the conversation.
+
+    Until 2025-06-18 it had exactly one content: a list of one is unwrapped for an older peer, any other refused.
+    """
+
+    meta: Meta | Absent = field(default=ABSENT, since=V2025_11_25)
+
+
+@wire
+class ModelHint:
+    """A model's name or part of it."""
+
+    name: str | Absent = field(default=ABSENT)
+
+
+@wire
+class ModelPreferences:
+    """What matters in choosing a model; each priority from 0 to 1."""
+
+    hints: list[ModelHint] | Absent = field(default=ABSENT)
+    cost_priority: float | Absent = field(default=ABSENT)
+    speed_priority: float | Absent = field(default=ABSENT)
+    intelligence_priority: float | Absent = field(default=ABSENT)
+
+
+@wire
+class CreateMessageParams:
+    """What the model is asked."""
+
+    messages: list[SamplingMessage]
+    max_tokens: int
+    model_preferences: ModelPreferences | Absent = field(default=ABSENT)
+    system_prompt: str | Absent = field(default=ABSENT)
+    include_context: Literal["none", "thisServer", "allServers"] | Absent = field(default=ABSENT)
+    temperature: float | Absent = field(default=ABSENT)
+    stop_sequences: list[str] | Absent = field(default=ABSENT)
+    metadata: dict[str, Any] | Absent = field(default=ABSENT)
+    tools: list[Tool] | Absent = field(default=ABSENT, since=V2025_11_25)
+    tool_choice: ToolChoice | Absent = field(default=ABSENT, since=V2025_11_25)
+    task: TaskMetadata | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+
+
+@wire
+class CreateMessageResult(_Message):
+    """What the model said; its content as in `SamplingMessage`."""
+
+    model: str
+    stop_reason: str | Absent = field(default=ABSENT)
+    meta: Meta | Absent = field(default=ABSENT)
+
+
+@wire(since=V2026_07_28)
+class CreateMessageRequest:
+    """The question as it stands inside an `InputRequiredResult`."""
+
+    params: CreateMessageParams
+    method: Literal["sampling/createMessage"] = field(default="sampling/createMessage", required=True)
+
+
+# Elicitation
 
 
 class Choice(NamedTuple):
@@ -56,23 +150,26 @@ class Bounds(NamedTuple):
     most: float | None = None
 
 
-# Every kind of field has these two, so that who shows a form, or asks with one, need not know which kind it is.
-
-
 def _bounds(least: float | Absent, most: float | Absent) -> Bounds:
     return Bounds(None if isinstance(least, Absent) else least, None if isinstance(most, Absent) else most)
 
 
-def _untitled(values: list[str]) -> list[Choice]:
-    return [Choice(value, value) for value in values]
+class _FormField:
+    # Every kind has both, so that who shows a form, or asks with one, need not know which kind it is.
 
+    @property
+    def choices(self) -> list[Choice]:
+        """What is chosen from; empty where the field is free."""
+        return []
 
-def _titled(options: list[EnumOption]) -> list[Choice]:
-    return [Choice(option.const, option.title) for option in options]
+    @property
+    def bounds(self) -> Bounds:
+        """How many characters, how large a number or how many choices there may be."""
+        return Bounds()
 
 
 @wire(since=V2025_06_18)
-class StringSchema:
+class StringSchema(_FormField):
     """A line of text, perhaps of a known format."""
 
     title: str | Absent = field(default=ABSENT)
@@ -84,18 +181,12 @@ class StringSchema:
     type: Literal["string"] = field(default="string", required=True)
 
     @property
-    def choices(self) -> list[Choice]:
-        """None: the field is free."""
-        return []
-
-    @property
     def bounds(self) -> Bounds:
-        """How many characters it may have."""
         return _bounds(self.min_length, self.max_length)
 
 
 @wire(since=V2025_06_18)
-class NumberSchema:
+class NumberSchema(_FormField):
     """A number, or a whole one."""
 
     title: str | Absent = field(default=ABSENT)
@@ -106,18 +197,12 @@ class NumberSchema:
     type: Literal["number", "integer"] = field(default="number", required=True)
 
     @property
-    def choices(self) -> list[Choice]:
-        """None: the field is free."""
-        return []
-
-    @property
     def bounds(self) -> Bounds:
-        """The number's own."""
         return _bounds(self.minimum, self.maximum)
 
 
 @wire(since=V2025_06_18)
-class BooleanSchema:
+class BooleanSchema(_FormField):
     """Yes or no."""
 
     title: str | Absent = field(default=ABSENT)
@@ -125,19 +210,9 @@ class BooleanSchema:
     default: bool | Absent = field(default=ABSENT)
     type: Literal["boolean"] = field(default="boolean", required=True)
 
-    @property
-    def choices(self) -> list[Choice]:
-        """None: the field is free."""
-        return []
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return Bounds()
-
 
 @wire(since=V2025_06_18)
-class UntitledSingleSelectEnumSchema:
+class UntitledSingleSelectEnumSchema(_FormField):
     """One of some values."""
 
     enum: list[str]
@@ -148,17 +223,11 @@ class UntitledSingleSelectEnumSchema:
 
     @property
     def choices(self) -> list[Choice]:
-        """What is chosen from."""
-        return _untitled(self.enum)
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return Bounds()
+        return [Choice(value, value) for value in self.enum]
 
 
 @wire(since=V2025_06_18)
-class LegacyTitledEnumSchema:
+class LegacyTitledEnumSchema(_FormField):
     """One of some values, with names beside them: the older spelling, and the only one of 2025-06-18."""
 
     enum: list[str]
@@ -170,14 +239,8 @@ class LegacyTitledEnumSchema:
 
     @property
     def choices(self) -> list[Choice]:
-        """What is chosen from; a value without a name beside it is its own."""
         names = self.enum_names or []
         return [Choice(value, names[at] if at < len(names) else value) for at, value in enumerate(self.enum)]
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return Bounds()
 
 
 @wire(since=V2025_11_25)
@@ -199,7 +262,7 @@ def _as_legacy(field: Any) -> LegacyTitledEnumSchema:
 
 
 @wire(since=V2025_11_25, instead=_as_legacy)
-class TitledSingleSelectEnumSchema:
+class TitledSingleSelectEnumSchema(_FormField):
     """One of some values, each with its name. An older peer gets the older spelling."""
 
     one_of: list[EnumOption]
@@ -210,13 +273,7 @@ class TitledSingleSelectEnumSchema:
 
     @property
     def choices(self) -> list[Choice]:
-        """What is chosen from."""
-        return _titled(self.one_of)
-
-    @property
-    def bounds(self) -> Bounds:
-        """None."""
-        return Bounds()
+        return [Choice(option.const, option.title) for option in self.one_of]
 
 
 @wire(since=V2025_11_25)
@@ -235,7 +292,7 @@ class TitledItems:
 
 
 @wire(since=V2025_11_25)
-class UntitledMultiSelectEnumSchema:
+class UntitledMultiSelectEnumSchema(_FormField):
     """Several of some values."""
 
     items: UntitledItems
@@ -248,17 +305,15 @@ class UntitledMultiSelectEnumSchema:
 
     @property
     def choices(self) -> list[Choice]:
-        """What is chosen from."""
-        return _untitled(self.items.enum)
+        return [Choice(value, value) for value in self.items.enum]
 
     @property
     def bounds(self) -> Bounds:
-        """How many may be chosen."""
         return _bounds(self.min_items, self.max_items)
 
 
 @wire(since=V2025_11_25)
-class TitledMultiSelectEnumSchema:
+class TitledMultiSelectEnumSchema(_FormField):
     """Several of some values, each with its name."""
 
     items: TitledItems
@@ -271,12 +326,10 @@ class TitledMultiSelectEnumSchema:
 
     @property
     def choices(self) -> list[Choice]:
-        """What is chosen from."""
-        return _titled(self.items.any_of)
+        return [Choice(option.const, option.title) for option in self.items.any_of]
 
     @property
     def bounds(self) -> Bounds:
-        """How many may be chosen."""
         return _bounds(self.min_items, self.max_items)
 
 
@@ -293,16 +346,7 @@ PrimitiveSchema: TypeAlias = (
 """What a form may ask for: flat values only. Each tells its `choices` and its `bounds`."""
 
 
-@chooses(
-    StringSchema,
-    NumberSchema,
-    BooleanSchema,
-    UntitledSingleSelectEnumSchema,
-    TitledSingleSelectEnumSchema,
-    LegacyTitledEnumSchema,
-    UntitledMultiSelectEnumSchema,
-    TitledMultiSelectEnumSchema,
-)
+@chooses(*get_args(PrimitiveSchema))
 def _primitive(value: dict[str, Any]) -> Any:
     match value.get("type"):
         case "number" | "integer":
@@ -362,7 +406,7 @@ ElicitParams: TypeAlias = ElicitFormParams | ElicitURLParams
 """What a client's elicitation handler is asked: to fill in a form, or to send its user to a URL."""
 
 
-@chooses(ElicitFormParams, ElicitURLParams)
+@chooses(*get_args(ElicitParams))
 def _mode(value: dict[str, Any]) -> Any:
     return {"form": ElicitFormParams, "url": ElicitURLParams}.get(value.get("mode", "form"))
 
@@ -400,3 +444,28 @@ class URLElicitationRequiredData:
     """`error.data` of -32042: what the user must do before the request can succeed."""
 
     elicitations: list[ElicitURLParams]
+
+
+# All of them, in one result
+
+InputRequest: TypeAlias = ElicitRequest | CreateMessageRequest | ListRootsRequest
+InputResponse: TypeAlias = ElicitResult | CreateMessageResult | ListRootsResult
+
+
+@chooses(*get_args(InputResponse))
+def _response(value: dict[str, Any]) -> Any:
+    if "action" in value:
+        return ElicitResult
+    if "roots" in value:
+        return ListRootsResult
+    return CreateMessageResult if "role" in value else None
+
+
+@wire(since=V2026_07_28)
+class InputRequiredResult:
+    """The questions, by names the server chose, and what it wants handed back unread with the answers."""
+
+    input_requests: dict[str, InputRequest] | Absent = field(default=ABSENT)
+    request_state: str | Absent = field(default=ABSENT)
+    meta: Meta | Absent = field(default=ABSENT)
+    result_type: str = field(default=RESULT_INPUT_REQUIRED, required=True)
