@@ -1,14 +1,14 @@
-"""URI templates (RFC 6570, all four levels): expanding them, and reading a URI back against one.
+"""URI templates (RFC 6570, all four levels), matched against URIs.
 
-Reading back is ours to define. The rules: work is linear in the URI, every URI has one reading (the leftmost variables
-take as little as they can), and unless asked otherwise no value can leave the directory it is joined to.
+The RFC leaves matching open. The rules here: work is linear in the URI, every URI has one reading (the leftmost
+variables take as little as they can), and unless asked otherwise no value can leave the directory it is joined to.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 import attrs
@@ -32,26 +32,24 @@ _DRIVE: Final = re.compile(r"^[A-Za-z]:")
 @attrs.frozen
 @valued
 class _Operator:
-    """A row of RFC 6570 appendix A, and what reading back needs: where its text ends and whether values hold `/`."""
+    """A row of RFC 6570 appendix A, with the characters that end its text and whether its values may hold `/`."""
 
     first: str
     separator: str
     named: bool
-    if_empty: str
-    reserved: bool
     stops: str
     slashes: bool
 
 
 _OPERATORS: Final = {
-    "": _Operator("", ",", False, "", False, "/?#", False),
-    "+": _Operator("", ",", False, "", True, "", True),
-    "#": _Operator("#", ",", False, "", True, "", True),
-    ".": _Operator(".", ".", False, "", False, "/?#", False),
-    "/": _Operator("/", "/", False, "", False, "/?#", False),
-    ";": _Operator(";", ";", True, "", False, "/?#", True),
-    "?": _Operator("?", "&", True, "=", False, "#", True),
-    "&": _Operator("&", "&", True, "=", False, "#", True),
+    "": _Operator("", ",", False, "/?#", False),
+    "+": _Operator("", ",", False, "", True),
+    "#": _Operator("#", ",", False, "", True),
+    ".": _Operator(".", ".", False, "/?#", False),
+    "/": _Operator("/", "/", False, "/?#", False),
+    ";": _Operator(";", ";", True, "/?#", True),
+    "?": _Operator("?", "&", True, "#", True),
+    "&": _Operator("&", "&", True, "#", True),
 }
 
 
@@ -93,30 +91,22 @@ class UriTemplate:
         variables: the names in it, in order, each once.
     """
 
-    __slots__ = ("_parts", "_steps", "text", "variables")
+    __slots__ = ("_steps", "text", "variables")
 
     def __init__(self, text: str) -> None:
         self.text: str = text
-        self._parts = _parse(text)
-        found = [v.name for part in self._parts if isinstance(part, _Expression) for v in part.variables]
+        parts = _parse(text)
+        found = [v.name for part in parts if isinstance(part, _Expression) for v in part.variables]
         if len(found) > _MOST_VARIABLES:
             raise ValueError(f"a template may have {_MOST_VARIABLES} variables, this one has {len(found)}")
         self.variables: tuple[str, ...] = tuple(dict.fromkeys(found))
-        self._steps = tuple(step for part in self._parts for step in _steps(part))
+        self._steps = tuple(step for part in parts for step in _steps(part))
 
     def __repr__(self) -> str:
         return f"UriTemplate({self.text!r})"
 
-    def expand(self, **values: Any) -> str:
-        """The URI for these values: texts, numbers, lists, or mappings; None and missing ones are undefined.
-
-        Raises:
-            TypeError: a value is none of these, or a prefix (`{var:3}`) is asked of a list or mapping.
-        """
-        return "".join(p if isinstance(p, str) else _expand(p, values) for p in self._parts)
-
     def match(self, uri: str, *, guard: bool = True) -> dict[str, Value] | None:
-        """The variables of `uri`, percent-decoded, or None where it does not fit the template.
+        """Return the variables of `uri`, percent-decoded, or None where it does not fit the template.
 
         Exploded variables (`{path*}`) give lists, all others texts. Those with an operator that writes a first
         character (`# . / ; ? &`) may be missing; those without one must hold something. Names in `; ? &` may come in
@@ -193,56 +183,11 @@ def _parse_variable(text: str) -> _Variable:
     return _Variable(name, prefix=int(length))
 
 
-# --- expanding (RFC 6570, 3.2.1) ---
-
-
-def _expand(expression: _Expression, values: Mapping[str, Any]) -> str:
-    operator = expression.operator
-    texts = [
-        text
-        for variable in expression.variables
-        if (value := values.get(variable.name)) is not None
-        and (text := _expand_one(operator, variable, value)) is not None
-    ]
-    return operator.first + operator.separator.join(texts) if texts else ""
-
-
-def _expand_one(operator: _Operator, variable: _Variable, value: Any) -> str | None:
-    def encode(each: Any) -> str:
-        if isinstance(each, bool) or not isinstance(each, (str, int, float)):
-            raise TypeError(f"{variable.name!r} must be a text or number, or a list or mapping of these")
-        if not operator.reserved:
-            return quote(str(each), safe="~")
-        return re.sub("%25(?=[0-9A-Fa-f]{2})", "%", quote(str(each), safe=_RESERVED + "~"))
-
-    def named(name: str, text: str) -> str:
-        return f"{name}={text}" if text else f"{name}{operator.if_empty}"
-
-    if isinstance(value, (Mapping, Sequence)) and not isinstance(value, str):
-        if variable.prefix is not None:
-            raise TypeError(f"{variable.name!r} has a prefix and must be a text")
-        if not value:
-            return None
-        if isinstance(value, Mapping):
-            pairs = [(encode(key), encode(each)) for key, each in value.items()]
-            if variable.explode:
-                return operator.separator.join(f"{key}={each}" for key, each in pairs)
-            items = [text for pair in pairs for text in pair]
-        else:
-            items = [encode(each) for each in value]
-        if variable.explode:
-            return operator.separator.join(named(variable.name, i) if operator.named else i for i in items)
-        text = ",".join(items)
-    else:
-        text = encode(value if variable.prefix is None else str(value)[: variable.prefix])
-    return named(variable.name, text) if operator.named else text
-
-
-# --- reading back ---
+# --- matching ---
 
 
 def _steps(part: Part) -> Iterator[Part]:
-    """What is read one by one: the variables of `{/a,b}` and `{.a,b}` each begin with their own sign."""
+    """Yield what is matched one by one: the variables of `{/a,b}` and `{.a,b}` each begin with their own sign."""
     if isinstance(part, _Expression) and part.operator.first in (".", "/"):
         yield from (_Expression(part.operator, (variable,)) for variable in part.variables)
     else:
@@ -250,7 +195,7 @@ def _steps(part: Part) -> Iterator[Part]:
 
 
 def _read(steps: Sequence[Part], uri: str) -> list[tuple[_Expression, str]] | None:
-    """The text of each expression, without its first character; those that are missing are left out.
+    """Return the text of each expression that is there, without its first character; None where nothing fits.
 
     First from the end: from which places can the steps that remain reach the end, and where does the shortest reading
     of each step stop? Then from the start along the answers. Both are linear, whatever the template and the URI.
@@ -310,7 +255,7 @@ def _expression_ends(step: _Expression, uri: str, after: bytearray) -> tuple[byt
 
 
 def _split(expression: _Expression, text: str) -> list[tuple[_Variable, Value]] | None:
-    """The text of one expression as its variables' texts, still encoded, or None if it does not fit."""
+    """Return the text of each variable of an expression, still encoded, or None if it does not fit."""
     operator, variables = expression.operator, expression.variables
     if operator.named:
         return _split_named(operator, variables, text)
