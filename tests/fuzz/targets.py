@@ -17,7 +17,7 @@ from trimcp.framing import lines, sse
 from trimcp.framing.frames import FrameGate
 from trimcp.framing.headers import check_request, decode_value, encode_value, find_mirrors
 from trimcp.protocol.events import BatchReceived, RequestReceived, Settled
-from trimcp.schema.bounds import SchemaError
+from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.queues import BatchSink, HeldReplies, Outbox

@@ -76,8 +76,8 @@ class Outputs:
 
 
 def _build(tool: Tool) -> Validator | None:
-    from trimcp.schema.bounds import SchemaError
-    from trimcp.schema.validator import peer_validator  # loads the schema engine, which few clients need
+    from trimcp.schema.engine import SchemaError  # few clients need the engine
+    from trimcp.schema.validator import peer_validator
 
     assert isinstance(tool.output_schema, dict)
     try:

@@ -24,8 +24,8 @@ import cattrs
 from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
 from trimcp.schema.arguments import readable
-from trimcp.schema.late import Judge, validator_for
 from trimcp.schema.records import alias_value, is_model, split
+from trimcp.schema.validator import Validator, validator_for
 
 __all__ = ["ConversionError", "Convert", "converter_for", "is_plain", "to_json", "without_root"]
 
@@ -166,7 +166,7 @@ def _union(
     """The first alternative whose schema the value satisfies and whose conversion works."""
     if is_plain(hint):
         return lambda value, _: value
-    branches: list[tuple[Any, Judge, Callable[[Any, Any], Any] | None]] = []
+    branches: list[tuple[Any, Validator, Callable[[Any, Any], Any] | None]] = []
 
     def convert(value: Any, _: Any) -> Any:
         if not branches:  # built late: the type may be recursive
@@ -236,7 +236,7 @@ _LOADERS: Final[dict[Any, Convert]] = {
 
 def _problems(error: Exception) -> list[str]:
     """What failed in a conversion, as texts with places. Texts of authors' own checks are kept, shortened."""
-    from trimcp.schema.problems import path_text  # loads the engine
+    from trimcp.schema.problems import path_text  # only where something is wrong
 
     found = islice(_places(error, (), None), _MOST_PROBLEMS)
     return [f"{text} @ {path_text(path)}" for path, text in found]

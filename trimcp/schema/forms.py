@@ -11,8 +11,8 @@ import attrs
 from trimcp.errors import ToolError
 from trimcp.schema.convert import ConversionError, Convert, converter_for, without_root
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
-from trimcp.schema.late import Judge, validator_for
 from trimcp.schema.records import Field, is_model, is_record, split
+from trimcp.schema.validator import Validator, validator_for
 from trimcp.values import valued
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
@@ -54,7 +54,7 @@ class Form(Generic[T_co]):
     """
 
     schema: dict[str, Any]
-    _validator: Judge
+    _validator: Validator
     _convert: Convert | None
     _field: str | None
     _nullable: Sequence[str] = ()

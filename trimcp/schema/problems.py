@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import jsonschema_rs
+if TYPE_CHECKING:
+    import jsonschema_rs
 
-from trimcp.schema.bounds import NO_ALTERNATIVE, VISIT, shorten
+__all__ = ["NO_ALTERNATIVE", "VISIT", "path_text", "shorten", "texts"]
 
-__all__ = ["path_text", "texts"]
+VISIT: Final = "x-trimcp-visit"
+"""The keyword that the engine finds before each reference of a peer's schema; it counts how many are followed."""
+
+NO_ALTERNATIVE: Final = "x-trimcp-no-alternative"
+"""The keyword that fails, in a schema that keeps few errors, where no alternative fits."""
 
 _LONGEST_KEY: Final = 40
 _MOST_REASONS: Final = 10
@@ -56,7 +61,7 @@ _Explanation = tuple[list[str | int], str]
 
 
 def texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
-    """One error of the engine as texts, `text @ path`; none for a place that was not judged.
+    """Return one error of the engine as texts, `text @ path`; none for a place that was not judged.
 
     Args:
         error: of a schema that masks values.
@@ -66,7 +71,6 @@ def texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
 
 
 def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = False) -> list[_Explanation]:
-    """The (path, text) pairs one error of the engine amounts to."""
     path = list(error.instance_path)
     kind = error.kind
     keyword = kind.name
@@ -103,7 +107,7 @@ def _text(error: jsonschema_rs.ValidationError, keyword: str, value: Any) -> str
 
 
 def _is_without_zone(text: str) -> bool:
-    """Whether only a time zone is missing for a date-time (RFC 3339)."""
+    """Return whether only a time zone is missing for a date-time (RFC 3339)."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -112,7 +116,7 @@ def _is_without_zone(text: str) -> bool:
 
 
 def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nested: bool) -> str:
-    """One text for anyOf and oneOf: the types wanted if only types failed, else the reason of each branch."""
+    """Return one text for anyOf and oneOf: the types wanted if only types failed, else the reason of each branch."""
     kind: Any = error.kind
     if type(kind).__name__ == "OneOfMultipleValid":
         return "matches more than one alternative where exactly one is wanted"
@@ -171,8 +175,13 @@ def _quoted(value: Any) -> str:
     return shorten(text, _LONGEST_KEY)
 
 
+def shorten(text: str, limit: int = 200) -> str:
+    """Return the text, cut with an ellipsis if it is longer than `limit` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
 def path_text(path: Iterable[str | int]) -> str:
-    """`$.a[0]["b c"]`, the JSONPath of a place (RFC 9535, normalized but for the short form of names)."""
+    """Return the JSONPath of a place, `$.a[0]["b c"]` (RFC 9535, normalized but for the short form of names)."""
     parts = ["$"]
     for step in path:
         if isinstance(step, int):

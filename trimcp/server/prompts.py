@@ -9,7 +9,7 @@ import attrs
 
 from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, without_root
-from trimcp.schema.late import Judge, validator_for
+from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content
 from trimcp.session.context import Context
@@ -62,7 +62,7 @@ class PromptEntry:
 
     prompt: Prompt
     prepared: PreparedFunction
-    validator: Judge
+    validator: Validator
     choices: Mapping[str, Sequence[str]]
     quota: Quota | None = None
 

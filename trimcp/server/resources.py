@@ -11,7 +11,7 @@ import attrs
 
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.schema.convert import ConversionError, to_json
-from trimcp.schema.late import Judge, validator_for
+from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import json_text
 from trimcp.server.threads import in_thread
@@ -79,7 +79,7 @@ class TemplateEntry:
     listed: ResourceTemplate
     template: UriTemplate
     prepared: PreparedFunction
-    validator: Judge
+    validator: Validator
     guard: bool = True
     ttl_ms: int = 0
     cache_scope: CacheScope = "private"

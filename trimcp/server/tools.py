@@ -13,8 +13,8 @@ import trio
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.schema.convert import ConversionError, without_root
-from trimcp.schema.late import Judge, validator_for
 from trimcp.schema.signature import ResultShape
+from trimcp.schema.validator import Validator, check_author_schema, validator_for
 from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content, json_text
 from trimcp.session.clock import WorkClock
@@ -92,9 +92,9 @@ class ToolEntry:
 
     tool: Tool
     prepared: PreparedFunction
-    validator: Judge
+    validator: Validator
     shape: ResultShape | None
-    output_validator: Judge | None
+    output_validator: Validator | None
     timeout: float | None
     quota: Quota | None
     mirrors: tuple[Mirror, ...] = ()
@@ -210,7 +210,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     schema = prepared.signature.input_schema
     if given is not None:
         schema = dict(given)
-        _check(schema)
+        check_author_schema(schema)
     name = options.get("name") or prepared.signature.name
     try:
         mirrors = find_mirrors(schema)
@@ -218,7 +218,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         raise TypeError(f"the tool {name}: {error}") from None
     shape = None
     if promised is not None:
-        _check(dict(promised))
+        check_author_schema(dict(promised))
         shape = ResultShape(dict(promised))
     elif options.get("structured", True):
         shape = prepared.result_shape()
@@ -246,9 +246,3 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         quota=quota,
         mirrors=mirrors,
     )
-
-
-def _check(schema: dict[str, Any]) -> None:
-    from trimcp.schema.validator import check_author_schema  # loads the schema engine, which few tools need here
-
-    check_author_schema(schema)

@@ -1,4 +1,4 @@
-"""Tests of `trimcp.schema.bounds`: what is refused, and what a tamed schema looks like."""
+"""Tests of `trimcp.schema.engine`: what is refused, and what a tamed schema looks like."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from trimcp.schema.bounds import NO_ALTERNATIVE, VISIT, SchemaError, shorten, tame
+from trimcp.schema.engine import SchemaError, tame
+from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, shorten
 
 
 def tamed(schema: Any, *, max_depth: int = 64, old_references: bool = False, terse: bool = False) -> Any:
-    return tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=5_000, terse=terse).schema
+    return tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=5_000, terse=terse)[0]
 
 
 def gate(keyword: str, target: str) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def test_terse_copies_judge_alternatives_without_errors() -> None:
 
 def test_subschemas_are_counted() -> None:
     schema = {"properties": {"a": {}, "b": {"items": {}}}, "x": {"y": {}}, "not": {"$ref": "#/x/y"}}
-    assert tame(schema, old_references=False, max_depth=9, max_subschemas=9).subschemas == 6
+    assert tame(schema, old_references=False, max_depth=9, max_subschemas=9)[1] == 6
 
 
 def test_old_references_lose_what_they_hide() -> None:

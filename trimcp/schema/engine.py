@@ -1,0 +1,479 @@
+"""The JSON Schema engine, and what bounds the work that a hostile schema or value makes it do.
+
+Nothing is ever fetched, and patterns of peers never run in a backtracking engine. Without references a schema is a
+tree, and judging a value costs at most its size at each place. References allow two attacks: paths that multiply with
+every level, and chains deep enough to exhaust the stack. So chains are bounded, and each reference counts itself
+whenever it is followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Final, NoReturn, TypeAlias
+from urllib.parse import unquote
+
+import jsonschema_rs
+
+from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, texts
+
+__all__ = ["CompiledSchema", "Schema", "SchemaError", "compile_bounded", "compile_schema", "dialect_of", "tame"]
+
+Schema: TypeAlias = dict[str, Any] | bool
+_PatternOptions: TypeAlias = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
+
+_MOST_PROBLEMS: Final = 10
+# A step of the backtracking engine may scan the whole text, so few steps: 1,000 of them cost 0.2 s on 100 KB.
+_BACKTRACK_LIMIT: Final = 1_000
+_FREE_VISITS: Final = 50_000
+_VISITS_PER_MEMBER: Final = 16
+# Errors cost 20 µs each, and every pair of a subschema and a value may be one.
+_MOST_EXPLAINED: Final = 5_000
+
+_DIALECTS: Final = {
+    "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-04/schema": "Draft4Validator",
+}
+
+# A chain is walked on the machine's stack once per level of the value: 100 links at 128 levels fit in 8 MiB, 200 do
+# not.
+_LONGEST_CHAIN: Final = 32
+_MOST_UNEVALUATED: Final = 6
+
+_SINGLE: Final = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
+_LISTS: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_MAPS: Final = (
+    "$defs",
+    "definitions",
+    "dependencies",
+    "dependentSchemas",
+    "patternProperties",
+    "properties",
+)
+# Subschemas under these judge the same value as the schema that holds them.
+_IN_PLACE: Final = frozenset(
+    {"allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then"}
+)
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+# The keywords that count beside a `$ref` in old dialects.
+_BESIDE_OLD_REF: Final = frozenset({"$schema", "$id", "id", "$defs", "definitions"})
+
+
+class SchemaError(ValueError):
+    """A JSON Schema cannot be used. The text says why and where, in one bounded line."""
+
+
+class _UnfitPattern(SchemaError):
+    """The engine that was chosen for patterns cannot run one of them."""
+
+
+class CompiledSchema:
+    """A schema as the engine runs it.
+
+    Args:
+        schema: the schema as its author wrote it.
+        patterns: the engine for patterns.
+        is_valid: whether a value satisfies the schema. Raises ValueError for text that is not Unicode.
+        budget: what `is_valid` counts references in, if it does.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        patterns: _PatternOptions,
+        is_valid: Callable[[Any], bool],
+        budget: _Budget | None = None,
+    ) -> None:
+        self.is_valid: Callable[[Any], bool] = is_valid
+        self._schema = schema
+        self._patterns = patterns
+        self._budget = budget
+        self._explaining = _Budget()
+
+    def problems(self, value: Any) -> list[str]:
+        """Say what is wrong with the value that `is_valid` has refused last, in at most ten texts.
+
+        The engine gathers all errors, those of alternatives of alternatives included, before it gives us the first: for
+        a list of 200,000 wrong values that is 4 s and 300 MiB, for a recursive schema it is exponential. So it does
+        that only where schema and value are small; otherwise it looks for the first error, in a copy that keeps no
+        others.
+        """
+        if self._budget is not None and self._budget.exhausted:
+            return ["takes too much work to be checked against this schema @ $"]
+        engine, subschemas = self._rich
+        found: list[str] = []
+        if engine is not None:
+            size = _size(value)
+            try:
+                if size * subschemas <= _MOST_EXPLAINED:
+                    self._explaining.left = max(_MOST_EXPLAINED // subschemas, 50)
+                    for error in engine.iter_errors(value):
+                        found += texts(error, value)
+                        if len(found) >= _MOST_PROBLEMS:
+                            break
+                else:
+                    found = self._first_problem(value, size)
+            except ValueError:
+                found.append("holds text that is not Unicode @ $")
+        return list(dict.fromkeys(found))[:_MOST_PROBLEMS] or ["does not match the schema @ $"]
+
+    def _first_problem(self, value: Any, size: int) -> list[str]:
+        engine, _ = self._terse
+        self._explaining.left = _FREE_VISITS + _VISITS_PER_MEMBER * size
+        try:
+            if engine is not None:
+                engine.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return texts(error, value)
+        return []
+
+    @cached_property
+    def _rich(self) -> tuple[jsonschema_rs.Validator | None, int]:
+        return self._build(terse=False)
+
+    @cached_property
+    def _terse(self) -> tuple[jsonschema_rs.Validator | None, int]:
+        return self._build(terse=True)
+
+    def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
+        """Return an engine that counts references, and its subschemas; none for a schema too entangled for that."""
+        try:
+            tamed, subschemas = _tame_dialect(self._schema, max_depth=128, max_subschemas=50_000, terse=terse)
+            return _build(tamed, self._patterns, self._explaining), subschemas
+        except SchemaError:
+            return None, 0
+
+
+def compile_schema(schema: Schema) -> CompiledSchema:
+    """Compile an author's schema. Patterns that the linear-time engine cannot run get the one with a step limit.
+
+    Raises:
+        SchemaError: it is not valid, names a dialect we do not have, or refers to another document.
+    """
+    dialect_of(schema)
+    patterns: _PatternOptions = jsonschema_rs.RegexOptions()
+    try:
+        engine = _build(schema, patterns)
+    except _UnfitPattern:
+        patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=_BACKTRACK_LIMIT)
+        engine = _build(schema, patterns)
+    return CompiledSchema(schema, patterns, engine.is_valid)
+
+
+def compile_bounded(schema: Schema, *, max_depth: int, max_subschemas: int) -> CompiledSchema:
+    """Compile a peer's schema, so that it bounds what a value can cost. See `validator.peer_validator`."""
+    budget = _Budget()
+    patterns = jsonschema_rs.RegexOptions()
+    tamed, _ = _tame_dialect(schema, max_depth=max_depth, max_subschemas=max_subschemas)
+    engine = _build(tamed, patterns, budget)
+    return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget)
+
+
+def dialect_of(schema: Schema) -> str:
+    """Return the class name of the schema's dialect in `jsonschema`; raises SchemaError for one we do not have."""
+    if isinstance(schema, bool):
+        return "Draft202012Validator"
+    if not isinstance(schema, dict):
+        raise SchemaError(f"a schema must be an object or a boolean, not {type(schema).__name__}")
+    named = schema.get("$schema", "https://json-schema.org/draft/2020-12/schema")
+    dialect = _DIALECTS.get(named.rstrip("#")) if isinstance(named, str) else None
+    if dialect is None:
+        raise SchemaError(
+            f"the dialect {shorten(repr(named))} is not supported; use https://json-schema.org/draft/2020-12/schema"
+            " (2019-09 and drafts 7, 6 and 4 work too)"
+        )
+    return dialect
+
+
+def _build(schema: Schema, patterns: _PatternOptions, budget: _Budget | None = None) -> jsonschema_rs.Validator:
+    try:
+        return jsonschema_rs.validator_for(
+            schema,
+            validate_formats=True,
+            retriever=_refuse_to_fetch,
+            pattern_options=patterns,
+            mask="value",
+            keywords=None if budget is None else {VISIT: budget.keyword, NO_ALTERNATIVE: _NEVER},
+        )
+    except jsonschema_rs.ValidationError as error:
+        place = path_text(error.instance_path)
+        if error.kind.name == "format":
+            raise _UnfitPattern(f"has a pattern that the linear-time engine cannot run @ {place}") from None
+        first_line = error.message.partition("\n")[0]
+        raise SchemaError(f"{shorten(first_line)} @ {place}") from None
+    except ValueError as error:
+        raise SchemaError(shorten(str(error))) from None
+
+
+def _refuse_to_fetch(uri: str) -> NoReturn:
+    raise ValueError(f"{uri} is outside this schema, and schemas are never fetched")
+
+
+def _keyword(check: Callable[[], None]) -> type[jsonschema_rs.KeywordValidator]:
+    """Return a keyword for the engine. It fails where `check` raises ValueError."""
+
+    class Keyword:
+        def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None: ...
+
+        def validate(self, instance: Any) -> None:
+            check()
+
+    return Keyword
+
+
+def _fail() -> None:
+    raise ValueError("matches no alternative")
+
+
+_NEVER: Final = _keyword(_fail)
+
+
+class _Budget:
+    """How many references may be followed to judge one value. Further ones fail at once."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.keyword = _keyword(self._visit)
+
+    def _visit(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError("too much work")
+
+    @property
+    def exhausted(self) -> bool:
+        return self.left < 0
+
+    def judge(self, engine: jsonschema_rs.Validator, value: Any) -> bool:
+        self.left = _FREE_VISITS
+        if engine.is_valid(value):
+            return not self.exhausted  # a refused visit inside `not` passes
+        if not self.exhausted:
+            return False
+        self.left = _FREE_VISITS + _VISITS_PER_MEMBER * _size(value)
+        return engine.is_valid(value) and not self.exhausted
+
+
+def _size(value: Any) -> int:
+    """Return how large a value is: its members, where long texts count as many. No recursion of our own."""
+    total = 0
+    level = [value]
+    while level:
+        total += len(level) + sum(len(each) >> 6 for each in level if isinstance(each, str))
+        containers = (each for each in level if isinstance(each, (dict, list)))
+        level = [child for each in containers for child in (each.values() if isinstance(each, dict) else each)]
+    return total
+
+
+# --- references that count themselves ---
+
+
+def _tame_dialect(schema: Schema, *, max_depth: int, max_subschemas: int, terse: bool = False) -> tuple[Schema, int]:
+    dialect = dialect_of(schema)
+    if dialect == "Draft4Validator":
+        raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
+    if dialect == "Draft6Validator" and isinstance(schema, dict):  # draft-07 is draft-06 and `if`
+        schema = {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
+    old = dialect in ("Draft6Validator", "Draft7Validator")
+    return tame(schema, old_references=old, max_depth=max_depth, max_subschemas=max_subschemas, terse=terse)
+
+
+def tame(
+    schema: Schema, *, old_references: bool, max_depth: int, max_subschemas: int, terse: bool = False
+) -> tuple[Schema, int]:
+    """Return a copy of a schema that is safe to build, whose references count themselves, and its subschemas.
+
+    Args:
+        schema: what a peer sent.
+        old_references: the dialect is draft-07, where `$ref` hides the keywords beside it.
+        max_depth: how deep subschemas may be nested.
+        max_subschemas: how many there may be.
+        terse: let `anyOf` and `oneOf` fail without gathering what is wrong with each alternative.
+
+    Raises:
+        SchemaError: it is too deep or too large, chains references too long or in a loop, embeds another resource
+            (`$id`), or refers to another document.
+    """
+    if isinstance(schema, bool):
+        return schema, 1
+    # Keywords nest about two containers per subschema; `const` and `default` may nest as deep as they like otherwise.
+    copy: dict[str, Any] = _copy(schema, 2 * max_depth + 2)
+    walk = _Walk(copy, max_depth, max_subschemas)
+    _check_chains(walk)
+    for node in walk.nodes:
+        _count_references(node, old_references)
+        if terse:
+            _hide_alternatives(node)
+    return copy, len(walk.nodes)
+
+
+def _copy(value: Any, room: int) -> Any:
+    if not isinstance(value, (dict, list)):
+        return value
+    if not room:
+        raise SchemaError("the schema is nested too deeply")
+    if isinstance(value, list):
+        return [_copy(each, room - 1) for each in value]
+    return {key: _copy(each, room - 1) for key, each in value.items()}
+
+
+class _Walk:
+    """All subschemas of one document, and which of them judge the same value as which others."""
+
+    def __init__(self, root: dict[str, Any], max_depth: int, max_subschemas: int) -> None:
+        self.root = root
+        self.max_depth = max_depth
+        self.max_subschemas = max_subschemas
+        self.nodes: list[dict[str, Any]] = []
+        self.in_place: dict[int, list[dict[str, Any]]] = {}
+        self._anchors: dict[str, dict[str, Any]] = {}
+        self._visit_tree(root)
+        # A reference may point into an unknown keyword, whose content is then a schema too.
+        for node in self.nodes:  # grows while we walk
+            for target in self._targets(node):
+                if id(target) not in self.in_place:
+                    self._visit_tree(target)
+                self.in_place[id(node)].append(target)
+
+    def _visit_tree(self, top: dict[str, Any]) -> None:
+        level = [top]
+        for _ in range(self.max_depth):
+            for node in level:
+                self._note(node)
+            level = [child for node in level for _, child in _children(node) if id(child) not in self.in_place]
+            if not level:
+                return
+        raise SchemaError(f"subschemas are nested more than {self.max_depth} deep")
+
+    def _note(self, node: dict[str, Any]) -> None:
+        self.nodes.append(node)
+        if len(self.nodes) > self.max_subschemas:
+            raise SchemaError(f"there are more than {self.max_subschemas} subschemas")
+        self.in_place[id(node)] = [child for keyword, child in _children(node) if keyword in _IN_PLACE]
+        for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
+            name = node.get(keyword)
+            if not isinstance(name, str) or (node is self.root and keyword.endswith("id")):
+                continue
+            if keyword.endswith("id") and not name.startswith("#"):
+                raise SchemaError(f"the embedded resource {shorten(repr(name))} is not supported")
+            self._anchors[name.removeprefix("#")] = node
+
+    def _targets(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        own_name = self.root.get("$id", self.root.get("id"))
+        for keyword in _REFERENCES:
+            reference = node.get(keyword)
+            if not isinstance(reference, str):
+                continue
+            if isinstance(own_name, str) and own_name:
+                reference = reference.removeprefix(own_name.rstrip("#"))
+            if reference and not reference.startswith("#"):
+                raise SchemaError(f"{shorten(repr(reference))} is outside this schema, and schemas are never fetched")
+            target = self._resolve(reference.removeprefix("#"))
+            if isinstance(target, dict):
+                yield target
+
+    def _resolve(self, fragment: str) -> Any:
+        """Return the value a fragment names (RFC 6901 or an anchor), or None, which the engine then reports."""
+        if fragment and not fragment.startswith("/"):
+            return self._anchors.get(unquote(fragment))
+        value: Any = self.root
+        for step in unquote(fragment).split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, dict):
+                value = value.get(key)
+            elif isinstance(value, list) and key.isdecimal() and len(key) < 7 and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                return None
+        return value
+
+
+def _children(node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (keyword, subschema) for each subschema that is an object."""
+    for keyword in _SINGLE:
+        if isinstance(child := node.get(keyword), dict):
+            yield keyword, child
+    for keyword in _LISTS:
+        if isinstance(children := node.get(keyword), list):
+            yield from ((keyword, child) for child in children if isinstance(child, dict))
+    for keyword in _MAPS:
+        if isinstance(named := node.get(keyword), dict):
+            yield from ((keyword, child) for child in named.values() if isinstance(child, dict))
+
+
+def _check_chains(walk: _Walk) -> None:
+    """Refuse schemas whose in-place chains loop, are long, or hold many `unevaluated...` (each doubles the work)."""
+    lengths: dict[int, tuple[int, int]] = {}
+    busy: set[int] = set()
+    for start in walk.nodes:
+        stack: list[tuple[dict[str, Any], bool]] = [(start, False)]
+        while stack:
+            node, done = stack.pop()
+            key = id(node)
+            if done:
+                busy.discard(key)
+                lengths[key] = _chain_length(node, [lengths[id(child)] for child in walk.in_place[key]])
+            elif key in busy:
+                raise SchemaError("a reference leads back to itself without going deeper into the value")
+            elif key not in lengths:
+                busy.add(key)
+                stack.append((node, True))
+                children = walk.in_place[key]
+                stack += [(child, False) for child in children if id(child) not in lengths]
+
+
+def _chain_length(node: dict[str, Any], below: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return (links, links with an `unevaluated...` keyword) on the longest chains that begin at `node`."""
+    links = 1 + max((each[0] for each in below), default=0)
+    if links > _LONGEST_CHAIN:
+        raise SchemaError(f"more than {_LONGEST_CHAIN} subschemas and references apply to the same value in a chain")
+    unevaluated = ("unevaluatedProperties" in node or "unevaluatedItems" in node) + max(
+        (each[1] for each in below), default=0
+    )
+    if unevaluated > _MOST_UNEVALUATED:
+        raise SchemaError(f"more than {_MOST_UNEVALUATED} 'unevaluated' keywords apply to the same value in a chain")
+    return links, unevaluated
+
+
+def _count_references(node: dict[str, Any], old_references: bool) -> None:
+    """Put VISIT before each reference, moving both into `allOf`.
+
+    The engine decides `if` first, both when it judges and when it collects errors. JSON pointers stay valid: only the
+    reference moves, and `allOf` only grows at its end.
+    """
+    found = [keyword for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
+    if not found:
+        return
+    gates = [{"if": {VISIT: True}, "then": {keyword: node.pop(keyword)}, "else": {VISIT: True}} for keyword in found]
+    if old_references:
+        for keyword in [k for k in node if k not in _BESIDE_OLD_REF]:
+            del node[keyword]
+    _add_to_all_of(node, gates)
+
+
+def _hide_alternatives(node: dict[str, Any]) -> None:
+    """Judge alternatives inside `if`, where the engine keeps no errors."""
+    found = [keyword for keyword in ("anyOf", "oneOf") if isinstance(node.get(keyword), list)]
+    if found:
+        _add_to_all_of(node, [{"if": {k: node.pop(k)}, "else": {NO_ALTERNATIVE: True}} for k in found])
+
+
+def _add_to_all_of(node: dict[str, Any], more: list[dict[str, Any]]) -> None:
+    before = node.get("allOf")
+    node["allOf"] = [*(before if isinstance(before, list) else []), *more]
