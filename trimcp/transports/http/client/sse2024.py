@@ -71,7 +71,7 @@ class SseConnection:
     @property
     def open(self) -> bool:
         """Whether messages can be sent."""
-        return self._endpoint is not None and self.why is None
+        return self._endpoint is not None and self.why is None and not self._over.is_set()
 
     # What comes in
 
@@ -172,7 +172,7 @@ class SseConnection:
             while self._under_way >= _MOST and self.open:
                 await self._accepted.park()
             if not self.open:
-                raise trio.BrokenResourceError(self.why or "the server named no endpoint")
+                raise trio.BrokenResourceError(self.why or "the connection is being ended")
             over = trio.Event()
             self._under_way += 1
             self._nursery.start_soon(self._send, outgoing, over)
