@@ -23,7 +23,6 @@ from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, RemoteError
 from trimcp.protocol.connection import Connection
-from trimcp.protocol.introductions import weigh_server
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
@@ -316,7 +315,7 @@ class _Negotiation:
             engine.modern.revision = None
             return move
         engine.modern.revision = move.revision
-        weigh_server(engine.profile.max_peer_info, raw)
+        engine.profile.weigh_server(raw)
         result = engine.load_result(engine.verb("server/discover"), raw)
         assert isinstance(result, DiscoverResult)
         self.session.server_capabilities = result.capabilities
