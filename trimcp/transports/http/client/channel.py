@@ -15,10 +15,9 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, MessageChannel, OneTask, Outgoing
-from trimcp.framing.sse import Event
 from trimcp.transports.http.client.exchanges import ExchangeBroken, Http
 from trimcp.transports.http.client.handshake import LegacySession
-from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in
+from trimcp.transports.http.client.incoming import Cursor, Inbox
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts, Trouble
 from trimcp.transports.http.client.posts import Notices, Post, PostQueue
 from trimcp.transports.http.client.sse2024 import SseConnection
@@ -238,39 +237,32 @@ class GetStream:
     _state: ClientState
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     written: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _cursor: Cursor = attrs.field(init=False, factory=Cursor)
     _opened: bool = attrs.field(init=False, default=False)
 
     async def run(self) -> None:
         """Listen until the session ends or the server turns out to offer no stream. Cancelling it closes the stream."""
         with self.scope:
             try:
-                await self._listen()
+                await self._state.read_again(self._cursor, self._read, least=_LEAST_PAUSE)
             except Exception:  # a bug here or in the library below; requests go on without the stream
                 _log.exception("listening over HTTP crashed")
         self.written.set()
 
-    async def _listen(self) -> None:
-        cursor = Cursor()
-
-        async def read() -> bool:
-            try:
-                return await self._once(cursor)
-            finally:
-                self.written.set()
-
-        await self._state.read_again(cursor, read, least=_LEAST_PAUSE)
-
-    async def _once(self, cursor: Cursor) -> bool:
+    async def _read(self) -> bool:
         """Open the stream and read it to its end; whether to open it again."""
-        session = self._state.session
-        session_id = session.id
-        refused = await self._state.read_stream(cursor, self._take, self.written.set)
+        state = self._state
+        session_id = state.session.id
+        try:
+            refused = await state.read_stream(self._cursor, state.inbox.take, self.written.set)
+        finally:
+            self.written.set()
         if refused is None:
             self._opened = True
             return True
         if refused.status == 404 and self._opened and session_id is not None:
             # Until now there was a stream, so it is the session that is gone. The new one opens a stream of its own.
-            trouble = await session.renew(session_id)
+            trouble = await state.session.renew(session_id)
             why = "" if trouble is None else f": {trouble.why}"
             _log.debug("the stream for unasked messages is gone with its session%s", why)
             return trouble is not None and trouble.passing
@@ -278,8 +270,3 @@ class GetStream:
             return True
         _log.debug("the server offers no stream for unasked messages (status %d)", refused.status)
         return False
-
-    async def _take(self, event: Event) -> None:
-        message = message_in(event)
-        if message is not None:
-            await self._state.inbox.put(Incoming(message, len(event.data)))

@@ -14,7 +14,7 @@ from trimcp.framing.sse import Event
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
 from trimcp.transports.http.client.handshake import SESSION, VERSION, method_of
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
-from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in, refusal
+from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
 from trimcp.transports.http.client.state import ClientState
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
@@ -186,7 +186,7 @@ class Post:
         status = reply.status
         error = error_in(await reply.small_body(_MAX_ERROR), self.outgoing.request_id)
         after = reply.retry_after
-        why = refusal(status, error, reply.elsewhere, self._state.http.shown)
+        why = reply.refusal(error)
         if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
             return Trouble(why, status=status, forgotten=session_id)
         if status in (401, 403) or (status == 404 and error is not None and error.code == INVALID_REQUEST):
@@ -377,10 +377,10 @@ class Notices:
             status = reply.status
             if status >= 300:
                 if status == 404 and session_id is not None:
-                    return Trouble(http.refusal(reply), status=status, forgotten=session_id)
+                    return Trouble(reply.refusal(), status=status, forgotten=session_id)
                 # What a server turned away for now it has not taken.
                 untouched, passing = status in (429, 503), status in PASSING
-                return Trouble(http.refusal(reply), untouched=untouched, passing=passing, after=reply.retry_after)
+                return Trouble(reply.refusal(), untouched=untouched, passing=passing, after=reply.retry_after)
             session.alive()
             if reply.content_type != EVENT_STREAM:
                 await reply.small_body(_MAX_BODY)  # so that its connection can be used again

@@ -102,7 +102,7 @@ class ClientState:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 await read_events(reply, cursor, self.inbox, take)
                 return None
-            return Trouble(self.http.refusal(reply), passing=reply.status in PASSING, status=reply.status)
+            return Trouble(reply.refusal(), passing=reply.status in PASSING, status=reply.status)
 
     async def read_again(
         self,
