@@ -36,6 +36,7 @@ __all__ = [
     "Served",
     "in_process",
     "load_servers",
+    "on_signals",
     "run_of",
     "run_stdio",
     "serve_stdio",
@@ -126,9 +127,13 @@ async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
 
 
 @contextmanager
-def signals() -> Iterator[trio.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process, even with a frozen loop."""
-    stop = trio.Event()
+def on_signals(first: Callable[[int], object], last: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Call `first` with the number of the first SIGINT or SIGTERM that comes in the block; a second ends the process.
+
+    Args:
+        first: called in Trio's thread, where it may cancel or set an event.
+        last: called just before the process ends, which works even with a frozen loop.
+    """
     token = trio.lowlevel.current_trio_token()
     seen = 0
 
@@ -136,16 +141,25 @@ def signals() -> Iterator[trio.Event]:
         nonlocal seen
         seen += 1
         if seen > 1:
+            last()
             os._exit(128 + number)
-        token.run_sync_soon(stop.set)
+        token.run_sync_soon(first, number)
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, handle) for number in numbers]
     try:
-        yield stop
+        yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals() -> Iterator[trio.Event]:
+    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process, even with a frozen loop."""
+    stop = trio.Event()
+    with on_signals(lambda number: stop.set()):
+        yield stop
 
 
 def stdio(

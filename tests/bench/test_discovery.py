@@ -10,7 +10,7 @@ import trio
 
 import trimcp
 from tests.bench.test_http import serving
-from trimcp.bench.discovery import _check_tool, discover, name_of
+from trimcp.bench.discovery import _check_tool, as_planned, discover, name_of
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.errors import ConnectionLost, LocalError
@@ -128,3 +128,11 @@ async def test_it_can_be_ended_before_anything_is_known() -> None:
         with trio.fail_after(60), pytest.raises(LocalError, match="ended before anything was measured"):
             await measure(HttpServer(url), Plan(MixEntry("ping")), stop=stop)
         nursery.cancel_scope.cancel()
+
+
+def test_the_server_is_met_over_the_transport_that_is_meant() -> None:
+    """By the measurement, and by the command that asks for a tool's schema before."""
+    target, stdio = HttpServer("http://x.example/mcp"), StdioServer(("x",))
+    modes = {name: getattr(as_planned(target, Plan(transport=name)), "mode", "") for name in ("auto", "http", "sse")}
+    assert modes == {"auto": "auto", "http": "streamable", "sse": "sse"}
+    assert as_planned(stdio, Plan(transport="sse")) is stdio

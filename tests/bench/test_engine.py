@@ -12,9 +12,12 @@ import trio
 
 from tests.bench.support import FakeRoad, a_load, after, fake_opener, reply
 from trimcp.bench.discovery import Found
-from trimcp.bench.engine import Measurement
+from trimcp.bench.engine import Measurement, measure
 from trimcp.bench.mux import run_session
+from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report, Snapshot
+from trimcp.errors import LocalError
+from trimcp.transports.stdio.child import StdioServer
 from trimcp.wire.revisions import LATEST
 
 Serve = Callable[[dict[str, Any], FakeRoad], object]
@@ -250,3 +253,8 @@ async def test_the_share_of_a_count_is_that_of_its_calls(autojump_clock: object)
     ticks: list[Snapshot] = []
     await measured(after(0.1), ticks=ticks, count=20)
     assert [tick.share for tick in ticks[:3]] == pytest.approx([0.25, 0.5, 0.75], abs=0.06)
+
+
+async def test_a_plan_without_requests_is_refused() -> None:
+    with pytest.raises(LocalError, match="there is nothing to send"):
+        await measure(StdioServer(("none",)), Plan())

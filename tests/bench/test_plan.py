@@ -32,7 +32,6 @@ def test_an_open_loop_has_places_enough_for_a_slow_server(sessions: int, places:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"mix": ()}, "there is nothing to send"),
         ({"sessions": 0}, "sessions must be at least 1 and at most 100000, not 0"),
         ({"sessions": 1.5}, "sessions must be a whole number, not 1.5"),
         ({"sessions": True}, "sessions must be a whole number, not True"),
@@ -42,10 +41,13 @@ def test_an_open_loop_has_places_enough_for_a_slow_server(sessions: int, places:
         ({"rate": float("nan")}, "rate must be a number, not nan"),
         ({"seconds": -1}, "seconds must be"),
         ({"count": 0}, "count must be at least 1"),
-        ({"seconds": 1, "count": 1}, "either for how many seconds"),
+        ({"seconds": 1, "count": 1}, "either for --seconds or a --count"),
         ({"warm_up": 1, "warm_up_count": 1}, "either for how many seconds to warm up"),
         ({"rate": 5, "think": 1}, "no time to think"),
         ({"cancel": 1.1}, "cancel must be at least 0 and at most 1, not 1.1"),
+        ({"cancel_after": 1.0}, "--cancel-after goes with --cancel"),
+        ({"timeouts": 0.5}, "say with --timeout which"),
+        ({"spacing": "poisson"}, "--spacing goes with --rate"),
         ({"timeout": 0}, "timeout must be more than 0"),
         ({"timeouts": -0.5}, "timeouts must be"),
         ({"spacing": "random"}, "spacing is one of constant, poisson"),
@@ -93,7 +95,7 @@ def test_an_entry_that_describes_no_request_is_refused(entry: object, complaint:
 
 
 def test_a_plan_as_json_says_what_its_defaults_come_to() -> None:
-    plan = Plan([ECHO], rate=100.0, pids=[1, 2]).to_json()
+    plan = Plan([ECHO], rate=100.0, pids=(1, 2)).to_json()
     assert plan["mix"] == [
         {
             "method": "tools/call",

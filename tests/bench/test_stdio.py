@@ -161,7 +161,7 @@ async def test_a_program_that_is_not_there_is_told() -> None:
 
 async def test_a_process_that_is_not_there_is_told() -> None:
     with pytest.raises(LocalError, match="there is no process 4194305 whose cost"):
-        await measure(a_server("right"), Plan(ECHO, pids=[4_194_305]))
+        await measure(a_server("right"), Plan(ECHO, pids=(4_194_305,)))
 
 
 async def test_cancelling_ends_the_children() -> None:

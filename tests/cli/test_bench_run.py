@@ -19,7 +19,6 @@ from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.cli import bench_run
 from trimcp.errors import ConnectionLost, LocalError, RemoteError
-from trimcp.transports.http.client.target import HttpServer
 
 ADD = ["--tool", "add", "-a", "a:=1", "--expect", "1.5 small None False"]
 ANSWERED = re.compile(r"calls +([\d,]+) answered rightly")
@@ -149,21 +148,6 @@ def test_quiet_leaves_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     result = trimcp("bench", "-q", "x", "--method", "ping")
     assert result.stderr == ""
     assert ANSWERED.search(result.stdout) is not None
-
-
-def test_the_schema_is_asked_for_over_the_transport_that_is_meant() -> None:
-    bench = bench_run._Bench(bench_run.Screen(), _options(transport="sse"), [], [])
-    assert bench._as_meant(HttpServer("http://x.example/sse")).mode == "sse"
-    bench = bench_run._Bench(bench_run.Screen(), _options(), [], [])
-    assert bench._as_meant(HttpServer("http://x.example/mcp")).mode == "auto"
-
-
-def _options(**changed: Any) -> Any:
-    import attrs
-
-    from tests.cli.test_bench_words import typed
-
-    return attrs.evolve(typed(), **changed)
 
 
 # With a real server

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import trimcp
 from tests.yardsticks import turns
 from trimcp.cli.app import app
-from trimcp.cli.recording_proxy import _pass
+from trimcp.cli.recording import _pass
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.cli.shapes import describe_properties
+from trimcp.cli.schemas import describe_properties
 
 
 def shown(shape: Any, **root: Any) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.cli.values import ValueProblem, parse_arguments
+from trimcp.cli.schemas import ValueProblem, parse_arguments
 
 
 def schema(shape: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["Found", "Target", "discover", "name_of"]
+__all__ = ["Found", "Target", "as_planned", "discover", "name_of"]
 
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
 
@@ -56,14 +56,21 @@ def name_of(target: Target) -> str:
     return shlex.join(target.command) if isinstance(target, StdioServer) else masked_url(target.url, path=True)
 
 
+def as_planned(target: Target, plan: Plan) -> Target:
+    """Return the server to be spoken to over the transport that the plan wants."""
+    if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
+        mode = "sse" if plan.transport == "sse" else "streamable"
+        return cast(Target, attrs.evolve(cast(Any, target), mode=mode))
+    return target
+
+
 async def discover(target: Target, plan: Plan) -> Found:
     """Connect to a server as any client does, look at what it has, and leave.
 
     Raises:
         McpError: it cannot be reached, or does not have what the plan calls; the text says what to do.
     """
-    if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
-        target = attrs.evolve(cast(Any, target), mode="sse" if plan.transport == "sse" else "streamable")
+    target = as_planned(target, plan)
     client = Client(CLIENT["name"], CLIENT["version"], connect_timeout=plan.opening)
     try:
         with trio.move_on_after(3 * plan.opening):

@@ -52,6 +52,8 @@ async def measure(
         McpError: the server cannot be reached, or does not have what the plan calls; the text says what to do. Once
             calls are sent, failures are counted instead.
     """
+    if not plan.mix:
+        raise LocalError("there is nothing to send: name a tool or a method")
     for pid in plan.pids:
         if not ProcessTree([[pid]]).cpu():
             raise LocalError(f"there is no process {pid} whose cost could be read here")

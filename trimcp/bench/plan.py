@@ -1,10 +1,13 @@
-"""What a measurement does: which requests, how many at a time, for how long. Values that check themselves."""
+"""What a measurement does: which requests, how many at a time, for how long. Values that check themselves.
+
+A field of `Plan` with a help text is an option of `trimcp bench`: its metadata are settings of that option.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -12,51 +15,63 @@ from trimcp.errors import LocalError
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.revisions import REVISIONS, find
 
-__all__ = ["NUMBER", "MixEntry", "Plan", "Reply", "Spacing", "Transport"]
+__all__ = ["NUMBER", "MixEntry", "NumberCheck", "Plan"]
 
 NUMBER: Final = "{n}"
 """What stands for the number of a call in the texts of its parameters, and in the text that is expected."""
 
-Transport: TypeAlias = Literal["auto", "http", "sse"]
-"""Of a server at an http URL: Streamable HTTP, the HTTP+SSE of 2024-11-05, or whichever it turns out to speak."""
-
-Reply: TypeAlias = Literal["any", "json", "sse"]
-"""How a server over Streamable HTTP has to answer a request: with JSON, with a stream of events, or as it likes."""
-
-Spacing: TypeAlias = Literal["constant", "poisson"]
-"""Whether calls at a fixed rate begin at equal distances, or at random ones as those of many people do."""
-
 _OPEN_LOOP: Final = 256
-_MOST_SESSIONS: Final = 100_000
-_MOST_UNDER_WAY: Final = 100_000
-
-_Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+_MOST: Final = 100_000
+_USUAL_SECONDS: Final = 10.0
 
 
-def _number(*, least: float = 0.0, most: float = math.inf, above: bool = False, whole: bool = False) -> _Check:
-    """Return a validator for numbers in a range; it lets None pass."""
+@attrs.frozen
+class NumberCheck:
+    """A validator for numbers in a range; it lets None pass.
 
-    def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    Attributes:
+        least, most: the limits.
+        above: `least` itself is not allowed.
+        whole: only whole numbers are.
+    """
+
+    least: float = 0
+    most: float = math.inf
+    above: bool = False
+    whole: bool = False
+
+    def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        """Raise a LocalError if it is not."""
         if value is None:
             return
-        kind = int if whole else int | float
+        kind = int if self.whole else int | float
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
-            raise LocalError(f"{attribute.name} must be a {'whole ' if whole else ''}number, not {value!r:.60}")
-        if value < least or value > most or (above and value == least):
-            range_ = f"{'more than' if above else 'at least'} {least:g}"
-            if most != math.inf:
-                range_ += f" and at most {most:g}"
+            raise LocalError(f"{attribute.name} must be a {'whole ' if self.whole else ''}number, not {value!r:.60}")
+        if value < self.least or value > self.most or (self.above and value == self.least):
+            range_ = f"{'more than' if self.above else 'at least'} {self.least:g}"
+            if self.most != math.inf:
+                range_ += f" and at most {self.most:g}"
             raise LocalError(f"{attribute.name} must be {range_}, not {value!r:.60}")
 
-    return check
+
+def _number(default: float | None, check: NumberCheck, help: str | None = None, metavar: str = "N") -> Any:
+    return attrs.field(default=default, validator=check, kw_only=True, metadata={"help": help, "metavar": metavar})
 
 
-def _one_of(*choices: str) -> _Check:
+def _choice(*choices: str, help: str) -> Any:
+    """Return a field with one of these values; the first is the default."""
+
     def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
             raise LocalError(f"{attribute.name} is one of {', '.join(choices)}, not {value!r:.60}")
 
-    return check
+    return attrs.field(default=choices[0], validator=check, kw_only=True, metadata={"help": help, "choices": choices})
+
+
+_COUNT: Final = NumberCheck(1, whole=True)
+_AMOUNT: Final = NumberCheck(1, _MOST, whole=True)
+_POSITIVE: Final = NumberCheck(above=True)
+_SHARE: Final = NumberCheck(0, 1)
 
 
 def _text(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -84,7 +99,7 @@ class MixEntry:
 
     method: str = attrs.field(validator=_text)
     params: Mapping[str, Any] = attrs.field(factory=dict, validator=_jsonable)
-    weight: float = attrs.field(default=1.0, validator=_number(above=True), kw_only=True)
+    weight: float = _number(1.0, _POSITIVE)
     expect: str | None = attrs.field(default=None, validator=_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -146,71 +161,67 @@ class Plan:
 
     Attributes:
         mix: the requests, chosen at random by weight; one alone is sent over and over.
-        sessions: how many at the same time.
-        under_way: calls under way in each session at most; None for 1, and with `rate` for 256 in all sessions.
-        rate: calls that begin per second in all sessions together, whether or not earlier ones are answered (open
-            loop). A call's time counts from when it should have begun. None: the next begins when one is answered.
-        spacing: how those calls are spaced.
-        backlog: calls of the open loop that wait for a free place at most; what comes then is not begun at all and
-            counted as an error.
-        seconds: how long to measure; with neither this nor `count` 10.
-        count: measure so many calls.
-        warm_up: seconds before the measurement, in which the same calls are sent and not counted.
-        warm_up_count: calls before the measurement, likewise.
-        think: seconds between an answer and the next call in its place.
-        cancel: share of the calls that are given up midway, from 0 to 1.
-        cancel_after: seconds after which they are; None for a random part of the mean time of a call so far.
-        timeout: seconds after which a call is given up.
-        timeouts: share of the calls that have this timeout.
-        progress: ask for progress, and count the notifications.
-        seed: of everything that is random.
-        revision: the one to speak, by its date; None for what client and server agree on.
-        transport: which of the two over HTTP.
-        reply: how a server over Streamable HTTP has to answer; something else is an error.
-        pids: processes whose CPU time and memory are measured, with their descendants, as the server's. A child
-            process that is the server needs no naming.
-        reopen: how often a session that breaks is opened again.
-        opening: seconds a session may take to open.
-        patience: seconds to wait in the end for calls still under way, and of silence after which a run that counts
-            calls is given up.
     """
 
-    mix: tuple[MixEntry, ...] = attrs.field(converter=_as_mix)
-    sessions: int = attrs.field(default=1, validator=_number(least=1, most=_MOST_SESSIONS, whole=True), kw_only=True)
-    under_way: int | None = attrs.field(
-        default=None, validator=_number(least=1, most=_MOST_UNDER_WAY, whole=True), kw_only=True
+    mix: tuple[MixEntry, ...] = attrs.field(default=(), converter=_as_mix)
+    sessions: int = _number(1, _AMOUNT, "Connections.")
+    under_way: int | None = _number(None, _AMOUNT, "Calls under way in each.  [default: 1]")
+    """Calls under way in each session at most; None for 1, and with `rate` for 256 in all sessions together."""
+    rate: float | None = _number(None, _POSITIVE, "Begin so many calls a second, answered or not (open loop).")
+    """In all sessions together. A call's time counts from when it should have begun."""
+    spacing: Literal["constant", "poisson"] = _choice("constant", "poisson", help="How --rate spaces them.")
+    """At equal distances, or at random ones as those of many people are."""
+    backlog: int = _number(10_000, _COUNT)
+    """Calls of the open loop that wait for a free place at most; what comes then is not begun, and an error."""
+    think: float = _number(0.0, NumberCheck(), "Time between an answer and the next.", "SECONDS")
+    seconds: float | None = _number(None, _POSITIVE, "Measure for so long.  [default: 10; each round: 3]", "SECONDS")
+    count: int | None = _number(None, _COUNT, "Measure so many calls instead.")
+    warm_up: float = _number(0.0, NumberCheck())
+    """Seconds before the measurement, in which the same calls are sent and not counted."""
+    warm_up_count: int = _number(0, NumberCheck(whole=True))
+    """Calls before the measurement, likewise."""
+    cancel: float = _number(0.0, _SHARE, "Cancel this share, 0.1 for a tenth.", "SHARE")
+    cancel_after: float | None = _number(None, NumberCheck(), "Time until then.  [default: random]", "SECONDS")
+    """In seconds; None for a random part of the mean time of a call so far."""
+    timeout: float | None = _number(None, _POSITIVE, "Give a call up after this time.", "SECONDS")
+    timeouts: float = _number(1.0, _SHARE, "The share that --timeout is for.", "SHARE")
+    progress: bool = attrs.field(
+        default=False, kw_only=True, metadata={"help": "Ask for progress, and count the notifications."}
     )
-    rate: float | None = attrs.field(default=None, validator=_number(above=True), kw_only=True)
-    spacing: Spacing = attrs.field(default="constant", validator=_one_of("constant", "poisson"), kw_only=True)
-    backlog: int = attrs.field(default=10_000, validator=_number(least=1, whole=True), kw_only=True)
-    seconds: float | None = attrs.field(default=None, validator=_number(above=True), kw_only=True)
-    count: int | None = attrs.field(default=None, validator=_number(least=1, whole=True), kw_only=True)
-    warm_up: float = attrs.field(default=0.0, validator=_number(), kw_only=True)
-    warm_up_count: int = attrs.field(default=0, validator=_number(whole=True), kw_only=True)
-    think: float = attrs.field(default=0.0, validator=_number(), kw_only=True)
-    cancel: float = attrs.field(default=0.0, validator=_number(most=1.0), kw_only=True)
-    cancel_after: float | None = attrs.field(default=None, validator=_number(), kw_only=True)
-    timeout: float | None = attrs.field(default=None, validator=_number(above=True), kw_only=True)
-    timeouts: float = attrs.field(default=1.0, validator=_number(most=1.0), kw_only=True)
-    progress: bool = attrs.field(default=False, kw_only=True)
-    seed: int = attrs.field(default=0, kw_only=True)
+    seed: int = attrs.field(
+        default=0, kw_only=True, metadata={"help": "What everything random begins with.", "metavar": "N"}
+    )
     revision: str | None = attrs.field(default=None, kw_only=True)
-    transport: Transport = attrs.field(default="auto", validator=_one_of("auto", "http", "sse"), kw_only=True)
-    reply: Reply = attrs.field(default="any", validator=_one_of("any", "json", "sse"), kw_only=True)
-    pids: tuple[int, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
-    reopen: int = attrs.field(default=3, validator=_number(whole=True), kw_only=True)
-    opening: float = attrs.field(default=30.0, validator=_number(above=True), kw_only=True)
-    patience: float = attrs.field(default=10.0, validator=_number(above=True), kw_only=True)
+    """The one to speak, by its date; None for what client and server agree on."""
+    transport: Literal["auto", "http", "sse"] = _choice(
+        "auto", "http", "sse", help="Streamable HTTP, or the older HTTP+SSE."
+    )
+    """Of a server at an http URL; "auto" for whichever it turns out to speak."""
+    reply: Literal["any", "json", "sse"] = _choice(
+        "any", "json", "sse", help="How a server has to answer a POST; anything else is an error."
+    )
+    pids: tuple[int, ...] = attrs.field(default=(), kw_only=True)
+    """Processes whose CPU time and memory, with their descendants', are the server's, beside a child's."""
+    reopen: int = _number(3, NumberCheck(whole=True))
+    """How often a session that breaks is opened again."""
+    opening: float = _number(30.0, _POSITIVE)
+    """Seconds a session may take to open."""
+    patience: float = _number(10.0, _POSITIVE)
+    """Seconds to wait in the end for calls still under way, and of silence after which a count of calls is given up."""
 
     def __attrs_post_init__(self) -> None:
-        if not self.mix:
-            raise LocalError("there is nothing to send: name a tool or a method")
         if self.seconds is not None and self.count is not None:
-            raise LocalError("say either for how many seconds to measure or how many calls")
+            raise LocalError("measure either for --seconds or a --count of calls")
         if self.warm_up and self.warm_up_count:
             raise LocalError("say either for how many seconds to warm up or with how many calls")
         if self.rate is not None and self.think:
             raise LocalError("calls that begin at a fixed rate leave no time to think")
+        if self.rate is None and self.spacing != "constant":
+            raise LocalError("--spacing goes with --rate")
+        if self.cancel_after is not None and not self.cancel:
+            raise LocalError("--cancel-after goes with --cancel, the share of calls to cancel")
+        if self.timeout is None and self.timeouts < 1:
+            raise LocalError("--timeouts is the share of calls that have a timeout: say with --timeout which")
         if self.revision is not None and find(self.revision) is None:
             names = ", ".join(revision.name for revision in REVISIONS)
             raise LocalError(f"there is no revision {self.revision!r:.60}; trimcp speaks {names}")
@@ -220,7 +231,7 @@ class Plan:
         """Seconds to measure, or None if calls are counted."""
         if self.count is not None:
             return None
-        return 10.0 if self.seconds is None else self.seconds
+        return _USUAL_SECONDS if self.seconds is None else self.seconds
 
     @property
     def places(self) -> int:
@@ -231,12 +242,6 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as JSON values, under the names they have here."""
-        plan: dict[str, Any] = attrs.asdict(self, recurse=False)
-        plan["mix"] = [
-            {"method": each.method, "params": dict(each.params), "weight": each.weight, "expect": each.expect}
-            for each in self.mix
-        ]
-        plan["pids"] = list(self.pids)
-        plan["under_way"] = self.places
-        plan["seconds"] = self.duration
-        return plan
+        plan = attrs.asdict(self)
+        lists = {"mix": list(plan["mix"]), "pids": list(self.pids)}
+        return {**plan, **lists, "under_way": self.places, "seconds": self.duration}

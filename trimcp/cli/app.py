@@ -7,42 +7,43 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, get_args
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from trimcp.cli.bench_options import BENCH_EXIT_CODES, BENCH_SECTIONS, BenchOptions, bench_options
-from trimcp.cli.conversation import Body, Options, converse, own_version
-from trimcp.cli.exits import DEMO_EXIT_CODES, EXIT_CODES, INTERRUPTED, RUN_EXIT_CODES, TOOL_ERROR, USAGE, Failure
+from trimcp.cli.bench_options import BENCH_SECTIONS, BenchOptions, bench_options
+from trimcp.cli.conversation import converse, own_version
+from trimcp.cli.exits import (
+    BENCH_EXIT_CODES,
+    DEMO_EXIT_CODES,
+    EXIT_CODES,
+    INTERRUPTED,
+    RECORD_EXIT_CODES,
+    REPLAY_EXIT_CODES,
+    RUN_EXIT_CODES,
+    TOOL_ERROR,
+    USAGE,
+    Failure,
+)
 from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
 from trimcp.cli.loading import load_server, trace_of
-from trimcp.cli.options import (
-    BEARER_OPTION,
-    HEADER_OPTION,
-    REVISION_OPTION,
-    RUN_SECTIONS,
-    network_options,
-    read_options,
-)
-from trimcp.cli.recording import record, replay
+from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOptions, check_network, with_options
+from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import TARGET_HELP, read_headers
+from trimcp.cli.targets import TARGET_HELP
 from trimcp.cli.text import as_json, clean, describe_content, describe_resource
-from trimcp.cli.values import ValueProblem, parse_arguments
 from trimcp.client.session import ClientSession
 from trimcp.run import run_stdio
 from trimcp.server.server import Server
-from trimcp.wire.common import LoggingLevel
 from trimcp.wire.content import ResourceContents
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
 
 __all__ = ["app"]
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _EPILOG: Final = TARGET_HELP + "\n" + EXIT_CODES
 
@@ -101,39 +102,6 @@ class _Command(click.Command):
             raise click.UsageError(f"{error.message}\n{hint}", error.ctx) from None
 
 
-def _connects(function: CommandT) -> CommandT:
-    """Give a command the options of all that connect."""
-    options = [
-        click.argument("target"),
-        click.option(
-            "--timeout",
-            metavar="SECONDS",
-            type=click.FloatRange(0, min_open=True),
-            help="Time for all of it; a person's answers do not count.",
-        ),
-        REVISION_OPTION,
-        HEADER_OPTION,
-        BEARER_OPTION,
-        click.option("--trace", metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked."),
-        click.option(
-            "--log-level",
-            metavar="LEVEL",
-            type=click.Choice(get_args(LoggingLevel)),
-            help=f"Lowest log level to ask for: {', '.join(get_args(LoggingLevel))}.",
-        ),
-        click.option("-q", "--quiet", is_flag=True, help="No progress, no logs."),
-        click.option("--json", "wants_json", is_flag=True, help="Print the result as JSON, as the server sent it."),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def _finish(target: str, options: dict[str, Any], body: Body) -> None:
-    options["headers"] = read_headers(options["headers"], options.pop("bearer"))
-    sys.exit(converse(target, Options(**options), body))
-
-
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(own_version(), prog_name="trimcp")
 def app() -> None:
@@ -152,37 +120,8 @@ def app() -> None:
 )
 @click.argument("server")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--grace",
-    metavar="SECONDS",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Time that calls get when it is told to end.",
-)
-@click.option("--trace", metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked.")
-@click.option(
-    "--gc-threshold",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Look for garbage after N new objects (Python: 700): 20000 saves CPU where many calls are under way.",
-)
-@click.option(
-    "--watchdog",
-    metavar="SECONDS",
-    type=click.FloatRange(0, min_open=True),
-    help="Log what everything waits for when the event loop stands still for so long, and name tools that hold it.",
-)
-@network_options
-def run(
-    server: str,
-    arguments: tuple[str, ...],
-    grace: float,
-    trace: str | None,
-    gc_threshold: int | None,
-    watchdog: float | None,
-    **network: Any,
-) -> None:
+@with_options(RunOptions)
+def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     """Serve SERVER, a FILE.py or package.module with a trimcp.Server, over standard input and output or a network.
 
     It ends when the client leaves; over a network it stays. On Ctrl-C or SIGTERM it takes no more calls, lets those
@@ -200,20 +139,19 @@ def run(
       trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
     """
     words = click.get_current_context().meta[_WORDS]
-    options = read_options(network)
-    if trace is not None:
-        os.environ["TRIMCP_TRACE"] = "stderr" if trace == "-" else trace
+    over_network = check_network(options)
+    if options.trace is not None:
+        os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
     sys.argv = [server, *arguments]
-    load = partial(_load, server, gc_threshold)
-    if options is None:
-        loaded = load()
-        if sys.stdin.isatty():  # a person, who sees nothing happen
-            click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
-        run_stdio(loaded, grace=grace, watchdog=watchdog)
-    else:
+    load = partial(_load, server, options.gc_threshold)
+    if over_network:
         from trimcp.cli.serving import serve  # a server on standard input and output should not pay for it
 
-        sys.exit(serve(load, words, options, grace, watchdog))
+        sys.exit(serve(load, words, options))
+    loaded = load()
+    if sys.stdin.isatty():  # a person, who sees nothing happen
+        click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
+    run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
 
 
 def _load(name: str, gc_threshold: int | None) -> Server[Any]:
@@ -231,8 +169,9 @@ def _load(name: str, gc_threshold: int | None) -> Server[Any]:
 
 
 @app.command("inspect", cls=_Command, epilog=_EPILOG, short_help="Show what a server offers.")
-@_connects
-def inspect_(target: str, wants_json: bool, **options: Any) -> None:
+@click.argument("target")
+@with_options(ConnectOptions)
+def inspect_(target: str, options: ConnectOptions) -> None:
     """Show what TARGET offers: capabilities, tools and their arguments, resources, prompts.
 
     \b
@@ -244,25 +183,24 @@ def inspect_(target: str, wants_json: bool, **options: Any) -> None:
     """
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        offer = await take_stock(session, choices=not wants_json)
-        if wants_json:
+        offer = await take_stock(session, choices=not options.json)
+        if options.json:
             screen.show(as_json(offer_json(session, offer)))
         else:
             for line, style in describe(session, offer):
                 screen.show(line, style)
         return 0
 
-    _finish(target, options, body)
+    sys.exit(converse(target, options, body))
 
 
 @app.command(cls=_Command, epilog=_EPILOG, short_help="Call a tool and print the result.")
-@_connects
+@click.argument("target")
+@with_options(ConnectOptions)
 @click.argument("tool")
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--arguments", "text", metavar="JSON", help="All arguments as one object; - reads standard input.")
-def call(
-    target: str, tool: str, arguments: tuple[str, ...], text: str | None, wants_json: bool, **options: Any
-) -> None:
+def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, options: ConnectOptions) -> None:
     """Call TOOL of TARGET, with progress and logs as they come, and print the result.
 
     Values are read as the tool's schema says: numbers, true and false, lists and objects as JSON, text as it is.
@@ -285,7 +223,7 @@ def call(
                 screen.progress(step)
             result = await call.result()
         screen.end_progress()
-        if wants_json:
+        if options.json:
             screen.show(as_json(converter_for(session.revision).dump(result)))
         else:
             show = _show_error if result.is_error is True else screen.show
@@ -296,7 +234,7 @@ def call(
                 show(as_json(result.structured_content))
         return TOOL_ERROR if result.is_error is True else 0
 
-    _finish(target, options, body)
+    sys.exit(converse(target, options, body))
 
 
 def _show_error(text: str) -> None:
@@ -323,9 +261,10 @@ def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
 
 
 @app.command(cls=_Command, epilog=_EPILOG, short_help="Print what a resource holds.")
-@_connects
+@click.argument("target")
+@with_options(ConnectOptions)
 @click.argument("uri")
-def read(target: str, uri: str, wants_json: bool, **options: Any) -> None:
+def read(target: str, uri: str, options: ConnectOptions) -> None:
     """Print what the resource URI of TARGET holds.
 
     \b
@@ -336,7 +275,7 @@ def read(target: str, uri: str, wants_json: bool, **options: Any) -> None:
 
     async def body(session: ClientSession, screen: Screen) -> int:
         result = await session.read_resource(uri)
-        if wants_json:
+        if options.json:
             screen.show(as_json(converter_for(session.revision).dump(result)))
         else:
             contents: list[ResourceContents] = list(result.contents)
@@ -344,14 +283,15 @@ def read(target: str, uri: str, wants_json: bool, **options: Any) -> None:
                 screen.show(describe_resource(each))
         return 0
 
-    _finish(target, options, body)
+    sys.exit(converse(target, options, body))
 
 
 @app.command(cls=_Command, epilog=_EPILOG, short_help="Print the messages of a prompt.")
-@_connects
+@click.argument("target")
+@with_options(ConnectOptions)
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
-def prompt(target: str, name: str, arguments: tuple[str, ...], wants_json: bool, **options: Any) -> None:
+def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectOptions) -> None:
     """Print the messages of the prompt NAME of TARGET, filled in.
 
     \b
@@ -366,7 +306,7 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], wants_json: bool,
 
     async def body(session: ClientSession, screen: Screen) -> int:
         result = await session.get_prompt(name, values)
-        if wants_json:
+        if options.json:
             screen.show(as_json(converter_for(session.revision).dump(result)))
         else:
             for message in result.messages:
@@ -375,7 +315,7 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], wants_json: bool,
                     screen.show(piece)
         return 0
 
-    _finish(target, options, body)
+    sys.exit(converse(target, options, body))
 
 
 @app.command(
@@ -386,7 +326,7 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], wants_json: bool,
 )
 @click.argument("target")
 @bench_options
-def bench(target: str, **options: Any) -> None:
+def bench(target: str, options: BenchOptions, **load: Any) -> None:
     """Put load on TARGET, check every answer, and tell how many there were, how long they took and what they cost.
 
     TARGET may be any MCP server, in any language. Calls begin when earlier ones are answered, --under-way at a time in
@@ -403,11 +343,62 @@ def bench(target: str, **options: Any) -> None:
     """
     from trimcp.cli.bench_run import run_bench
 
-    sys.exit(run_bench(target, BenchOptions(**options)))
+    sys.exit(run_bench(target, options, load))
 
 
-app.add_command(record)
-app.add_command(replay)
+@app.command(epilog=RECORD_EXIT_CODES, short_help="Write down what a client and a server say.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--unmasked", is_flag=True, help="Write secrets as they are.")
+@click.option("--max-size", metavar="MIB", default=64.0, show_default=True, type=POSITIVE, help="Stop at this size.")
+def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float) -> None:
+    """Stand between a client and a server, and write down in FILE all that they say.
+
+    It is put in place of the server's command in the configuration of a host: it speaks with the client over standard
+    input and output, and starts the server's command (after --), or connects to its URL. An existing FILE is kept, and
+    the next one gets a number.
+
+    \b
+    Examples:
+      trimcp record weather.jsonl -- python weather.py
+      trimcp record weather.jsonl https://mcp.example/mcp
+    """
+    from trimcp.cli.recording import run_proxy
+
+    sys.exit(run_proxy(file, target, masked=not unmasked, max_bytes=int(max_size * 1024 * 1024)))
+
+
+@app.command(epilog=REPLAY_EXIT_CODES, short_help="Tell whether a server still answers as recorded.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("target", nargs=-1, type=click.UNPROCESSED)
+@click.option("--ignore", multiple=True, metavar="POINTER", help="What may differ in any message; * is any step.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    type=POSITIVE,
+    help="Time for what is expected next.",
+)
+@click.option(
+    "--side", default="client", show_default=True, type=click.Choice(["client", "server"]), help="Which one to play."
+)
+def replay(file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout: float, side: str) -> None:
+    """Say to TARGET what the client said in FILE, and compare the answers with what the server said then.
+
+    What cannot be the same twice is not compared: ids, cursors, points in time, how often there was progress, and what
+    --ignore names by its JSON Pointer, such as /result/structuredContent/elapsed. TARGET is what the other commands
+    take; a command may be written last, after --. With --side server there is none: it plays the server over standard
+    input and output, for a client that starts it in place of one.
+
+    \b
+    Examples:
+      trimcp replay weather.jsonl weather.py
+      trimcp replay weather.jsonl --ignore /result/_meta -- npx -y some-server
+    """
+    from trimcp.cli.recording import run_replay
+
+    sys.exit(run_replay(file, target, ignore=ignore, patience=timeout, client=side == "client"))
 
 
 @app.command(cls=_Command, epilog=DEMO_EXIT_CODES, short_help="Watch a client and a server at work.")

@@ -1,31 +1,34 @@
-"""The words of `trimcp bench`: its options, as they are typed. It imports nothing that measures."""
+"""From the words of `trimcp bench` to a `Plan`: its options, and the requests that are sent. It measures nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
 import click
 
-from trimcp.cli.options import BEARER_OPTION, HEADER_OPTION, REVISION_OPTION
+from trimcp.bench.plan import MixEntry, NumberCheck, Plan
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.options import ReachOptions, add_options, option, with_options
+from trimcp.cli.schemas import ValueProblem, parse_arguments
+from trimcp.errors import LocalError
 
-__all__ = ["BENCH_EXIT_CODES", "BENCH_SECTIONS", "BenchOptions", "bench_options"]
+__all__ = [
+    "BENCH_SECTIONS",
+    "BenchOptions",
+    "bench_options",
+    "check_options",
+    "mix_of",
+    "needs_tools",
+    "plan_of",
+    "read_script",
+]
 
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-BENCH_EXIT_CODES: Final = """\
-\b
-Exit codes:
-  0    all calls were answered rightly
-  1    some were not; the table lists them by kind
-  2    the command line is wrong, or the file it names
-  3    no connection to the server
-  4    the server answered with an error before anything was measured
-  130  interrupted by Ctrl-C (143: by SIGTERM); what was measured is printed
-"""
-
-BENCH_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
     "How much at a time": ("sessions", "under_way", "rate", "spacing", "think"),
     "For how long": ("seconds", "count", "warm_up"),
@@ -36,173 +39,233 @@ BENCH_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
 }
 """The sections of the help, and which options stand in each."""
 
+_SECONDS: Final = 10.0
+_SECONDS_EACH_ROUND: Final = 3.0
+_WARM_UP: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>s|x)?")
+_USUAL_WARM_UP: Final = 1.0
+_PID: Final = click.IntRange(1)
+
+_SCRIPT: Final = """\
+a script is a list of calls, each with a tool or a method, in JSON
+
+  [{"tool": "echo", "arguments": {"text": "hello {n}"}, "expect": "hello {n}", "weight": 9},
+   {"method": "tools/list"}]
+
+or in TOML, as tables called [[mix]]"""
+
 
 @attrs.frozen(kw_only=True)
-class BenchOptions:
-    """What is to be measured and shown, as it was typed; None is what was not.
+class BenchOptions(ReachOptions):
+    """What is to be measured and shown, as it was typed, beside what are fields of `Plan`."""
 
-    Attributes:
-        tool, arguments, expect: the tool to call, its `NAME=VALUE` and `NAME:=JSON`, and what it has to answer.
-        method, params: the request to send instead, and its parameters as JSON.
-        script: the file with a mix of them.
-        sessions, under_way: how many, and calls under way in each.
-        rate, spacing: calls that begin per second, and how they are spaced.
-        seconds, count: for how long; with `compare` each round.
-        warm_up: "2" or "2s" (seconds), or "100x" (calls).
-        think, cancel, cancel_after, timeout, timeouts, progress, seed, revision, transport, reply: as in `Plan`.
-        headers, bearer, pids: how TARGET is reached, and its processes.
-        compare, compare_headers, compare_bearer, compare_pids: another server, likewise.
-        rounds: how often each of the two is measured.
-        json: print the figures as JSON.
-        save, plot: files for the figures as JSON, and for a picture of them.
-        quiet: show nothing while it runs.
+    tool: str | None = option(metavar="NAME", help="The tool to call.")
+    arguments: tuple[str, ...] = option(
+        *("--arg", "-a"),
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="An argument, read as its schema says, or NAME:=JSON; {n} is the call's number. Again for more.",
+    )
+    expect: str | None = option(metavar="TEXT", help="What the first text of each answer has to be; {n} as above.")
+    method: str | None = option(metavar="METHOD", help="Send this request instead, such as tools/list.")
+    params: str | None = option(metavar="JSON", help="Its parameters, an object.")
+    script: str | None = option(metavar="FILE", help="Mix the calls that a .json or .toml file lists.")
+    warm_up: str | None = option(
+        metavar="AMOUNT", help="Seconds (2), or calls (100x), before.  [default: 1, with --count 0]"
+    )
+    pids: tuple[int, ...] = option(
+        "--pid",
+        multiple=True,
+        type=_PID,
+        metavar="PID",
+        help="A server's process, to read its CPU time and memory; a child's is known. Again for more.",
+    )
+    compare: str | None = option(metavar="TARGET", help="Measure this one too, in turns, and compare.")
+    rounds: int = option(metavar="N", default=5, show_default=True, type=click.IntRange(1), help="Turns of each.")
+    compare_headers: tuple[str, ...] = option(
+        "--compare-header", multiple=True, metavar="HEADER", repr=False, help="--header for the other."
+    )
+    compare_bearer: str | None = option(metavar="SOURCE", repr=False, help="--bearer for the other.")
+    compare_pids: tuple[int, ...] = option(
+        "--compare-pid", multiple=True, type=_PID, metavar="PID", help="--pid for the other."
+    )
+    json: bool = option(is_flag=True, help="Print the result as JSON; the table goes to standard error.")
+    save: str | None = option(metavar="FILE", help="Write all figures to FILE as JSON.")
+    plot: str | None = option(metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot]).")
+    quiet: bool = option("-q", "--quiet", is_flag=True, help="Nothing but the result.")
+
+
+def bench_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command these options: it is called with `options`, and with the fields of a `Plan` that are options."""
+    planned = [_planned(field) for field in attrs.fields(Plan) if field.metadata.get("help") is not None]
+    return with_options(BenchOptions)(add_options(function, planned))
+
+
+def _planned(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
+    """Return the option for a field of a plan; what it may be is checked by click and by the field alike."""
+    check = field.validator
+    kind: click.ParamType[Any] | None = None
+    if isinstance(check, NumberCheck):
+        limits = None if check.most > 1 else check.most
+        kind = click.IntRange(int(check.least)) if check.whole else click.FloatRange(check.least, limits, check.above)
+    elif "choices" in field.metadata:
+        kind = click.Choice(field.metadata["choices"])
+    return click.option(
+        "--" + field.name.replace("_", "-"),
+        default=field.default,
+        show_default=bool(field.default),
+        type=kind,
+        is_flag=field.default is False,
+        metavar=field.metadata.get("metavar"),
+        help=field.metadata["help"],
+    )
+
+
+def check_options(options: BenchOptions) -> None:
+    """Refuse what would be ignored, or means two things.
+
+    Raises:
+        Failure: there is such an option; the text says what to do.
     """
-
-    tool: str | None
-    arguments: tuple[str, ...]
-    expect: str | None
-    method: str | None
-    params: str | None
-    script: str | None
-    sessions: int
-    under_way: int | None
-    rate: float | None
-    spacing: Literal["constant", "poisson"]
-    seconds: float | None
-    count: int | None
-    warm_up: str | None
-    think: float
-    cancel: float
-    cancel_after: float | None
-    timeout: float | None
-    timeouts: float | None
-    progress: bool
-    seed: int
-    revision: str | None
-    transport: Literal["auto", "http", "sse"]
-    reply: Literal["any", "json", "sse"]
-    headers: tuple[str, ...] = attrs.field(repr=False)
-    bearer: str | None = attrs.field(repr=False)
-    pids: tuple[int, ...]
-    compare: str | None
-    compare_headers: tuple[str, ...] = attrs.field(repr=False)
-    compare_bearer: str | None = attrs.field(repr=False)
-    compare_pids: tuple[int, ...]
-    rounds: int
-    json: bool
-    save: str | None
-    plot: str | None
-    quiet: bool
+    ways = {"--tool": options.tool, "--method": options.method, "--script": options.script}
+    given = [name for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        raise Failure(f"{' and '.join(given)} exclude each other; a --script can mix tools and methods", USAGE)
+    if options.arguments and options.tool is None:
+        raise Failure("--arg goes with --tool", USAGE)
+    if options.params and options.method is None:
+        raise Failure("--params goes with --method", USAGE)
+    if options.expect is not None and options.script is not None:
+        raise Failure("with --script each call says by itself what to expect", USAGE)
+    if options.compare is None and (options.compare_headers or options.compare_bearer or options.compare_pids):
+        raise Failure("--compare-header, --compare-bearer and --compare-pid go with --compare", USAGE)
 
 
-def bench_options(function: CommandT) -> CommandT:
-    """Give a command the options of `trimcp bench`: the fields of `BenchOptions`."""
-    for option in reversed([*_load(), *_reach(), *_show()]):
-        function = option(function)
-    return function
+def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
+    """Return what is to be measured, but for the requests.
+
+    Args:
+        options: as they were typed.
+        load: the fields of a plan that were typed.
+
+    Raises:
+        Failure: it makes no sense; the text says what would.
+    """
+    counted = load["count"] is not None
+    seconds = load["seconds"]
+    if seconds is None and not counted:
+        seconds = _SECONDS if options.compare is None else _SECONDS_EACH_ROUND
+    warm_up, warm_up_count = _warm_up(options.warm_up, counted)
+    known = {"warm_up": warm_up, "warm_up_count": warm_up_count, "revision": options.revision, "pids": options.pids}
+    try:
+        return Plan(**{**load, **known, "seconds": seconds})
+    except LocalError as error:
+        text = re.sub(r"^(\w+)(?= must be )", lambda found: "--" + found[1].replace("_", "-"), str(error))
+        raise Failure(text, USAGE) from None
 
 
-def _load() -> list[Callable[[Any], Any]]:
-    positive, share = click.FloatRange(0, min_open=True), click.FloatRange(0, 1)
-    return [
-        click.option("--tool", metavar="NAME", help="The tool to call."),
-        click.option(
-            *("--arg", "arguments", "-a"),
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="An argument, read as its schema says, or NAME:=JSON; {n} is the call's number. Again for more.",
-        ),
-        click.option("--expect", metavar="TEXT", help="What the first text of each answer has to be; {n} as above."),
-        click.option("--method", metavar="METHOD", help="Send this request instead, such as tools/list."),
-        click.option("--params", metavar="JSON", help="Its parameters, an object."),
-        click.option("--script", metavar="FILE", help="Mix the calls that a .json or .toml file lists."),
-        click.option(
-            "--sessions", metavar="N", default=1, show_default=True, type=click.IntRange(1), help="Connections."
-        ),
-        click.option("--under-way", metavar="N", type=click.IntRange(1), help="Calls under way in each.  [default: 1]"),
-        click.option(
-            "--rate",
-            metavar="N",
-            type=positive,
-            help="Begin so many calls a second, answered or not (open loop).",
-        ),
-        click.option(
-            "--spacing",
-            default="constant",
-            show_default=True,
-            type=click.Choice(["constant", "poisson"]),
-            help="How --rate spaces them.",
-        ),
-        click.option(
-            "--seconds", metavar="SECONDS", type=positive, help="Measure for so long.  [default: 10; each round: 3]"
-        ),
-        click.option("--count", metavar="N", type=click.IntRange(1), help="Measure so many calls instead."),
-        click.option(
-            "--warm-up", metavar="AMOUNT", help="Seconds (2), or calls (100x), before.  [default: 1, with --count 0]"
-        ),
-        click.option(
-            "--think",
-            metavar="SECONDS",
-            default=0.0,
-            type=click.FloatRange(0),
-            help="Time between an answer and the next.",
-        ),
-        click.option("--cancel", default=0.0, type=share, metavar="SHARE", help="Cancel this share, 0.1 for a tenth."),
-        click.option(
-            "--cancel-after", metavar="SECONDS", type=click.FloatRange(0), help="Time until then.  [default: random]"
-        ),
-        click.option("--timeout", metavar="SECONDS", type=positive, help="Give a call up after this time."),
-        click.option("--timeouts", type=share, metavar="SHARE", help="The share that --timeout is for.  [default: 1]"),
-        click.option("--progress", is_flag=True, help="Ask for progress, and count the notifications."),
-        click.option("--seed", metavar="N", default=0, type=int, help="What everything random begins with."),
-    ]
+def _warm_up(typed: str | None, counted: bool) -> tuple[float, int]:
+    """Return how long to warm up, as seconds and as calls; one of them is 0."""
+    if typed is None:
+        return (0.0 if counted else _USUAL_WARM_UP), 0
+    found = _WARM_UP.fullmatch(typed)
+    unit = found and (found["unit"] or ("x" if counted else "s"))
+    if found is None or (unit == "x" and "." in found["number"]):
+        raise Failure(f"--warm-up is seconds, such as 2s, or calls, such as 100x, not {typed!r:.60}", USAGE)
+    return (float(found["number"]), 0) if unit == "s" else (0.0, int(found["number"]))
 
 
-def _reach() -> list[Callable[[Any], Any]]:
-    pid = click.IntRange(1)
-    return [
-        REVISION_OPTION,
-        click.option(
-            "--transport",
-            default="auto",
-            show_default=True,
-            type=click.Choice(["auto", "http", "sse"]),
-            help="Streamable HTTP, or the older HTTP+SSE.",
-        ),
-        click.option(
-            "--reply",
-            default="any",
-            show_default=True,
-            type=click.Choice(["any", "json", "sse"]),
-            help="How a server has to answer a POST; anything else is an error.",
-        ),
-        HEADER_OPTION,
-        BEARER_OPTION,
-        click.option(
-            *("--pid", "pids"),
-            multiple=True,
-            type=pid,
-            metavar="PID",
-            help="A server's process, to read its CPU time and memory; a child's is known. Again for more.",
-        ),
-        click.option("--compare", metavar="TARGET", help="Measure this one too, in turns, and compare."),
-        click.option(
-            "--rounds", metavar="N", default=5, show_default=True, type=click.IntRange(1), help="Turns of each."
-        ),
-        click.option(
-            *("--compare-header", "compare_headers"), multiple=True, metavar="HEADER", help="--header for the other."
-        ),
-        click.option("--compare-bearer", metavar="SOURCE", help="--bearer for the other."),
-        click.option(
-            *("--compare-pid", "compare_pids"), multiple=True, type=pid, metavar="PID", help="--pid for the other."
-        ),
-    ]
+# What is sent
 
 
-def _show() -> list[Callable[[Any], Any]]:
-    return [
-        click.option("--json", is_flag=True, help="Print the result as JSON; the table goes to standard error."),
-        click.option("--save", metavar="FILE", help="Write all figures to FILE as JSON."),
-        click.option("--plot", metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot])."),
-        click.option("-q", "--quiet", is_flag=True, help="Nothing but the result."),
-    ]
+def needs_tools(options: BenchOptions) -> bool:
+    """Whether the requests can be made only with the server's own list of tools at hand."""
+    named = any(value is not None for value in (options.tool, options.method, options.script))
+    return not named or any(not _is_json(word) for word in options.arguments)
+
+
+def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
+    """Return the requests that are sent; `schema` is of the tool's arguments, where it is known.
+
+    Raises:
+        Failure: there are none, or one makes no sense; the text says what would.
+    """
+    if options.script is not None:
+        return read_script(options.script)
+    try:
+        if options.method is not None:
+            return (MixEntry(options.method, _params(options.params), expect=options.expect),)
+        if options.tool is not None:
+            arguments = _arguments(options.arguments, schema or {})
+            return (MixEntry.tool(options.tool, arguments, expect=options.expect),)
+    except LocalError as error:
+        raise Failure(str(error), USAGE) from None
+    raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE", USAGE)
+
+
+def _is_json(word: str) -> bool:
+    return word.partition("=")[0].endswith(":")
+
+
+def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:
+    for word in words:
+        if not word.partition("=")[0].rstrip(":") or "=" not in word:
+            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=VALUE or --arg NAME:=JSON", USAGE)
+    try:
+        arguments = parse_arguments([word for word in words if not _is_json(word)], schema)
+    except ValueProblem as problem:
+        raise Failure(str(problem), USAGE) from None
+    for word in words:
+        if _is_json(word):
+            name, _, text = word.partition(":=")
+            if name in arguments:
+                raise Failure(f"the argument {name!r:.60} is given twice", USAGE)
+            arguments[name] = _json(text, f"--arg {name}")
+    return arguments
+
+
+def _params(text: str | None) -> dict[str, Any]:
+    params = {} if text is None else _json(text, "--params")
+    if not isinstance(params, dict):
+        raise Failure('--params must be an object, such as \'{"uri": "notes:///today"}\'', USAGE)
+    return params
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"{where} is not valid JSON: {error}", USAGE) from None
+
+
+def read_script(file: str) -> tuple[MixEntry, ...]:
+    """Return the mix of requests that a file lists.
+
+    Raises:
+        Failure: it cannot be read, or lists none; the text says which entry is wrong, and what would be right.
+    """
+    import tomllib  # which only this needs
+
+    path = Path(file)
+    try:
+        text = path.read_text("utf-8")
+        if path.suffix.lower() == ".toml":
+            value: Any = tomllib.loads(text)
+        elif path.suffix.lower() == ".json":
+            value = json.loads(text)
+        else:
+            raise Failure(f"--script reads .json and .toml files; {file!r:.200} has another ending", USAGE)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read {file}: {getattr(error, 'strerror', None) or error}", USAGE) from None
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"{file} is no valid {path.suffix[1:].upper()}: {error}", USAGE) from None
+    if isinstance(value, dict) and set(value) == {"mix"}:
+        value = value["mix"]
+    if not isinstance(value, list) or not value:
+        raise Failure(f"{file} holds no calls: {_SCRIPT}", USAGE)
+    mix = []
+    for number, entry in enumerate(value, 1):
+        try:
+            mix.append(MixEntry.from_json(entry))
+        except LocalError as error:
+            raise Failure(f"{file}, call {number}: {error}", USAGE) from None
+    return tuple(mix)

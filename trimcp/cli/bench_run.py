@@ -1,68 +1,91 @@
-"""`trimcp bench` from the command line to its exit code: what is measured in which order, and where it is shown."""
+"""`trimcp bench` from its options to its exit code: what is measured in which order, and where the figures go."""
 
 from __future__ import annotations
 
-import signal
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import attrs
+import click
 import trio
 
+from trimcp.bench.discovery import Target, as_planned
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cli.bench_options import BenchOptions
-from trimcp.cli.bench_plot import check_plot
-from trimcp.cli.bench_results import show_results
-from trimcp.cli.bench_table import what
+from trimcp.cli.bench_compare import Pair, comparison_json, describe_comparison
+from trimcp.cli.bench_options import BenchOptions, check_options, mix_of, needs_tools, plan_of
+from trimcp.cli.bench_plot import Curve, check_plot, draw
+from trimcp.cli.bench_table import describe_report, headline, setting, three, what
 from trimcp.cli.bench_view import View
-from trimcp.cli.bench_words import check_options, needs_tools, plan_of
 from trimcp.cli.conversation import Stop, own_version, signals
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, USAGE, Failure
+from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, USAGE, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Target, find_target, read_headers, token_hint
+from trimcp.cli.targets import find_target, read_headers, token_hint
 from trimcp.cli.text import one_line
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 
-__all__ = ["run_bench"]
+__all__ = ["run_bench", "show_results"]
 
 _WRONG: Final = 1
 _PATIENCE: Final = 30.0
 
 
-def run_bench(target: str, options: BenchOptions) -> int:
+def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int:
     """Measure one server, or two in turns; show what was found, write it down, and return the exit code.
 
     The first Ctrl-C ends the measurement and shows what it has found; the second ends the process at once.
+
+    Args:
+        target: the server.
+        options: of the command.
+        load: those that are fields of a `Plan`.
 
     Raises:
         Failure: it cannot be done; the text says why.
     """
     check_options(options)
+    plan = plan_of(options, load)
+    if not needs_tools(options):  # what is wrong with it should be said before a server is started
+        plan = attrs.evolve(plan, mix=mix_of(options))
     if options.plot is not None:
         check_plot(options.plot)
     if options.save is not None and not Path(options.save).absolute().parent.is_dir():
         raise Failure(f"--save cannot write {options.save}: there is no such folder", USAGE)
     screen = Screen(options.quiet)
-    servers = [find_target(target, screen.server_says, read_headers(options.headers, options.bearer))]
+    servers = [_Server.of(target, screen, options.headers, options.bearer)]
     if options.compare is not None:
-        headers = read_headers(options.compare_headers, options.compare_bearer)
-        servers.append(find_target(options.compare, screen.server_says, headers))
-    if not needs_tools(options):
-        plan_of(options)  # what is wrong with it should be said before a server is started
-    names = [_shown(text, server) for text, server in zip((target, options.compare or ""), servers, strict=False)]
-    return trio.run(_Bench(screen, options, servers, names).run)
+        servers.append(_Server.of(options.compare, screen, options.compare_headers, options.compare_bearer))
+    return trio.run(_Bench(screen, options, plan, servers).run)
 
 
-def _shown(text: str, server: Target) -> str:
-    """Return what was typed for a server, of a URL without user and query."""
-    return one_line(text if isinstance(server, StdioServer) else masked_url(server.url, path=True), 60)
+@attrs.define(eq=False)
+class _Server:
+    """One of those that are measured.
+
+    Attributes:
+        name: what was typed for it, of a URL without user and query.
+        reports: what was found, in the order in which it was measured.
+    """
+
+    target: Target
+    name: str
+    reports: list[Report] = attrs.field(init=False, factory=list)
+
+    @staticmethod
+    def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _Server:
+        """Return the server that a TARGET names."""
+        target = find_target(text, screen.server_says, read_headers(headers, bearer))
+        return _Server(
+            target, one_line(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
+        )
 
 
 @attrs.define(eq=False)
@@ -71,75 +94,58 @@ class _Bench:
 
     screen: Screen
     options: BenchOptions
-    servers: Sequence[Target]
-    names: Sequence[str]
-    view: View = attrs.field(init=False)
-    done: list[list[Report]] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.view = View(self.screen)
-        self.done = [[] for _ in self.servers]
+    plan: Plan
+    servers: Sequence[_Server]
 
     async def run(self) -> int:
         """Measure, show, and return the exit code."""
         failure: Failure | None = None
+        view = View(self.screen, self.plan.duration)
         with signals(self.screen) as stop:
             try:
-                await self._measure_all(stop)
+                await self._measure_all(stop, view)
             except McpError as error:
                 failure = _failure(error)
             finally:
-                self.view.end()
-        reports = [report for rounds in self.done for report in rounds]
+                view.end()
+        reports = [report for server in self.servers for report in server.reports]
         measured = any(
             report.latency.count or report.failures or report.cancelled or report.timed_out for report in reports
         )
         if measured or (reports and stop.signal is None):
-            show_results(self.screen, self.options, self.done)
+            show_results(self.screen, self.options, [server.reports for server in self.servers])
         if stop.signal is not None:
             if measured:
-                return _code_of(stop)
-            raise Failure("interrupted before anything was measured", _code_of(stop))
+                return stop.exit_code
+            raise Failure("interrupted before anything was measured", stop.exit_code)
         if failure is not None:
             raise failure
         return 0 if reports and all(report.right for report in reports) else _WRONG
 
-    async def _measure_all(self, stop: Stop) -> None:
-        plans = await self._plans(stop)
-        if plans is None:
-            return
-        plan = plans[0]
-        self.view.seconds = plan.duration
-        rounds = self.options.rounds if len(self.servers) > 1 else 1
+    async def _measure_all(self, stop: Stop, view: View) -> None:
+        plan = self.plan
+        if not plan.mix:
+            schema = await self._ask_for_schema(stop)
+            if stop.signal is not None:
+                return
+            plan = attrs.evolve(plan, mix=mix_of(self.options, schema))
+        turns = list(zip(self.servers, (plan, attrs.evolve(plan, pids=self.options.compare_pids)), strict=False))
+        rounds = self.options.rounds if len(turns) > 1 else 1
         for number in range(rounds):
             # First one, then the other begins, so that neither always comes after the other's heat.
-            order = range(len(self.servers)) if number % 2 == 0 else reversed(range(len(self.servers)))
-            for which in order:
-                title = f"{what(plan)} of {self.names[which]}"
-                self.view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
-                report = await measure(self.servers[which], plans[which], on_tick=self.view.tick, stop=stop.came)
-                self.done[which].append(report)
+            for server, its_plan in turns if number % 2 == 0 else reversed(turns):
+                title = f"{what(plan)} of {server.name}"
+                view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
+                server.reports.append(await measure(server.target, its_plan, on_tick=view.tick, stop=stop.came))
                 if stop.signal is not None:
                     return
 
-    # What is to be sent
-
-    async def _plans(self, stop: Stop) -> list[Plan] | None:
-        """Return a plan for each server; None if a signal came first. The first is asked what its tool takes."""
-        schema: Mapping[str, Any] | None = None
-        if needs_tools(self.options):
-            schema = await self._ask_for_schema(stop)
-            if stop.signal is not None:
-                return None
-        other = attrs.evolve(self.options, pids=self.options.compare_pids)
-        return [plan_of(options, schema) for options in (self.options, other)]
-
     async def _ask_for_schema(self, stop: Stop) -> Mapping[str, Any]:
+        """Ask the first server what the tool takes; what is returned after a signal means nothing."""
         schema: Mapping[str, Any] = {}
+        client, target = Client("trimcp", own_version()), as_planned(self.servers[0].target, self.plan)
         with stop.guarding(trio.current_time() + _PATIENCE) as asking:
-            async with Client("trimcp", own_version()).connect(
-                self._as_meant(self.servers[0]), revision=self.options.revision
-            ) as session:
+            async with client.connect(target, revision=self.plan.revision) as session:
                 tools = await session.list_tools()
                 if self.options.tool is None:
                     raise Failure(
@@ -152,19 +158,6 @@ class _Bench:
             raise Failure(f"the server did not list its tools within {_PATIENCE:g} seconds", NO_CONNECTION)
         return schema
 
-    def _as_meant(self, server: Target) -> Target:
-        """Return the server to be spoken to over the transport that is asked for."""
-        from trimcp.transports.http.client.target import HttpServer
-
-        modes: Mapping[str, Any] = {"http": "streamable", "sse": "sse"}
-        if isinstance(server, HttpServer) and self.options.transport in modes:
-            return attrs.evolve(server, mode=modes[self.options.transport])
-        return server
-
-
-def _code_of(stop: Stop) -> int:
-    return INTERRUPTED if stop.signal == signal.SIGINT else TERMINATED
-
 
 def _failure(error: McpError) -> Failure:
     if isinstance(error, LocalError):
@@ -172,3 +165,61 @@ def _failure(error: McpError) -> Failure:
     if isinstance(error, RemoteError):
         return Failure(f"the server answered with an error: {error}", REMOTE_ERROR)
     return Failure(f"{error}{token_hint(error)}", NO_CONNECTION)
+
+
+# What was found
+
+
+def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[Report]]) -> None:
+    """Print the table of what was measured, and write the files that were asked for.
+
+    Args:
+        screen: where. Standard output is left to the JSON if that goes there.
+        options: of the command.
+        done: the reports of each server, in the order in which they were measured.
+
+    Raises:
+        Failure: a file cannot be written; all the rest was done before.
+    """
+    pairs: list[Pair] = []
+    if len(done) > 1:
+        whole = zip(done[0], done[1], strict=False)
+        pairs = [(first, second) for first, second in whole if not (first.interrupted or second.interrupted)]
+    reports = [report for rounds in done for report in rounds]
+    if not (options.quiet and options.json):
+        console = screen.err if options.json else screen.out
+        tables = [describe_comparison(pairs)] if pairs else map(describe_report, reports)
+        for text, style in (line for table in tables for line in table):
+            console.print(text, style=style)
+    try:
+        if options.json or options.save is not None:
+            paired = {id(report) for pair in pairs for report in pair}
+            unpaired = [report for report in reports if id(report) not in paired]
+            _write_json(options, reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired))
+    finally:
+        if options.plot is not None:
+            _draw(options.plot, reports[0], pairs)
+
+
+def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
+    text = json.dumps(value, allow_nan=False)
+    if options.json:
+        click.echo(text)
+    if options.save is not None:
+        try:
+            Path(options.save).write_text(text + "\n", "utf-8")
+        except OSError as error:
+            raise Failure(f"cannot write {options.save}: {error.strerror}", USAGE) from None
+
+
+def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
+    if not pairs:
+        wrong = f", {first.failures:,} wrong" if first.failures else ""
+        summary = f"{three(first.per_second)} calls answered per second{wrong}; {setting(first)}"
+        draw(file, headline(first), [Curve(summary, [first])])
+        return
+    curves = []
+    for rounds in zip(*pairs, strict=True):
+        rate = three(median(report.per_second for report in rounds))
+        curves.append(Curve(f"{headline(rounds[0], calls=False)}: {rate} calls answered per second", rounds))
+    draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", curves, setting(first))

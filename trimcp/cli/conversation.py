@@ -4,55 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
 
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
+from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Target, find_target, token_hint
+from trimcp.cli.targets import Target, find_target, read_headers, token_hint
 from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
+from trimcp.run import on_signals
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
-from trimcp.wire.common import LoggingLevel
 
-__all__ = ["Body", "Options", "Stop", "converse", "own_version", "signals", "trace_to"]
+__all__ = ["Body", "Stop", "converse", "own_version", "signals", "trace_to"]
 
 _SILENCE: Final = 5.0
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]
 """What is done with the session; returns the exit code."""
-
-
-@attrs.frozen
-class Options:
-    """What all commands that connect have in common.
-
-    Attributes:
-        timeout: seconds for all of it, a person's answers not counted; None for no limit.
-        revision: the revision to speak; None lets client and server agree.
-        trace: "-" for standard error, else a file that every message is added to; None for no trace.
-        log_level: the lowest level of log message wanted; None leaves that to the server.
-        quiet: show results and errors only.
-        headers: sent to a URL with every request.
-    """
-
-    timeout: float | None = None
-    revision: str | None = None
-    trace: str | None = None
-    log_level: LoggingLevel | None = None
-    quiet: bool = False
-    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
 
 
 def own_version() -> str:
@@ -72,7 +51,7 @@ def trace_to(target: str | None, screen: Screen) -> Write | None:
     return screen.trace if target in ("-", "1", "stderr") else trace_writer(target)
 
 
-def converse(target: str, options: Options, body: Body) -> int:
+def converse(target: str, options: ConnectOptions, body: Body) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
     The first Ctrl-C cancels what runs, and the server is told; the second ends the process at once.
@@ -81,17 +60,17 @@ def converse(target: str, options: Options, body: Body) -> int:
         Failure: it did not work; the text says what to do.
     """
     screen = Screen(options.quiet)
-    server = find_target(target, screen.server_says, options.headers)
+    server = find_target(target, screen.server_says, read_headers(options.headers, options.bearer))
     return trio.run(_attended, server, options, body, screen)
 
 
-async def _attended(server: Target, options: Options, body: Body, screen: Screen) -> int:
+async def _attended(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     async with open_service_nursery() as nursery:
         nursery.start_soon(_explain_silence, screen)
         return await _converse(server, options, body, screen)
 
 
-async def _converse(server: Target, options: Options, body: Body, screen: Screen) -> int:
+async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
     client = _client(options, screen, asker)
     write = trace_to(options.trace, screen)
@@ -127,7 +106,7 @@ async def _converse(server: Target, options: Options, body: Body, screen: Screen
             screen.end_progress()
     if stop.signal is not None:
         told = "; the server was told to stop" if screen.listening else ""
-        raise Failure(f"interrupted{told}", INTERRUPTED if stop.signal == signal.SIGINT else TERMINATED)
+        raise Failure(f"interrupted{told}", stop.exit_code)
     if code is None:
         what = "was told to stop" if screen.listening else "was not ready in time"
         raise Failure(f"not done after {options.timeout:g} seconds; the server {what}", TIMED_OUT)
@@ -141,7 +120,7 @@ async def _explain_silence(screen: Screen) -> None:
         screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
 
 
-def _client(options: Options, screen: Screen, asker: Asker) -> Client:
+def _client(options: ConnectOptions, screen: Screen, asker: Asker) -> Client:
     client = Client("trimcp", own_version(), title="trimcp command", log_level=options.log_level or "info")
     client.logging(screen.log)
     client.elicitation(asker.answer)
@@ -183,6 +162,11 @@ class Stop:
     came: trio.Event = attrs.field(factory=trio.Event)
     _scopes: list[trio.CancelScope] = attrs.field(factory=list)
 
+    @property
+    def exit_code(self) -> int:
+        """What the command ends with because of the signal."""
+        return INTERRUPTED if self.signal == signal.SIGINT else TERMINATED
+
     @contextmanager
     def guarding(self, deadline: float = float("inf")) -> Iterator[trio.CancelScope]:
         """Cancel the block when a signal comes, or at the deadline."""
@@ -205,21 +189,5 @@ class Stop:
 def signals(screen: Screen) -> Iterator[Stop]:
     """Yield what the first SIGINT or SIGTERM cancels; the second ends the process, even with a frozen loop."""
     stop = Stop()
-    token = trio.lowlevel.current_trio_token()
-    seen = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            screen.give_back()
-            os._exit(128 + number)
-        token.run_sync_soon(stop.cancel, number)
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before: list[Any] = [signal.signal(number, handle) for number in numbers]
-    try:
+    with on_signals(stop.cancel, screen.give_back):
         yield stop
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

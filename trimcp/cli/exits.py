@@ -9,11 +9,14 @@ import click
 from trimcp.cli.text import clean
 
 __all__ = [
+    "BENCH_EXIT_CODES",
     "DEMO_EXIT_CODES",
     "EXIT_CODES",
     "INTERRUPTED",
     "NO_CONNECTION",
+    "RECORD_EXIT_CODES",
     "REMOTE_ERROR",
+    "REPLAY_EXIT_CODES",
     "RUN_EXIT_CODES",
     "TERMINATED",
     "TIMED_OUT",
@@ -51,6 +54,17 @@ Exit codes:
   130  a second Ctrl-C ended it at once (143: SIGTERM)
 """
 
+BENCH_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    all calls were answered rightly
+  1    some were not; the table lists them by kind
+  2    the command line is wrong, or the file it names
+  3    no connection to the server
+  4    the server answered with an error before anything was measured
+  130  interrupted by Ctrl-C (143: by SIGTERM); what was measured is printed
+"""
+
 DEMO_EXIT_CODES: Final = """\
 \b
 Exit codes:
@@ -59,6 +73,24 @@ Exit codes:
   3    no connection to the server
   4    the server answered with an error, or something was left
   130  interrupted by Ctrl-C
+"""
+
+RECORD_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  those of the program, if it ended before its client; else
+  0    the client left
+  2    the command line is wrong
+  3    no connection to the server
+"""
+
+REPLAY_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    the same was said
+  1    something differs
+  2    the command line or the journal is wrong
+  3    no connection to the server
 """
 
 

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.cli.shapes import describe_properties
+from trimcp.cli.schemas import describe_properties
 from trimcp.cli.text import clean, one_line
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError

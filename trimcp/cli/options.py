@@ -1,32 +1,120 @@
-"""The words of `trimcp run --http`: its options, and what they exclude. It imports nothing that speaks HTTP."""
+"""The options of the commands: each is a field of a record, with its help. It imports nothing that speaks HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 import attrs
 import click
 from click.core import ParameterSource
 
+from trimcp.wire.common import LoggingLevel
 from trimcp.wire.revisions import REVISIONS
 
 if TYPE_CHECKING:
     from trimcp.transports.http.settings import ReplyForm
 
 __all__ = [
-    "BEARER_OPTION",
-    "HEADER_OPTION",
-    "REVISION_OPTION",
+    "POSITIVE",
     "RUN_SECTIONS",
-    "NetworkOptions",
-    "network_options",
-    "read_options",
+    "ConnectOptions",
+    "ReachOptions",
+    "RunOptions",
+    "add_options",
+    "check_network",
+    "option",
+    "with_options",
 ]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-RUN_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
+POSITIVE: Final = click.FloatRange(0, min_open=True)
+
+
+def option(*flags: str, repr: bool = True, **settings: Any) -> Any:
+    """Return a field of a record that is an option of a command.
+
+    Args:
+        flags: what is typed for it; without any, the name of the field.
+        repr: show the value where the record is shown; not of secrets.
+        settings: what `click.option` takes.
+    """
+    return attrs.field(repr=repr, metadata={"flags": flags, "settings": settings})
+
+
+def add_options(function: CommandT, options: Iterable[Callable[[Any], Any]]) -> CommandT:
+    """Give a command these options, in this order in its help."""
+    for each in reversed(list(options)):
+        function = each(function)
+    return function
+
+
+def with_options(record: type[attrs.AttrsInstance]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of a record; it is called with the record as `options`."""
+    fields = attrs.fields(record)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(**words: Any) -> Any:
+            return function(options=record(**{field.name: words.pop(field.name) for field in fields}), **words)
+
+        return add_options(command, map(_click_option, fields))
+
+    return decorate
+
+
+def _click_option(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
+    flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
+    return click.option(*flags, field.name, **field.metadata["settings"])
+
+
+# Commands that connect
+
+_DATES: Final = [each.name for each in REVISIONS]
+_LEVELS: Final = get_args(LoggingLevel)
+
+
+@attrs.frozen(kw_only=True)
+class ReachOptions:
+    """How a server is reached, and with which revision."""
+
+    revision: str | None = option(
+        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
+    )
+    headers: tuple[str, ...] = option(
+        *("--header", "-H"),
+        multiple=True,
+        metavar="HEADER",
+        repr=False,
+        help="Send 'NAME: VALUE' to a URL; ${VARIABLE} in it is replaced. Again for more.",
+    )
+    bearer: str | None = option(
+        metavar="SOURCE",
+        repr=False,
+        help="Send a bearer token to a URL: SOURCE is the environment variable that holds it, or @FILE.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ConnectOptions(ReachOptions):
+    """What all commands that hold one conversation have in common."""
+
+    timeout: float | None = option(
+        metavar="SECONDS", type=POSITIVE, help="Time for all of it; a person's answers do not count."
+    )
+    trace: str | None = option(metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked.")
+    log_level: LoggingLevel | None = option(
+        metavar="LEVEL", type=click.Choice(_LEVELS), help=f"Lowest log level to ask for: {', '.join(_LEVELS)}."
+    )
+    quiet: bool = option("-q", "--quiet", is_flag=True, help="No progress, no logs.")
+    json: bool = option(is_flag=True, help="Print the result as JSON, as the server sent it.")
+
+
+# trimcp run
+
+RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
     "Over a network": (
         *("http", "ws", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
@@ -34,66 +122,9 @@ RUN_SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Who may come over a network": ("allow_origins", "allowed_hosts", "token_file"),
 }
-"""The sections of the help of `trimcp run`, and which parameters stand in each."""
+"""The sections of the help of `trimcp run`, and which options stand in each."""
 
-_DATES: Final = [each.name for each in REVISIONS]
-
-REVISION_OPTION: Final = click.option(
-    "--revision", metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
-)
-HEADER_OPTION: Final = click.option(
-    *("--header", "headers", "-H"),
-    multiple=True,
-    metavar="HEADER",
-    help="Send 'NAME: VALUE' to a URL; ${VARIABLE} in it is replaced. Again for more.",
-)
-BEARER_OPTION: Final = click.option(
-    "--bearer",
-    metavar="SOURCE",
-    help="Send a bearer token to a URL: SOURCE is the environment variable that holds it, or @FILE.",
-)
-
-
-@attrs.frozen(kw_only=True)
-class NetworkOptions:
-    """How a server is to be served over the network, as it was typed.
-
-    Attributes:
-        host, port: where to listen; port 0 takes a free one.
-        uds: the path of a Unix socket to listen on instead, with the permissions `uds_mode`.
-        path: of the endpoint; None for the usual one.
-        ws: whether WebSocket alone is served, at `path`.
-        software: what speaks HTTP.
-        certfile, keyfile: for TLS; the key may stand in the file of the certificate.
-        allow_origins, allowed_hosts: which pages and names may reach it.
-        token_file: who may, "name: token" on each line; None lets everybody in.
-        workers: processes.
-        stateless: serve clients of the legacy eras without sessions.
-        reply: how POSTs are answered.
-        sse, websocket: whether HTTP+SSE and WebSocket are served beside.
-        access_log: whether each response is logged.
-        log_json: whether the log is lines of JSON.
-    """
-
-    host: str
-    port: int
-    uds: str | None
-    uds_mode: int
-    path: str | None
-    ws: bool
-    software: Literal["own", "hypercorn"]
-    certfile: str | None
-    keyfile: str | None
-    allow_origins: tuple[str, ...]
-    allowed_hosts: tuple[str, ...]
-    token_file: str | None
-    workers: int
-    stateless: bool
-    reply: ReplyForm
-    sse: bool
-    websocket: bool
-    access_log: bool
-    log_json: bool
+_FILE: Final = click.Path(exists=True, dir_okay=False)
 
 
 def _permissions(text: str) -> int:
@@ -106,106 +137,105 @@ def _permissions(text: str) -> int:
     return mode
 
 
-def network_options(function: CommandT) -> CommandT:
-    """Give a command the options of serving over the network; `read_options` takes them out of its arguments."""
-    file = click.Path(exists=True, dir_okay=False)
-    options = [
-        click.option("--http", is_flag=True, help="Serve over HTTP instead of standard input and output."),
-        click.option("--ws", is_flag=True, help="Serve over WebSocket alone."),
-        click.option(
-            "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen on."
-        ),
-        click.option(
-            "--port",
-            metavar="PORT",
-            default=8000,
-            show_default=True,
-            type=click.IntRange(0, 65_535),
-            help="0 takes a free one.",
-        ),
-        click.option("--uds", metavar="FILE", help="Listen on a Unix socket instead."),
-        click.option(
-            "--uds-mode", metavar="MODE", default="600", show_default=True, type=_permissions, help="Its permissions."
-        ),
-        click.option("--path", metavar="PATH", help="Where the endpoint is.  [default: /mcp, with --ws /ws]"),
-        click.option(
-            *("--server", "software"),
-            default="own",
-            show_default=True,
-            type=click.Choice(["own", "hypercorn"]),
-            help="What speaks HTTP; hypercorn has HTTP/2.",
-        ),
-        click.option("--certfile", metavar="FILE", type=file, help="Speak TLS with this certificate (PEM)."),
-        click.option("--keyfile", metavar="FILE", type=file, help="Its key, where it is in a file of its own."),
-        click.option(
-            *("--allow-origin", "allow_origins"),
-            multiple=True,
-            metavar="ORIGIN",
-            help="Pages from there may call: https://app.example, or *. Again for more.",
-        ),
-        click.option(
-            *("--allowed-host", "allowed_hosts"),
-            multiple=True,
-            metavar="HOST",
-            help="A name by which it is reached: mcp.example, *.example. Again for more; with any, only those.",
-        ),
-        click.option(
-            "--token-file",
-            metavar="FILE",
-            type=file,
-            help="Serve only who has a bearer token; lines of NAME: TOKEN.",
-        ),
-        click.option(
-            "--workers",
-            metavar="N",
-            default=1,
-            show_default=True,
-            type=click.IntRange(1),
-            help="Processes that share the port. More than one mean --stateless and --no-sse.",
-        ),
-        click.option("--stateless", is_flag=True, help="Keep no sessions for clients of older revisions."),
-        click.option(
-            "--reply",
-            default="auto",
-            show_default=True,
-            type=click.Choice(["auto", "json", "sse"]),
-            help="How calls are answered; auto streams when there is something to stream.",
-        ),
-        click.option("--sse/--no-sse", default=True, help="HTTP+SSE at /sse, for the oldest clients.  [default: sse]"),
-        click.option("--websocket/--no-websocket", default=True, help="WebSocket at /ws.  [default: websocket]"),
-        click.option("--access-log", is_flag=True, help="Log a line for each response to standard error."),
-        click.option("--log-json", is_flag=True, help="Log in lines of JSON."),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+@attrs.frozen(kw_only=True)
+class RunOptions:
+    """How a server is to be served."""
+
+    grace: float = option(
+        metavar="SECONDS",
+        default=5.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="Time that calls get when it is told to end.",
+    )
+    trace: str | None = option(
+        metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked."
+    )
+    gc_threshold: int | None = option(
+        metavar="N",
+        type=click.IntRange(1),
+        help="Look for garbage after N new objects (Python: 700): 20000 saves CPU where many calls are under way.",
+    )
+    watchdog: float | None = option(
+        metavar="SECONDS",
+        type=POSITIVE,
+        help="Log what everything waits for when the event loop stands still for so long, and name tools that hold it.",
+    )
+    http: bool = option(is_flag=True, help="Serve over HTTP instead of standard input and output.")
+    ws: bool = option(is_flag=True, help="Serve over WebSocket alone.")
+    host: str = option(metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen on.")
+    port: int = option(
+        metavar="PORT", default=8000, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one."
+    )
+    uds: str | None = option(metavar="FILE", help="Listen on a Unix socket instead.")
+    uds_mode: int = option(metavar="MODE", default="600", show_default=True, type=_permissions, help="Its permissions.")
+    path: str | None = option(metavar="PATH", help="Where the endpoint is.  [default: /mcp, with --ws /ws]")
+    software: Literal["own", "hypercorn"] = option(
+        "--server",
+        default="own",
+        show_default=True,
+        type=click.Choice(["own", "hypercorn"]),
+        help="What speaks HTTP; hypercorn has HTTP/2.",
+    )
+    certfile: str | None = option(metavar="FILE", type=_FILE, help="Speak TLS with this certificate (PEM).")
+    keyfile: str | None = option(metavar="FILE", type=_FILE, help="Its key, where it is in a file of its own.")
+    allow_origins: tuple[str, ...] = option(
+        "--allow-origin",
+        multiple=True,
+        metavar="ORIGIN",
+        help="Pages from there may call: https://app.example, or *. Again for more.",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        "--allowed-host",
+        multiple=True,
+        metavar="HOST",
+        help="A name by which it is reached: mcp.example, *.example. Again for more; with any, only those.",
+    )
+    token_file: str | None = option(
+        metavar="FILE", type=_FILE, help="Serve only who has a bearer token; lines of NAME: TOKEN."
+    )
+    workers: int = option(
+        metavar="N",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Processes that share the port. More than one mean --stateless and --no-sse.",
+    )
+    stateless: bool = option(is_flag=True, help="Keep no sessions for clients of older revisions.")
+    reply: ReplyForm = option(
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "json", "sse"]),
+        help="How calls are answered; auto streams when there is something to stream.",
+    )
+    sse: bool = option("--sse/--no-sse", default=True, help="HTTP+SSE at /sse, for the oldest clients.  [default: sse]")
+    websocket: bool = option("--websocket/--no-websocket", default=True, help="WebSocket at /ws.  [default: websocket]")
+    access_log: bool = option(is_flag=True, help="Log a line for each response to standard error.")
+    log_json: bool = option(is_flag=True, help="Log in lines of JSON.")
 
 
-def read_options(words: dict[str, Any]) -> NetworkOptions | None:
-    """Take the options of serving over the network out of a command's arguments; None if it is not to.
+def check_network(options: RunOptions) -> bool:
+    """Return whether to serve over a network, by the options of the command that runs.
 
     Raises:
         click.UsageError: one is given that means nothing without another, or excludes it.
     """
     context = click.get_current_context()
-    names = [field.name for field in attrs.fields(NetworkOptions)]
-    parameters = {parameter.name: parameter for parameter in context.command.params}
-    given = {name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    http = words.pop("http")
-    if not http and not words["ws"]:
+    given = [
+        parameter
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        and parameter.name not in ("server", "arguments", *RUN_SECTIONS["How it runs"])
+    ]
+    names = {parameter.name for parameter in given}
+    if not options.http and not options.ws:
         if given:
-            first = next(name for name in names if name in given)
-            raise click.UsageError(f"{parameters[first].opts[0]} goes with --http or --ws", context)
-        for name in names:
-            del words[name]
-        return None
-    if http and words["ws"]:
+            raise click.UsageError(f"{given[0].opts[0]} goes with --http or --ws", context)
+        return False
+    if options.http and options.ws:
         raise click.UsageError("--http has WebSocket beside it; write either --http or --ws", context)
-    if "uds" in given and given & {"host", "port"}:
+    if "uds" in names and names & {"host", "port"}:
         raise click.UsageError("listen either on a --port or on a Unix socket (--uds)", context)
-    if "keyfile" in given and "certfile" not in given:
+    if "keyfile" in names and "certfile" not in names:
         raise click.UsageError("--keyfile goes with --certfile", context)
-    options = NetworkOptions(**{name: words.pop(name) for name in names})
-    if options.workers > 1:
-        options = attrs.evolve(options, stateless=True, sse=False)
-    return options
+    return True

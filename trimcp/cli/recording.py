@@ -1,84 +1,212 @@
-"""`trimcp record` and `trimcp replay`: a wire journal that becomes a regression test. Their words and their help."""
+"""The proxy behind `trimcp record`: bytes go through untouched where there are bytes, messages where there are not."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import click
+import attrs
+import orjson
+import trio
 
-__all__ = ["record", "replay"]
+from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
+from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
+from trimcp.cli.targets import find_target
+from trimcp.cli.text import clean
+from trimcp.errors import McpError
+from trimcp.run import signals
+from trimcp.session.scopes import open_service_nursery
+from trimcp.testing.journal import JournalWriter
+from trimcp.testing.play import outgoing_of, play
+from trimcp.testing.transcript import Transcript
+from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.stdio.child import ChildChannel, StdioServer
+from trimcp.transports.stdio.server import Claim, claim, claim_stdio
+from trimcp.transports.trace import as_json
+from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.jsonrpc import Lost, Malformed
 
-_MEBI: Final = 1024 * 1024
-_POSITIVE: Final = click.FloatRange(0, min_open=True)
-_SIDES: Final = click.Choice(["client", "server"])
-_RECORD_CODES: Final = """\
-\b
-Exit codes:
-  those of the program, if it ended before its client; else
-  0    the client left
-  2    the command line is wrong
-  3    no connection to the server
-"""
-_REPLAY_CODES: Final = """\
-\b
-Exit codes:
-  0    the same was said
-  1    something differs
-  2    the command line or the journal is wrong
-  3    no connection to the server
-"""
+__all__ = ["run_proxy", "run_replay"]
 
+_LAST_ANSWERS: Final = 30.0
+"""Seconds that a server may take for its last answers once its client has left."""
 
-@click.command(epilog=_RECORD_CODES, short_help="Write down what a client and a server say.")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--unmasked", is_flag=True, help="Write secrets as they are.")
-@click.option("--max-size", metavar="MIB", default=64.0, show_default=True, type=_POSITIVE, help="Stop at this size.")
-def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float) -> None:
-    """Stand between a client and a server, and write down in FILE all that they say.
-
-    It is put in place of the server's command in the configuration of a host: it speaks with the client over standard
-    input and output, and starts the server's command (after --), or connects to its URL. An existing FILE is kept, and
-    the next one gets a number.
-
-    \b
-    Examples:
-      trimcp record weather.jsonl -- python weather.py
-      trimcp record weather.jsonl https://mcp.example/mcp
-    """
-    from trimcp.cli.recording_proxy import run_proxy
-
-    sys.exit(run_proxy(file, target, masked=not unmasked, max_bytes=int(max_size * _MEBI)))
+_DIFFERS: Final = 1
 
 
-@click.command(epilog=_REPLAY_CODES, short_help="Tell whether a server still answers as recorded.")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("target", nargs=-1, type=click.UNPROCESSED)
-@click.option("--ignore", multiple=True, metavar="POINTER", help="What may differ in any message; * is any step.")
-@click.option(
-    "--timeout",
-    metavar="SECONDS",
-    default=10.0,
-    show_default=True,
-    type=_POSITIVE,
-    help="Time for what is expected next.",
-)
-@click.option("--side", default="client", show_default=True, type=_SIDES, help="Which one to play.")
-def replay(file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout: float, side: str) -> None:
-    """Say to TARGET what the client said in FILE, and compare the answers with what the server said then.
+def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: int) -> int:
+    """Record until either side ends, and return the exit code."""
+    target = _named_target(words)
+    try:
+        journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
+    except OSError as error:
+        raise Failure(f"cannot write {file}: {error}", USAGE) from None
+    try:
+        return trio.run(_record, target, journal)
+    except McpError as error:
+        raise Failure(str(error), NO_CONNECTION) from None
+    finally:
+        journal.close()
 
-    What cannot be the same twice is not compared: ids, cursors, points in time, how often there was progress, and what
-    --ignore names by its JSON Pointer, such as /result/structuredContent/elapsed. TARGET is what the other commands
-    take; a command may be written last, after --. With --side server there is none: it plays the server over standard
-    input and output, for a client that starts it in place of one.
 
-    \b
-    Examples:
-      trimcp replay weather.jsonl weather.py
-      trimcp replay weather.jsonl --ignore /result/_meta -- npx -y some-server
-    """
-    from trimcp.cli.recording_replay import run_replay
+def _named_target(words: tuple[str, ...]) -> Any:
+    """Return the server that is named by one word, or by the words of a command."""
+    target = find_target(words[0]) if len(words) == 1 else StdioServer(words)
+    if isinstance(target, StdioServer):
+        # It takes the place of the server, so what is meant for that is in its own environment.
+        target = attrs.evolve(target, inherit_env=True, on_stderr=partial(print, file=sys.stderr, flush=True))
+    return target
 
-    sys.exit(run_replay(file, target, ignore=ignore, patience=timeout, client=side == "client"))
+
+def _tell(line: str) -> None:
+    print(f"trimcp record: {line}", file=sys.stderr, flush=True)
+
+
+async def _record(target: Any, journal: JournalWriter) -> int:
+    code = 0
+    with signals() as stop, trio.CancelScope() as scope:
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(_cancel_when, stop, scope)
+            relay = _relay_bytes if isinstance(target, StdioServer) else _relay_messages
+            code = await relay(target, journal)
+    return code
+
+
+async def _cancel_when(stop: trio.Event, scope: trio.CancelScope) -> None:
+    await stop.wait()
+    scope.cancel(reason="told to stop")
+
+
+# Bytes
+
+
+async def _relay_bytes(target: StdioServer, journal: JournalWriter) -> int:
+    ours = claim()
+    try:
+        async with target.connect() as channel:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_to_server, ours, channel, journal)
+                await _pass(channel.streams[0], ours.sender, partial(journal.note, False))
+                with trio.move_on_after(1):  # it has closed its output, and is about to end
+                    await channel.process.wait()
+                nursery.cancel_scope.cancel(reason="the server has ended")
+            ended = channel.process.returncode
+    finally:
+        ours.release()
+    if ended is None:
+        return 0
+    return ended if ended >= 0 else 128 - ended
+
+
+async def _to_server(ours: Claim, channel: ChildChannel, journal: JournalWriter) -> None:
+    """Pass on what the client says; when it leaves, let the server know, and its last answers through."""
+    sender = channel.streams[1]
+    await _pass(ours.receiver, sender, partial(journal.note, True))
+    await sender.aclose()
+    await trio.sleep(_LAST_ANSWERS)
+    await channel.aclose()
+
+
+async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note: Callable[[bytes], object]) -> None:
+    """Pass bytes on as they come, and note each whole line before its end is passed on."""
+    line = bytearray()
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        while chunk := await source.receive_some(READ_SIZE):
+            first, *others = chunk.split(b"\n")  # of what came only: a long line comes in many pieces
+            line += first
+            for other in others:
+                note(bytes(line))
+                line = bytearray(other)
+            if len(line) > CLIENT_MAX_MESSAGE:
+                line = bytearray()  # nobody will take that for a message
+            await sink.send_all(chunk)
+    note(bytes(line))
+
+
+# Messages
+
+
+async def _relay_messages(target: Any, journal: JournalWriter) -> int:
+    """Relay until either side has ended; there is nothing more to expect from a server whose client has left."""
+    ended = trio.Event()
+
+    async def one_way(source: MessageChannel, sink: MessageChannel, from_client: bool) -> None:
+        await _relay(source, sink, from_client, journal)
+        ended.set()
+
+    async with (
+        target.connect() as server,
+        claim_stdio() as client,
+        open_service_nursery() as nursery,
+    ):
+        client.set_max_message(CLIENT_MAX_MESSAGE)
+        nursery.start_soon(one_way, server, client, False)
+        nursery.start_soon(one_way, client, server, True)
+        await ended.wait()
+    return 0
+
+
+async def _relay(source: MessageChannel, sink: MessageChannel, from_client: bool, journal: JournalWriter) -> None:
+    with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
+        while True:
+            for incoming in await source.receive():
+                message = incoming.message
+                if isinstance(message, Malformed):
+                    journal.note(from_client, message.message.encode())
+                    continue
+                said = as_json(message)
+                if isinstance(message, Lost):
+                    error = {"code": INTERNAL_ERROR, "message": message.message}
+                    said = {"jsonrpc": "2.0", "id": message.id, "error": error}
+                    if message.id is None:
+                        continue
+                journal.note(from_client, orjson.dumps(said))
+                await sink.send([outgoing_of(said)])
+
+
+# Replaying
+
+
+def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], patience: float, client: bool) -> int:
+    """Play one side of the journal, tell what differs, and return the exit code."""
+    if client != bool(words):
+        problem = "name the server to replay to" if client else "--side server takes no TARGET: the client starts it"
+        raise Failure(problem, USAGE)
+    try:
+        transcript = Transcript.load(file)
+    except (ValueError, OSError) as error:
+        raise Failure(f"{file}: {error}", USAGE) from None
+    connection: AbstractAsyncContextManager[MessageChannel] = (
+        _named_target(words).connect() if client else claim_stdio()
+    )
+    run = partial(play, client=client, ignore=list(ignore), patience=patience)
+    try:
+        problems = trio.run(_play, connection, transcript, run)
+    except McpError as error:
+        raise Failure(str(error), NO_CONNECTION) from None
+    _report(problems, transcript, client)
+    return _DIFFERS if problems else 0
+
+
+async def _play(connection: AbstractAsyncContextManager[MessageChannel], transcript: Transcript, run: Any) -> list[str]:
+    async with connection as channel:
+        problems: list[str] = await run(transcript.messages, channel)
+        return problems
+
+
+def _report(problems: list[str], transcript: Transcript, client: bool) -> None:
+    """Tell what differs. Playing the server, standard output belongs to the client."""
+    out = sys.stdout if client else sys.stderr
+    theirs = sum(from_client != client for from_client, _ in transcript.messages)
+    who = "server" if client else "client"
+    for problem in problems:
+        print(clean(problem), file=out)
+    if problems:
+        print(f"{len(problems)} differences in what the {who} says", file=out)
+    else:
+        print(f"the {who} says the same: {theirs} messages", file=out)

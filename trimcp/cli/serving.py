@@ -7,9 +7,10 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,30 +18,33 @@ import attrs
 import trio
 
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.cli.face import STATE_KEYS, settings_of, use_state_keys
-from trimcp.cli.options import NetworkOptions
+from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
 from trimcp.net import serve_http
+from trimcp.protocol.request_state import Sealer
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
-from trimcp.transports.http.access import JsonFormatter
+from trimcp.transports.http.access import AccessLog, JsonFormatter
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
+from trimcp.transports.http.identity import Authenticate, bearer_tokens
+from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.settings import HttpSettings
 
 __all__ = ["serve"]
 
 _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
+_STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
+"""The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
+
 _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
 def serve(
     load: Callable[[], Server[Any]],
     words: Sequence[str],
-    options: NetworkOptions,
-    grace: float,
-    watchdog: float | None = None,
+    options: RunOptions,
 ) -> int:
     """Serve until a signal comes, and return the exit code.
 
@@ -48,38 +52,36 @@ def serve(
         load: returns the server; called only in a process that serves it.
         words: the command's own, to start workers with.
         options: how to serve.
-        grace: seconds that calls get to answer at the end.
-        watchdog: seconds the event loop may stand still, or None for not looking.
 
     Raises:
         Failure: it did not work; the text says what to do.
     """
-    settings = settings_of(options)
+    if options.workers > 1:
+        options = attrs.evolve(options, stateless=True, sse=False)
+    settings = _settings(options)
     worker = inherited()
     try:
         if options.certfile is not None:
             tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
         if options.workers > 1 and worker is None:
-            return trio.run(_serve_by_workers, words, options, settings, grace)
+            return trio.run(_serve_by_workers, words, options, settings)
         server = load()
-        use_state_keys(server)
+        _use_state_keys(server)
         _set_up_logging(options)
-        return trio.run(_serve_here, server, options, settings, grace, worker, watchdog)
+        return trio.run(_serve_here, server, options, settings, worker)
     except LocalError as error:
         raise Failure(str(error), USAGE) from None
 
 
 async def _serve_here(
     server: Server[Any],
-    options: NetworkOptions,
+    options: RunOptions,
     settings: HttpSettings,
-    grace: float,
     worker: InheritedSockets | None,
-    watchdog: float | None,
 ) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(signals())
-        stack.enter_context(watched(server, watchdog))
+        stack.enter_context(watched(server, options.watchdog))
         sockets = worker.sockets if worker is not None else await _open_sockets(options, stack)
         told: Callable[[], None] = (
             worker.ready if worker is not None else partial(_announce, _describe(sockets, options, settings))
@@ -96,7 +98,7 @@ async def _serve_here(
                 keyfile=options.keyfile,
                 software=options.software,
                 stop=stop,
-                grace=grace,
+                grace=options.grace,
                 task_status=_Started(told),
             )
     return 0
@@ -117,27 +119,94 @@ async def _stop_with_parent(worker: InheritedSockets, stop: trio.Event) -> None:
     stop.set()
 
 
-async def _serve_by_workers(words: Sequence[str], options: NetworkOptions, settings: HttpSettings, grace: float) -> int:
+async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings: HttpSettings) -> int:
     if sys.platform == "win32":
         raise Failure("--workers hands sockets down to other processes, which this system cannot do", USAGE)
     with ExitStack() as stack:
         sockets = await _open_sockets(options, stack)
-        keys = os.environ.get(STATE_KEYS) or secrets.token_urlsafe(32)
+        keys = os.environ.get(_STATE_KEYS) or secrets.token_urlsafe(32)
         workers = Workers(
             [sys.executable, "-m", "trimcp.cli", "run", *words],
             options.workers,
             sockets,
-            {STATE_KEYS: keys},  # in the environment, which other users cannot read
-            grace,
+            {_STATE_KEYS: keys},  # in the environment, which other users cannot read
+            options.grace,
             _say,
         )
         return await workers.run(partial(_announce, _describe(sockets, options, settings)))
 
 
+# From options to settings
+
+
+def _settings(options: RunOptions) -> HttpSettings:
+    """Return the settings for serving HTTP.
+
+    Raises:
+        Failure: a value is wrong, or the file with the tokens is; the text says what to write.
+    """
+    sse = options.sse and not options.ws
+    path = options.path or ("/ws" if options.ws else "/mcp")
+    taken = {"/healthz", "/readyz"}
+    taken |= {"/sse", "/messages"} if sse else set()
+    taken |= {"/ws"} if options.websocket and not options.ws else set()
+    if not path.startswith("/") or path in taken:
+        raise Failure(f"the endpoint cannot be at {path!r}: write a path such as /mcp", USAGE)
+    try:
+        return HttpSettings(
+            path=None if options.ws else path,
+            sse_path="/sse" if sse else None,
+            websocket_path=path if options.ws else "/ws" if options.websocket else None,
+            origins=Origins(options.allow_origins, options.allowed_hosts),
+            authenticate=None if options.token_file is None else _read_tokens(Path(options.token_file)),
+            reply=options.reply,
+            stateless=options.stateless,
+            access_log=AccessLog() if options.access_log else None,
+        )
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+
+
+def _read_tokens(file: Path) -> Authenticate:
+    """Return a hook that knows the tokens of a file: "name: token" on each line, # for comments."""
+    tokens: dict[str, str] = {}
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read {file}: {error}", USAGE) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, colon, token = (part.strip() for part in line.rpartition(":"))
+        if not colon or not name or not token:
+            raise Failure(f"{file}, line {number}: write NAME: TOKEN", USAGE)  # the line may be the token: not shown
+        if tokens.setdefault(token, name) != name:
+            raise Failure(f"{file}, line {number}: {tokens[token]!r} and {name!r} cannot have the same token", USAGE)
+    if not tokens:
+        raise Failure(f"{file} has no tokens, so nobody could come in; write lines of NAME: TOKEN", USAGE)
+    return bearer_tokens(tokens)
+
+
+def _use_state_keys(server: Server[Any], environment: Mapping[str, str] = os.environ) -> None:
+    """Let a server that has no keys of its own sign `requestState` with those in the environment, if there are any.
+
+    Raises:
+        Failure: they are too short.
+    """
+    text = environment.get(_STATE_KEYS, "")
+    if not text or server.sealer.keys is not None:
+        return
+    keys = [key.strip().encode() for key in text.split(",") if key.strip()]
+    try:
+        server.sealer = Sealer(keys, server.sealer.lifetime, server.sealer.cipher)
+    except LocalError as error:
+        raise Failure(f"{_STATE_KEYS}: {error}", USAGE) from None
+
+
 # Where to listen
 
 
-async def _open_sockets(options: NetworkOptions, stack: ExitStack) -> list[socket.socket]:
+async def _open_sockets(options: RunOptions, stack: ExitStack) -> list[socket.socket]:
     """Return listening sockets: those a service manager hands over, or new ones."""
     sockets = _handed_over()
     if not sockets and options.uds is not None:
@@ -164,7 +233,7 @@ def _handed_over() -> list[socket.socket]:
 # What a person is told
 
 
-def _describe(sockets: Sequence[socket.socket], options: NetworkOptions, settings: HttpSettings) -> list[str]:
+def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: HttpSettings) -> list[str]:
     """Return what to say once these sockets are served; whoever serves them may take them away from us."""
     lines = []
     for sock in sockets:
@@ -211,7 +280,7 @@ def _notify_manager(state: str) -> None:
             _say(f"cannot tell the service manager: {error.strerror}")
 
 
-def _set_up_logging(options: NetworkOptions) -> None:
+def _set_up_logging(options: RunOptions) -> None:
     """Log to standard error, unless the server's own module has decided otherwise."""
     root = logging.getLogger()
     if not root.handlers:

@@ -12,13 +12,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
 import trio
+
+from trimcp.run import on_signals
 
 __all__ = ["InheritedSockets", "Workers", "inherited"]
 
@@ -111,7 +111,7 @@ class Workers:
         Args:
             listening: called once, when each of them is ready for the first time.
         """
-        with self._signals():
+        with on_signals(lambda number: self._stop.set(), self._kill_all):
             async with trio.open_nursery() as nursery:
                 for number in range(1, self.number + 1):
                     nursery.start_soon(self._keep, number, listening)
@@ -196,27 +196,9 @@ class Workers:
             except OSError:
                 pass  # it has ended already
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        token = trio.lowlevel.current_trio_token()
-        seen = 0
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            nonlocal seen
-            seen += 1
-            if seen > 1:
-                for process in self._controls:
-                    _kill(process)
-                os._exit(128 + number)
-            token.run_sync_soon(self._stop.set)
-
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, handle) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+    def _kill_all(self) -> None:
+        for process in self._controls:
+            _kill(process)
 
 
 def _kill(process: trio.Process) -> None:

@@ -12,29 +12,42 @@ import pytest
 from click.testing import CliRunner
 
 from trimcp.bench.plan import MixEntry, Plan
-from trimcp.cli.bench_options import BenchOptions, bench_options
-from trimcp.cli.bench_words import needs_tools, plan_of, read_script
+from trimcp.cli.bench_options import (
+    BenchOptions,
+    bench_options,
+    check_options,
+    mix_of,
+    needs_tools,
+    plan_of,
+    read_script,
+)
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.wire.revisions import V2025_06_18
 
 SCHEMA = {"properties": {"text": {"type": "string"}, "count": {"type": "integer"}}}
 
 
-def typed(*words: str) -> BenchOptions:
-    """What the command makes of these words."""
-    found: list[BenchOptions] = []
+def read(*words: str) -> tuple[BenchOptions, dict[str, Any]]:
+    """What the command is called with for these words."""
+    found: list[tuple[BenchOptions, dict[str, Any]]] = []
 
     @click.command()
     @bench_options
-    def bench(**options: Any) -> None:
-        found.append(BenchOptions(**options))
+    def bench(options: BenchOptions, **load: Any) -> None:
+        found.append((options, load))
 
     CliRunner().invoke(bench, list(words), catch_exceptions=False, standalone_mode=False)
     return found[0]
 
 
+def typed(*words: str) -> BenchOptions:
+    return read(*words)[0]
+
+
 def plan(*words: str, schema: dict[str, Any] | None = None) -> Plan:
-    return plan_of(typed(*words), schema)
+    options, load = read(*words)
+    check_options(options)
+    return attrs.evolve(plan_of(options, load), mix=mix_of(options, schema))
 
 
 def test_with_a_tool_alone_everything_else_is_as_usual() -> None:
@@ -71,10 +84,10 @@ def test_every_option_reaches_the_plan() -> None:
 
 
 def test_every_option_is_one_of_the_words() -> None:
-    names = {field.name for field in attrs.fields(BenchOptions)}
-    assert attrs.asdict(typed()).keys() == names
+    options, load = read()
     not_typed = {"mix", "warm_up_count", "backlog", "reopen", "opening", "patience"}
-    assert {field.name for field in attrs.fields(Plan)} - not_typed <= names
+    assert {field.name for field in attrs.fields(Plan)} - not_typed <= {*attrs.asdict(options), *load}
+    assert not {*attrs.asdict(options)} & {*load}
 
 
 def test_arguments_are_read_as_the_schema_says_or_as_json() -> None:
