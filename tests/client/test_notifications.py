@@ -78,7 +78,7 @@ async def test_too_many_at_once_are_dropped_and_counted() -> None:
     async with client.connect(Scripted(script), revision=LATEST) as session:
         await trio.testing.wait_all_tasks_blocked()
         assert session.session.notices == 2
-        assert session.session.dropped == 3
+        assert session.statistics().dropped == 3
 
 
 async def test_a_server_hears_notifications_of_extensions() -> None:

@@ -11,8 +11,7 @@ from tests.session.support import Answers, client_engine
 from trimcp.errors import LocalError
 from trimcp.protocol.vocabulary import foreign, vocabulary
 from trimcp.session.drive import Road, direct_ends, driving
-from trimcp.session.pending import mirrored
-from trimcp.session.session import Session
+from trimcp.session.session import Session, mirrored
 from trimcp.wire.prompts import GetPromptParams
 from trimcp.wire.resources import ReadResourceParams
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY

@@ -12,10 +12,10 @@ import trio.testing
 
 from tests.session.support import linked
 from trimcp.errors import LocalError
+from trimcp.session.clock import deadline_around
 from trimcp.session.scopes import (
     Work,
     contained,
-    deadline_around,
     guarded,
     open_service_nursery,
     parted,

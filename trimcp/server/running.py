@@ -192,7 +192,7 @@ class Running:
             from trimcp.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
 
-            job.crashed(error)
+            job.log_crash(error)
             cause = sole(error)
             kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # which is in its text
             text = f"{job.params.name} failed: {kind}{mask(str(cause))}"
@@ -430,5 +430,5 @@ async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds:
         with trio.CancelScope(deadline=deadline + _SLACK) as scope:
             return await handler(ctx, job.params)
         assert scope.cancelled_caught
-    job.timed_out("the caller's time was over")
+    job.note_cancelled(CancelReason.DEADLINE, "the caller's time was over")
     raise ErrorReply(TIMED_OUT, "the caller's time was over", {"reason": "deadline"})

@@ -161,7 +161,7 @@ class Subscribers:
 
 async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
     """Send a notification on a subscription as soon as there is room, unless it is over then."""
-    data = session.encode_related(job, name, params, subscription=job.request.id)
+    data = session.encode_notification(name, params, job, subscription=job.request.id)
     await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:
         job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

@@ -17,11 +17,11 @@ import attrs
 import trio
 
 from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
+from trimcp.nurseries import sole
 from trimcp.protocol.events import Replied
 from trimcp.session.clock import Clocks, WorkClock
-from trimcp.session.pending import Follower, Pending, cancellation_text
-from trimcp.session.scopes import sole
-from trimcp.session.session import Session
+from trimcp.session.scopes import cancellation_text
+from trimcp.session.session import Follower, Pending, Session
 from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import trio
 
 from trimcp.protocol.events import Replied
-from trimcp.session.scopes import deadline_around
 from trimcp.wire.lifecycle import ProgressParams
 
-__all__ = ["Clocks", "WorkClock"]
+__all__ = ["Clocks", "WorkClock", "deadline_around"]
 
 
 @attrs.define(eq=False, repr=False)
@@ -63,7 +63,7 @@ class WorkClock:
 
     def stop(self) -> None:
         """Never fire: the answer is there."""
-        self.cap = float("inf")
+        self.cap = math.inf
         self._remaining = None
         self._set(self.cap)
 
@@ -116,8 +116,7 @@ class Clocks:
         Raises:
             trio.TooSlowError: the clock fired and cancelled the block.
         """
-        inf = float("inf")
-        clock = WorkClock(inf if self.limit is None else self.limit, inf if self.cap is None else self.cap)
+        clock = WorkClock(math.inf if self.limit is None else self.limit, math.inf if self.cap is None else self.cap)
         if self.asked:
             clock.pause()
         self._running.add(clock)
@@ -142,3 +141,25 @@ class Clocks:
             if not self.asked:
                 for clock in self._running:
                     clock.resume()
+
+
+def deadline_around() -> float:
+    """Return what `trio.current_effective_deadline` does, in less time.
+
+    Trio makes two calls for each scope, a tenth of a whole request; here its scopes are read directly.
+    """
+    try:
+        status: Any = trio.lowlevel.current_task()._cancel_status
+        if status.effectively_cancelled:
+            return -math.inf
+        until: float = math.inf
+        while status is not None:
+            scope = status._scope
+            if scope._deadline < until:
+                until = scope._deadline
+            if scope._shield:
+                break
+            status = status._parent
+        return until
+    except AttributeError:  # another Trio
+        return trio.current_effective_deadline()

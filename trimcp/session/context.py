@@ -156,7 +156,7 @@ class Context(Admitted, Generic[StateT]):
             yield
         except trio.Cancelled:
             if clock.scope.cancel_called and job.reason is None:
-                job.timed_out("the tool's own time was over")
+                job.note_cancelled(CancelReason.DEADLINE, "the tool's own time was over")
             raise
         finally:
             job.clock = self._clock = None
@@ -262,7 +262,7 @@ class Context(Admitted, Generic[StateT]):
         return self._encode("notifications/progress", params)
 
     def _encode(self, name: str, params: Any) -> bytes:
-        return self._session.encode_related(self._job, name, params)
+        return self._session.encode_notification(name, params, self._job)
 
     def _post(self, data: bytes) -> None:
         # Nothing follows the answer, and nothing is said about a request the peer gave up.

@@ -259,7 +259,7 @@ class _ChannelDriver:
     @property
     def at_rest(self) -> bool:
         """Whether no handler is at work."""
-        return self.session.at_rest
+        return self.session.jobs.at_rest
 
     def give_way(self, why: str) -> None:
         """Drop the peer, and cut its connection: to end it in order would take time, in which all of it is kept."""
@@ -355,7 +355,7 @@ class _ChannelDriver:
             try:
                 while True:
                     batch = await outbox.receive()
-                    session.nudge()
+                    session.readers.unpark_all()
                     if self._asleep:
                         self._wake()
                     await channel.send(batch)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import trio
@@ -19,6 +19,7 @@ from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.protocol.connection import Connection, InboundRequest
+from trimcp.protocol.events import Notified
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import (
@@ -43,7 +44,9 @@ from trimcp.wire.converter import NotInRevision
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId, encode_error
 
-__all__ = ["Asked", "CancelReason", "Job", "Owner"]
+__all__ = ["Asked", "CancelReason", "Endpoint", "Job", "Owner"]
+
+SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -76,12 +79,28 @@ _CANCELLED_CODES = {
 }
 
 
-class _Endpoint(Protocol):
-    """The part of `session.Endpoint` that works on requests."""
+class Endpoint(Protocol[SessionT_contra]):
+    """What a session serves: a server's registries, or a client's handlers."""
 
-    def handle(self, session: Any, job: Job, /) -> Awaitable[Any]: ...
-    def failure(self, session: Any, job: Job, error: BaseException, /) -> Awaitable[Any]: ...
-    def whereabouts(self, job: Job) -> str | None: ...
+    @property
+    def served(self) -> Container[str]:
+        """The names of the request methods that have a handler."""
+        ...
+
+    async def handle(self, session: SessionT_contra, job: Job, /) -> Any:
+        """Work on one request and return its result payload; cancelled when the request is."""
+
+    async def failure(self, session: SessionT_contra, job: Job, error: BaseException, /) -> Any:
+        """Return the result payload that tells the peer of what a handler raised, or None where an error answers."""
+
+    def whereabouts(self, job: Job) -> str | None:
+        """Return where the function that handles a request was written, for the log, or None where there is none."""
+
+    def notified(self, session: SessionT_contra, event: Notified, /) -> None:
+        """Take note of a notification. Synchronous and quick: the reader calls it."""
+
+    def closed(self, session: SessionT_contra, /) -> None:
+        """Forget the session: it has ended."""
 
 
 class _Slots(Protocol):
@@ -107,10 +126,11 @@ class Owner(Protocol):
     counts: LaneCounts
     handler_errors: str
     lost: ConnectionLost | None
+    refused: int
     on_finished: Callable[[Job, bytes | None], object] | None
 
     @property
-    def endpoint(self) -> _Endpoint: ...
+    def endpoint(self) -> Endpoint[Any]: ...
     @property
     def jobs(self) -> _Slots: ...
 
@@ -206,17 +226,14 @@ class Job:
     def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
         """Stop the handler; the first reason given is the one it can read, and what the log says."""
         if self.reason is None:
-            self._cancelled(reason, detail)
+            self.note_cancelled(reason, detail)
         if self.scope is not None:
             self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
 
-    def timed_out(self, detail: str) -> None:
-        """Note that its time was over, which has cancelled its handler, in a scope of its own."""
-        self._cancelled(CancelReason.DEADLINE, detail)
-
-    def _cancelled(self, reason: CancelReason, detail: str | None) -> None:
+    def note_cancelled(self, reason: CancelReason, detail: str | None) -> None:
+        """Keep and log why the handler is cancelled."""
         self.reason, self.detail = reason, detail
-        said = "" if detail is None else f" ({detail!r})"  # a stranger's text: escaped
+        said = "" if detail is None else f" ({detail!r})"  # the peer's text: escaped
         log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
 
     def cancelled_reply(self) -> bytes | None:
@@ -386,9 +403,11 @@ class Job:
     def _failed(self, error: BaseException) -> bytes:
         """Return the reply for what a handler raised: the error it asked for, or one that says nothing of its crash."""
         cause = sole(error)
-        if isinstance(cause, CannotAsk):
-            cause = _refusal(cause)
-        if isinstance(cause, ErrorReply):
+        if isinstance(cause, CannotAsk) and cause.required is not None:
+            answer = ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})
+        elif isinstance(cause, CannotAsk):
+            answer = ErrorReply(INVALID_REQUEST, str(cause))
+        elif isinstance(cause, ErrorReply):
             answer = cause
         elif self._peer_left(cause):
             log.debug("the handler of %s lost its peer", self.request.verb.name)
@@ -396,7 +415,7 @@ class Job:
         else:
             if self.session.handler_errors == "raise":
                 self.crash = error
-            answer = self.crashed(error)
+            answer = self.log_crash(error)
         if answer.code == OVERLOADED and isinstance(answer.data, dict):
             seconds: Any = answer.data.get("retryAfter")
             if type(seconds) in (int, float) and 0 <= seconds < math.inf:
@@ -413,7 +432,7 @@ class Job:
             return cause.code == CANCELLED_BY_DRAIN
         return isinstance(cause, ConnectionLost) and self.session.lost is not None
 
-    def crashed(self, error: BaseException) -> ErrorReply:
+    def log_crash(self, error: BaseException) -> ErrorReply:
         """Log a handler's crash whole and return an answer that says nothing of it."""
         from trimcp.cleaning import in_quotes
 
@@ -431,16 +450,9 @@ class Job:
             from trimcp.security import security_event
 
             security_event("flood_refused", what=self.request.verb.name, principal=self.request.admission.principal)
-        self.over = True
+        self.session.refused += 1
         self.error = code
-        reply = encode_error(self.request.id, code, message)
-        wanted = self.session.engine.answered(self.request.id)
-        if self.session.on_finished is not None:
-            self._report(reply if wanted else None)
-        if wanted:
-            self.sink.post(Outgoing(reply, Kind.REPLY, self.request.id, self.origin, None, code))
-        else:
-            self.sink.unanswered(self.request.id)
+        self.finish(encode_error(self.request.id, code, message))
 
     def end(self) -> None:
         """End a job that has a slot: with its reply, its failure, or what is owed to who was cancelled."""
@@ -487,9 +499,3 @@ def _both(first: BaseException | None, second: BaseException) -> BaseException:
     if first is None:
         return second
     return BaseExceptionGroup("the handler and what it started for its request both failed", [first, second])
-
-
-def _refusal(cause: CannotAsk) -> ErrorReply:
-    if cause.required is None:
-        return ErrorReply(INVALID_REQUEST, str(cause))
-    return ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})

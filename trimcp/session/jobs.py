@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
@@ -22,38 +22,13 @@ from trimcp.session.queues import Mailbox
 from trimcp.session.scopes import innermost_scope
 from trimcp.wire.jsonrpc import RequestId
 
-__all__ = ["Crew", "Jobs", "weight"]
+__all__ = ["Crew", "Jobs"]
 
-_SMALL: Final = 1024
-_CONTAINER: Final = 64
 _RUNNING: Final = 4096  # bytes that a request under way takes beside its text: its records, and a task once it waits
 # Jobs that one task runs in a row before it leaves the rest to the next one, so that other tasks run in between.
 # Fewer would let a flood be read much faster than it is worked off, and what waits would be tasks and not bytes.
 # A job with a large result counts as all of them, because making it takes as long as many small ones.
 _TURN: Final = 256
-
-
-def weight(raw: Mapping[str, Any], size: int) -> int:
-    """Return roughly what a request's params occupy, which took `size` bytes on the wire.
-
-    An empty array is three bytes there and some seventy here, and one emoji makes a long text four times as large, so
-    larger requests are looked through.
-    """
-    if size < _SMALL:
-        return size
-    more = 0
-    rest: list[Any] = [raw]
-    while rest:
-        item = rest.pop()
-        more += _CONTAINER
-        for child in item if type(item) is list else item.values():
-            kind = type(child)
-            if kind is str:
-                if not child.isascii():
-                    more += child.__sizeof__() - len(child)
-            elif kind is dict or kind is list:
-                rest.append(child)
-    return size + more
 
 
 @attrs.define(eq=False, repr=False)
@@ -188,11 +163,6 @@ class Jobs:
         return iter(self.by_id.values())
 
     # Start
-
-    @property
-    def full(self) -> bool:
-        """Whether so many wait that no more should be read."""
-        return self.mailbox.full(self.parked)
 
     def has_room(self, job: Job) -> bool:
         """Return whether this job may start now."""

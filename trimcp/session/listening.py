@@ -19,9 +19,9 @@ import trio
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.protocol.events import Notified, Replied
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.pending import Pending, cancellation_text
 from trimcp.session.queues import Changes
-from trimcp.session.session import Session
+from trimcp.session.scopes import cancellation_text
+from trimcp.session.session import Pending, Session
 from trimcp.values import valued
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
@@ -138,10 +138,6 @@ class Subscription:
         """Note that the server ended the subscription: a result closes it, an error or a cancellation breaks it."""
         self._finish(trio.EndOfChannel() if reply.error is None else reply.error)
 
-    def lost(self, error: ConnectionLost) -> None:
-        """Note that the connection ended."""
-        self._finish(ConnectionLost(*error.args))
-
     def _finish(self, end: BaseException) -> None:
         self._changes.finish(end)
         self._opened.set()
@@ -214,7 +210,7 @@ class Subscriptions:
         uris: Sequence[str] = subscription._wanted.resource_subscriptions or ()
         if uris and not declares(capabilities, "resources.subscribe"):
             raise LocalError("the server did not declare that its resources can be watched (resources.subscribe)")
-        session.watchers.add(subscription)
+        session.watchers.add(subscription._finish)
         self._unasked.add(subscription)
         try:
             async with AsyncExitStack() as watched:
@@ -223,7 +219,7 @@ class Subscriptions:
                 yield
         finally:
             self._unasked.discard(subscription)
-            session.watchers.discard(subscription)
+            session.watchers.discard(subscription._finish)
             subscription._finish(trio.EndOfChannel())
 
     @asynccontextmanager

@@ -67,7 +67,7 @@ class Pushed:
     @property
     def at_rest(self) -> bool:
         """Whether no handler is at work. What there is waits for the client to read."""
-        return self.session.at_rest
+        return self.session.jobs.at_rest
 
     @property
     def counts(self) -> LaneCounts:

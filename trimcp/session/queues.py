@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import trio
@@ -23,7 +23,7 @@ from trimcp.wire.jsonrpc import RequestId, encode_error
 if TYPE_CHECKING:
     from trimcp.session.statistics import QueueStatistics
 
-__all__ = ["EACH", "BatchSink", "Changes", "HeldReplies", "Mailbox", "Outbox"]
+__all__ = ["EACH", "SMALL", "BatchSink", "Changes", "HeldReplies", "Mailbox", "Outbox", "weight"]
 
 # What a request takes beside its text while it waits: its params as objects, its record with the engine, its places in
 # tables and queues. Measured as resident memory of 4,500 to 6,000 calls on CPython 3.11: 1,420 to 1,650 bytes in the
@@ -31,10 +31,36 @@ __all__ = ["EACH", "BatchSink", "Changes", "HeldReplies", "Mailbox", "Outbox"]
 # leave holes in the heap. Not weighed, a window of 16 MiB held up to 32 MiB of small requests.
 EACH: Final = 2100
 _HEADER: Final = 100  # what a header takes beside its text
+_CONTAINER: Final = 64  # what an array or object takes beside its members
+
+SMALL: Final = 1024
+"""Bytes on the wire from which a request's params are looked through, see `weight`."""
+
 _FLOOD: Final = 16
 _MOST_CHANGES: Final = 10_000
 
 ChangeT = TypeVar("ChangeT", bound=Hashable)
+
+
+def weight(raw: Mapping[str, Any], size: int) -> int:
+    """Return roughly what a request's params occupy, which took `size` bytes on the wire.
+
+    An empty array is three bytes there and some seventy here, and one emoji makes a long text four times as large, so
+    larger requests are looked through.
+    """
+    more = 0
+    rest: list[Any] = [raw]
+    while rest:
+        item = rest.pop()
+        more += _CONTAINER
+        for child in item if type(item) is list else item.values():
+            kind = type(child)
+            if kind is str:
+                if not child.isascii():
+                    more += child.__sizeof__() - len(child)
+            elif kind is dict or kind is list:
+                rest.append(child)
+    return size + more
 
 
 @attrs.define(eq=False, repr=False)

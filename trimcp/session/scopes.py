@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable
-from math import inf
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import trio
@@ -26,9 +26,9 @@ __all__ = [
     "Work",
     "abandon_left_open",
     "blamed",
+    "cancellation_text",
     "cancelled_around",
     "contained",
-    "deadline_around",
     "guarded",
     "has_left_open",
     "innermost_scope",
@@ -44,27 +44,7 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
-
-def deadline_around() -> float:
-    """Return what `trio.current_effective_deadline` does, in less time.
-
-    Trio makes two calls for each scope, a tenth of a whole request; here its scopes are read directly.
-    """
-    try:
-        status: Any = trio.lowlevel.current_task()._cancel_status
-        if status.effectively_cancelled:
-            return -inf
-        until: float = inf
-        while status is not None:
-            scope = status._scope
-            if scope._deadline < until:
-                until = scope._deadline
-            if scope._shield:
-                break
-            status = status._parent
-        return until
-    except AttributeError:  # another Trio
-        return trio.current_effective_deadline()
+_LONGEST_REASON: Final = 500  # characters of it that the peer is told
 
 
 def cancelled_around(scope: trio.CancelScope) -> bool:
@@ -72,12 +52,27 @@ def cancelled_around(scope: trio.CancelScope) -> bool:
 
     Trio cannot be asked. A cancellation that a shield on `scope` hides came from outside.
     """
-    if trio.current_effective_deadline() != -inf:
+    if trio.current_effective_deadline() != -math.inf:
         return False
     scope.shield = True
-    around = trio.current_effective_deadline() != -inf
+    around = trio.current_effective_deadline() != -math.inf
     scope.shield = False
     return around
+
+
+def cancellation_text(cancelled: BaseException) -> str:
+    """Return why a wait was cancelled, as a line for the peer.
+
+    Only a reason somebody gave on purpose is told: Trio's own name tasks and quote the exceptions they crashed with.
+    """
+    source = getattr(cancelled, "source", "unknown")
+    reason = getattr(cancelled, "reason", None)
+    if source == "deadline":
+        return "deadline exceeded"
+    if source != "explicit" or not reason:
+        return "cancelled by the caller"
+    # Never a reason for a cancellation to fail: what UTF-8 cannot carry is replaced.
+    return str(reason)[:_LONGEST_REASON].encode("utf-8", "replace").decode("utf-8")
 
 
 # What users' code may raise, and leave open
@@ -91,7 +86,7 @@ def innermost_scope(task: trio.lowlevel.Task) -> object:
 def is_cancelled(scope: object) -> bool:
     """Return whether what an `innermost_scope` stands for is being cancelled, itself or from around it."""
     known: bool | None = getattr(scope, "effectively_cancelled", None)
-    return trio.current_effective_deadline() == -inf if known is None else known
+    return trio.current_effective_deadline() == -math.inf if known is None else known
 
 
 def blamed(error: BaseException, around: object) -> tuple[BaseException | None, BaseException | None]:

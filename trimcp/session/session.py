@@ -9,7 +9,7 @@ never sent, and one that was sent is announced as cancelled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -18,6 +18,7 @@ import trio
 from trimcp.budget import LITTLE, STEP, Amount, Budget
 from trimcp.channel import Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
+from trimcp.framing.headers import request_headers
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
@@ -32,56 +33,89 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.request_state import Sealer
-from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.job import CancelReason, Job
-from trimcp.session.jobs import Crew, Jobs, weight
+from trimcp.protocol.vocabulary import Verb, vocabulary
+from trimcp.session.job import CancelReason, Endpoint, Job
+from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
-from trimcp.session.pending import Follower, Pending, cancellation_text, mirrored
-from trimcp.session.queues import BatchSink, HeldReplies, Outbox
-from trimcp.session.scopes import Background
+from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, weight
+from trimcp.session.scopes import Background, cancellation_text
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
 from trimcp.wire.jsonrpc import JSON, RequestId
-from trimcp.wire.lifecycle import CancelledParams, LoggingMessageParams
+from trimcp.wire.lifecycle import CancelledParams, LoggingMessageParams, ProgressParams
 from trimcp.wire.revisions import Revision
 
 if TYPE_CHECKING:
     from trimcp.session.statistics import Statistics
 
-__all__ = ["Endpoint", "Session", "Watcher"]
+__all__ = ["Follower", "Pending", "Session", "mirrored"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 
-class Endpoint(Protocol):
-    """What a session serves: a server's registries, or a client's handlers."""
+class Follower(Protocol):
+    """Whoever follows a request to its answer; called by the reader, so it must not wait."""
 
-    @property
-    def served(self) -> Container[str]:
-        """The names of the request methods that have a handler."""
-        ...
+    def progressed(self, params: ProgressParams) -> None:
+        """Take progress."""
 
-    async def handle(self, session: Session, job: Job, /) -> Any:
-        """Work on one request and return its result payload; cancelled when the request is."""
-
-    async def failure(self, session: Session, job: Job, error: BaseException, /) -> Any:
-        """Return the result payload that tells the peer of what a handler raised, or None where an error answers."""
-
-    def whereabouts(self, job: Job) -> str | None:
-        """Return where the function that handles a request was written, for the log, or None where there is none."""
-
-    def notified(self, session: Session, event: Notified, /) -> None:
-        """Take note of a notification. Synchronous and quick: the reader calls it."""
-
-    def closed(self, session: Session, /) -> None:
-        """Forget the session: it has ended."""
+    def replied(self, reply: Replied) -> None:
+        """Note that the answer is there, or that there will be none."""
 
 
-class Watcher(Protocol):
-    """Whoever wants to know that the peer is gone although no call of theirs is pending."""
+@attrs.define(eq=False, repr=False)
+class Pending:
+    """One request of ours under way. Several tasks may wait for it.
 
-    def lost(self, error: ConnectionLost) -> None:
-        """Note that the peer is gone. Synchronous and quick."""
+    Attributes:
+        origin: where the request of the peer came in that it belongs to, if it belongs to one.
+        follower: who takes its progress and is told of its answer, or None.
+        reply: the answer, once there is one.
+    """
+
+    engine: Connection
+    id: int
+    verb: Verb
+    origin: Origin | None = None
+    follower: Follower | None = None
+    reply: Replied | None = None
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def progressed(self, params: ProgressParams) -> None:
+        """Hand progress on."""
+        if self.follower is not None:
+            self.follower.progressed(params)
+
+    def replied(self, reply: Replied) -> None:
+        """Take the answer and wake whoever waits."""
+        self.reply = reply
+        if self.follower is not None:
+            self.follower.replied(reply)
+        self._waiting.unpark_all()
+
+    async def raw(self) -> dict[str, Any]:
+        """Wait for the answer and return it as the JSON object it is; raises as `Session.call` does."""
+        if self.reply is None:
+            await self._waiting.park()
+        else:
+            await trio.lowlevel.checkpoint()
+        return self._raw_now()
+
+    async def payload(self) -> Any:
+        """Wait for the answer and return its payload; raises as `Session.call` does."""
+        return self.engine.load_result(self.verb, await self.raw())
+
+    def payload_now(self) -> Any:
+        """Return the payload of the answer, which must be there; raises as `Session.call` does."""
+        return self.engine.load_result(self.verb, self._raw_now())
+
+    def _raw_now(self) -> dict[str, Any]:
+        reply = self.reply
+        assert reply is not None
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        return reply.result
 
 
 @attrs.define(eq=False, repr=False)
@@ -92,7 +126,7 @@ class Session:
         engine: the protocol's state.
         endpoint: what is served to the peer.
         limits: every bound and grace period.
-        sink: where messages go that belong to no request; by default an `Outbox` for a writer task, which takes all.
+        sink: where messages go that belong to no request; by default an `Outbox` for a writer task.
         handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then lets it end the
             session; "tell" is up to the endpoint.
         force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
@@ -104,14 +138,18 @@ class Session:
         amount: what the peer makes us keep here, as counted in the budget.
         jobs: requests of the peer under way and waiting.
         pending: requests of ours that are not answered.
-        watchers: who else is told that the peer is gone.
+        watchers: called, besides the calls under way, when the peer is gone. They must not wait.
+        draining: set once it takes no more requests.
+        closed: set once it is to end; its driver waits for that.
         lost: why the peer is gone, or None.
-        counts: what gave way because a reader was slow, by lane.
-        arriving: bytes of the message being taken right now.
-        refused: requests that were turned away because too much was under way, or it was ending.
-        notices: handlers of notifications at work.
-        background: where work that belongs to the session is started, once it is driven.
         mirrors_headers: whether its channel carries headers beside our requests.
+        counts: what gave way because a reader was slow, by lane.
+        abandoned_threads: threads whose call is over but which cannot be stopped.
+        arriving: bytes of the message being taken right now.
+        notices: handlers of notifications at work.
+        refused: requests that were turned away because too much was under way, or it was ending.
+        readers: whoever waits until it is right to read on.
+        background: where work that belongs to the session is started, once it is driven.
         pushed: whether the transport pushes messages: overload is refused, not paused.
         brief: whether it ends with the one request it is for.
         via: the part of a program by which it came, where it is ended by that; None for the run as a whole.
@@ -121,7 +159,7 @@ class Session:
     """
 
     engine: Connection
-    endpoint: Endpoint
+    endpoint: Endpoint[Session]
     limits: Limits = attrs.field(factory=Limits)
     sink: Sink = attrs.field(default=attrs.Factory(lambda session: Outbox.of(session.limits), takes_self=True))
     handler_errors: str = "log"
@@ -132,8 +170,7 @@ class Session:
     amount: Amount = attrs.field(init=False, factory=Amount)
     jobs: Jobs = attrs.field(init=False)
     pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
-    watchers: set[Watcher] = attrs.field(init=False, factory=set)
-    peer_session: Session | None = attrs.field(init=False, default=None)
+    watchers: set[Callable[[ConnectionLost], object]] = attrs.field(init=False, factory=set)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
     lost: ConnectionLost | None = attrs.field(init=False, default=None)
@@ -151,7 +188,7 @@ class Session:
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
     _handshake: int = attrs.field(init=False, default=0)
     _held: HeldReplies | None = attrs.field(init=False, default=None)
-    _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    readers: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         self.jobs = Jobs(self.limits)
@@ -185,22 +222,12 @@ class Session:
         """Bytes of the largest message taken in."""
         return self.limits.largest_into(self.engine.role)
 
-    @property
-    def dropped(self) -> int:
-        """Messages that nobody will see, because a reader was slow or gone."""
-        return sum(self.counts.dropped.values())
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether no handler is at work: what there is waits for the peer to read."""
-        return self.jobs.at_rest
-
     def statistics(self) -> Statistics:
         """Return a snapshot of what is under way."""
         from trimcp.session.statistics import Statistics, lanes_of  # a session that nobody asks does not load it
 
-        # Over HTTP each request has a road of its own, and what belongs to none has another.
-        sinks = {id(sink): sink for sink in (self.sink, *(self.road(job.origin) for job in self.jobs))}
+        # Over HTTP each request has a sink of its own, and what belongs to none has another.
+        sinks = {id(sink): sink for sink in (self.sink, *(self.sink_of(job.origin) for job in self.jobs))}
         held: list[Outgoing] = []
         unread = 0
         for sink in sinks.values():
@@ -258,49 +285,45 @@ class Session:
         elif isinstance(event, BatchReceived):
             self._take_batch(event, incoming)
         elif isinstance(event, Forgotten):
-            for watcher in list(self.watchers):
-                watcher.lost(ConnectionLost(event.why))
+            self._tell_watchers(event.why)
         else:
             log.debug("ignored: %s", event.why)
 
     def _take_request(self, event: RequestReceived, incoming: Incoming, batch: BatchSink | None) -> None:
         jobs, holding = self.jobs, self.amount.holding
         request = self.engine.inbound[event.id]
-        size = weight(event.raw, incoming.size)
+        size = incoming.size if incoming.size < SMALL else weight(event.raw, incoming.size)
         origin = incoming.origin
-        sink = self.road(origin) if batch is None else batch
+        sink = self.sink_of(origin) if batch is None else batch
         job = Job(self, request, event.params, event.raw, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
-            self._refuse(job, CANCELLED_BY_DRAIN, "shutting down; not started")
-        elif (self.pending or self.pushed) and (
-            jobs.full or (holding is not None and holding.held + size > LITTLE and not holding.fits(size))
-        ):
+            job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
+            return
+        if self.pending or self.pushed:
             # Reading must go on, since something here waits for the peer; so this one is turned away instead. Also
             # where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
-            if holding is not None and not jobs.full:
+            full = jobs.mailbox.full(jobs.parked)
+            if not full and holding is not None and holding.held + size > LITTLE and not holding.fits(size):
                 holding.refuse("requests")
-            self._refuse(job, OVERLOADED, "too much under way; try again later")
-        elif not jobs.mailbox and jobs.has_room(job):
-            jobs.by_id[event.id] = job
+                full = True
+            if full:
+                job.refuse(OVERLOADED, "too much under way; try again later")
+                return
+        jobs.by_id[event.id] = job
+        if not jobs.mailbox.bytes_queued and jobs.has_room(job):
             jobs.start(job)
-            if holding is not None and (size >= STEP or not jobs.running + jobs.parked & 3):
-                self.weigh()  # small calls are counted in fours
-            return
+            number = jobs.running + jobs.parked
         else:
-            jobs.by_id[event.id] = job
             job.queued = trio.current_time()
             jobs.mailbox.put(job)
-        if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):
+            number = len(jobs.by_id)
+        if holding is not None and (size >= STEP or not number & 3):  # small calls are counted in fours
             self.weigh()
-
-    def _refuse(self, job: Job, code: int, message: str) -> None:
-        self.refused += 1
-        job.refuse(code, message)
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
         if self._held is None:
             self._held = HeldReplies(self.limits.backlog_bytes)
-        sink = BatchSink(self.road(incoming.origin), incoming.origin, self._held)
+        sink = BatchSink(self.sink_of(incoming.origin), incoming.origin, self._held)
         sink.expect(event)
         # Its members share the weight of the text they came in.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
@@ -309,7 +332,7 @@ class Session:
                 self._apply(member, share, sink)
 
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
-        self.road(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
+        self.sink_of(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
 
     # Whether to read on
 
@@ -321,9 +344,9 @@ class Session:
         """
         while self.paused:
             holding = self.amount.holding
-            if holding is not None and not holding.may_grow and not holding.when_it_may_grow(self.nudge):
+            if holding is not None and not holding.may_grow and not holding.when_it_may_grow(self.readers.unpark_all):
                 continue
-            await self._reading.park()
+            await self.readers.park()
 
     @property
     def paused(self) -> bool:
@@ -336,14 +359,10 @@ class Session:
             # A peer that floods us while it owes us an answer gets to read first: then its answer is read, too.
             return outbox is not None and outbox.flooded
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
-        if self.jobs.full or (outbox is not None and outbox.full_of_replies):
+        if self.jobs.mailbox.full(self.jobs.parked) or (outbox is not None and outbox.full_of_replies):
             return True
         holding = self.amount.holding
         return holding is not None and holding.held > LITTLE and not holding.may_grow
-
-    def nudge(self) -> None:
-        """Let the reader look again whether it may go on."""
-        self._reading.unpark_all()
 
     def weigh(self) -> None:
         """Count what the peer makes us keep now: what waits and is under way, and what it has not read."""
@@ -357,12 +376,12 @@ class Session:
     def next_jobs(self) -> None:
         """Start jobs that wait, as far as slots allow, and let the reader look again."""
         self.jobs.start_waiting()
-        self.nudge()
+        self.readers.unpark_all()
 
     def job_ended(self, job: Job) -> None:
         """Go on after a job: with the next one, and with whoever waits for the last one's end."""
         jobs = self.jobs
-        if jobs.mailbox or self._reading:
+        if jobs.mailbox.bytes_queued or self.readers:
             self.next_jobs()
         if not jobs.by_id:
             jobs.tell_idle()
@@ -374,10 +393,10 @@ class Session:
     def tell_dropped_logs(self, job: Job | None) -> None:
         """Send one log message that says how many were dropped while the peer was slow, if it wants warnings.
 
-        It goes before the next message or result that the peer gets: who reads the rest should know that it is a rest.
+        It goes before the next message or result that the peer gets.
 
         Args:
-            job: on whose road it goes and whose level counts; None for what belongs to no request.
+            job: to whose sink it goes and whose level counts; None for what belongs to no request.
         """
         engine = self.engine
         wanted = engine.legacy.log_level if job is None else engine.log_level(job.request.admission)
@@ -385,11 +404,10 @@ class Session:
             return
         dropped, self.counts.untold = self.counts.untold, 0
         params = LoggingMessageParams(level="warning", data={"dropped": dropped}, logger="trimcp")
+        data = self.encode_notification("notifications/message", params, job)
         if job is None:
-            data = self.encode_notification("notifications/message", params)
             self.sink.post(Outgoing(data, Kind.NOTIFICATION))
         else:
-            data = self.encode_related(job, "notifications/message", params)
             job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))
 
     # Its calls
@@ -458,7 +476,7 @@ class Session:
     ) -> Pending:
         """Send an encoded request: room, then state, then queue."""
         origin = pending.origin
-        sink = self.road(origin)
+        sink = self.sink_of(origin)
         if sink.full:
             await sink.room()
         if self.lost is not None:
@@ -471,7 +489,7 @@ class Session:
             del self.pending[pending.id]
             self.engine.give_up(pending.id)
             raise
-        self.nudge()
+        self.readers.unpark_all()
         return pending
 
     def abandon(self, pending: Pending, why: str) -> None:
@@ -479,44 +497,37 @@ class Session:
         if self.pending.pop(pending.id, None) is None:
             return
         self.engine.give_up(pending.id)
-        sink = self.road(pending.origin)
+        sink = self.sink_of(pending.origin)
         if sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
             return
-        verb = self.engine.verb("notifications/cancelled")
-        data = self.engine.encode_notification(verb, CancelledParams(request_id=pending.id, reason=why))
+        data = self.encode_notification("notifications/cancelled", CancelledParams(request_id=pending.id, reason=why))
         sink.post(Outgoing(data, Kind.CANCEL, pending.id, pending.origin))
 
     # Its notifications
 
-    def road(self, origin: Origin | None) -> Sink:
+    def sink_of(self, origin: Origin | None) -> Sink:
         """Return where messages go that belong to what came from there."""
         return self.sink if origin is None or origin.sink is None else origin.sink
 
-    def encode_related(self, job: Job, name: str, params: Any, *, subscription: RequestId | None = None) -> bytes:
-        """Return a notification that belongs to a request of the peer's, in the words of that request's revision."""
-        verb = vocabulary(job.request.admission.revision)[name]
-        return self.engine.encode_notification(verb, params, subscription=subscription)
-
-    def encode_notification(self, name: str, params: Any) -> bytes:
-        """Return a notification of ours as bytes.
+    def encode_notification(
+        self, name: str, params: Any, job: Job | None = None, *, subscription: RequestId | None = None
+    ) -> bytes:
+        """Return a notification as bytes, in the revision of the peer's request that it belongs to (`job`), or ours.
 
         Raises:
-            LocalError: this revision has no such notification in this direction, or it cannot be encoded.
+            LocalError: the revision has no such notification in this direction, or it cannot be encoded.
         """
-        return self.engine.encode_notification(self.engine.verb(name), params)
+        verb = self.engine.verb(name) if job is None else vocabulary(job.request.admission.revision)[name]
+        return self.engine.encode_notification(verb, params, subscription=subscription)
 
     async def notify(self, name: str, params: Any = None) -> None:
         """Send a notification that belongs to no request; waits for room."""
         data = self.encode_notification(name, params)
-        await self.room()
-        self.sink.post(Outgoing(data, Kind.NOTIFICATION))
-
-    async def room(self) -> None:
-        """Wait for room in the outbox; always a checkpoint."""
         if self.sink.full:
             await self.sink.room()
         else:
             await trio.lowlevel.checkpoint()
+        self.sink.post(Outgoing(data, Kind.NOTIFICATION))
 
     def notify_latest(self, name: str, params: Any = None, *, key: object = None) -> None:
         """Send a notification of which only the latest of its `key` (by default its name) counts; never blocks."""
@@ -534,17 +545,12 @@ class Session:
         pending, self.pending = self.pending, {}
         for call in pending.values():
             call.replied(Replied(call.id, None, ConnectionLost(why)))
-        for watcher in list(self.watchers):
-            watcher.lost(self.lost)
-        self.nudge()
+        self._tell_watchers(why)
+        self.readers.unpark_all()
 
-    async def wait_idle(self) -> None:
-        """Wait until no request of the peer is under way."""
-        await self.jobs.wait_idle()
-
-    def cancel_jobs(self, reason: CancelReason, detail: str | None = None) -> None:
-        """Stop every handler, and refuse what waits."""
-        self.jobs.cancel_all(reason, detail)
+    def _tell_watchers(self, why: str) -> None:
+        for tell in list(self.watchers):
+            tell(ConnectionLost(why))
 
     async def drain(self, grace: float, overdue: Callable[[], object] | None = None) -> None:
         """Stop taking requests, let those under way answer for `grace` seconds, then cancel them with an error reply.
@@ -554,18 +560,34 @@ class Session:
         self.draining.set()
         try:
             with trio.move_on_after(grace) as patience:
-                await self.wait_idle()
+                await self.jobs.wait_idle()
             if patience.cancelled_caught and overdue is not None:
                 overdue()
         finally:
-            self.cancel_jobs(CancelReason.DRAIN)
-        await self.wait_idle()
+            self.jobs.cancel_all(CancelReason.DRAIN)
+        await self.jobs.wait_idle()
 
     def close(self) -> None:
         """Ask the driver to end the session; safe to call from anywhere, more than once."""
         self.draining.set()
         self.closed.set()
-        self.nudge()
+        self.readers.unpark_all()
         then, self.when_closed = self.when_closed, None
         if then is not None:
             then()
+
+
+def mirrored(
+    revision: Revision | None, verb: Verb, params: Any, more: Mapping[str, str] | None = None
+) -> Mapping[str, str] | None:
+    """Return the headers in which a request repeats what it is (2026-07-28 streamable-http), and `more`.
+
+    In a revision that repeats nothing it is `more` alone.
+
+    Raises:
+        LocalError: its name cannot be put in a header.
+    """
+    if revision is None or not revision.method_headers:
+        return more
+    name = None if verb.method.mirrored is None else getattr(params, verb.method.mirrored)
+    return {**request_headers(revision.name, verb.name, name), **(more or {})}
