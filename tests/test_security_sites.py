@@ -272,7 +272,7 @@ async def test_a_schema_beyond_the_bounds(events: Events, autojump_clock: trio.t
     schema = {"type": "object", "properties": {"a": {"pattern": "(?=a)b"}}}  # no linear engine has that
     entry = server.tools.get("listed")
     assert entry is not None
-    entry.tool = attrs.evolve(entry.tool, output_schema=schema)
+    entry.listed = attrs.evolve(entry.listed, output_schema=schema)
     async with connected(server, revision=LATEST) as session:
         await session.list_tools()
         await session.call_tool("listed")

@@ -27,7 +27,7 @@ _NAMES = {
     "trimcp.schema.arguments": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",
     "trimcp.security": "security=.",
-    "trimcp.server.declared": "Elicit",
+    "trimcp.server.calling": "Elicit",
     "trimcp.server.logbridge": "LogBridge",
     "trimcp.server.media": "Audio Image",
     "trimcp.server.offering": "Notice",

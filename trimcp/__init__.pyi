@@ -47,7 +47,7 @@ from trimcp.schema.arguments import Arg as Arg
 from trimcp.schema.forms import Answer as Answer
 from trimcp.schema.forms import Form as Form
 from trimcp.schema.forms import form_for as form
-from trimcp.server.declared import Elicit as Elicit
+from trimcp.server.calling import Elicit as Elicit
 from trimcp.server.logbridge import LogBridge as LogBridge
 from trimcp.server.media import Audio as Audio
 from trimcp.server.media import Image as Image

@@ -305,7 +305,7 @@ def _sending(schema: dict[str, Any]) -> trimcp.Server[None]:
     """A server that lists a tool with a schema that it would not have itself."""
     server = _lying({"type": "object"}, {"a": 1})
     [entry] = server.tools
-    entry.tool = attrs.evolve(entry.tool, output_schema=schema)
+    entry.listed = attrs.evolve(entry.listed, output_schema=schema)
     return server
 
 

@@ -15,7 +15,7 @@ import trimcp
 from trimcp import Limits, Quota
 from trimcp.channel import Incoming, MessageChannel
 from trimcp.client.session import ClientSession
-from trimcp.server.gate import _MANY, Gate
+from trimcp.server.pools import _MANY, Pools
 from trimcp.session.drive import drive
 from trimcp.testing import connected, every_revision
 from trimcp.transports.memory import memory_channels
@@ -321,15 +321,16 @@ async def test_sync_handlers_of_sessions_take_turns_at_threads() -> None:
 
 
 async def test_quotas_of_those_who_left_are_forgotten() -> None:
-    gate = Gate(Limits(principal=Quota(running=1)))
+    nursery: Any = None
+    pools = Pools(Limits(principal=Quota(running=1)), 1, 1, nursery)
     for number in range(4 * _MANY):
-        gate._kept(gate._principals, number, gate.limits.principal, "x")
-    assert len(gate._principals) <= 2 * _MANY
-    held = gate._kept(gate._principals, "held", gate.limits.principal, "x")
+        pools._kept(pools._principals, number, pools.limits.principal, "x")
+    assert len(pools._principals) <= 2 * _MANY
+    held = pools._kept(pools._principals, "held", pools.limits.principal, "x")
     await held.take("held")
     for number in range(4 * _MANY):
-        gate._kept(gate._principals, -number, gate.limits.principal, "x")
-    assert gate._principals["held"] is held
+        pools._kept(pools._principals, -number, pools.limits.principal, "x")
+    assert pools._principals["held"] is held
 
 
 async def test_a_session_that_ends_leaves_no_quota_behind() -> None:
@@ -339,12 +340,12 @@ async def test_a_session_that_ends_leaves_no_quota_behind() -> None:
     async with server.running() as running:
         async with _session_of(server, running, None, trimcp.LATEST) as session:
             await session.call_tool("work")
-            assert len(running.pools.gate._sessions) == 1
+            assert len(running.pools.sessions) == 1
         await wait_all_tasks_blocked()
-        assert not running.pools.gate._sessions
+        assert not running.pools.sessions
 
 
-async def test_where_nothing_is_bounded_there_is_no_gate() -> None:
+async def test_where_nothing_is_bounded_nothing_is_counted() -> None:
     server: trimcp.Server[None] = trimcp.Server("s")
 
     @server.tool
@@ -353,7 +354,7 @@ async def test_where_nothing_is_bounded_there_is_no_gate() -> None:
     async with connected(server) as session:
         await session.call_tool("free")
         (running,) = server.runs
-        assert running.pools.gate is None
+        assert running.pools.quotas() == {}
         assert server.statistics().sessions == 1
     assert server.statistics().sessions == 0
 

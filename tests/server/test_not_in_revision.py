@@ -24,7 +24,7 @@ async def asked(server: trimcp.Server[Any], revision: Revision, client: Any = No
     """What the tool of this server answers in a revision."""
     (tool,) = server.tools
     async with trimcp.testing.connected(server, client, revision=revision) as session:
-        return await session.call_tool(tool.tool.name)
+        return await session.call_tool(tool.listed.name)
 
 
 @every_revision

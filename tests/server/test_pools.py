@@ -17,13 +17,12 @@ def make(nursery: Any = None, **limits: Any) -> Pools:
 
 async def test_nothing_is_made_before_it_is_used() -> None:
     pools = make()
-    assert (pools.gate, pools.threads, pools.processes) == (None, None, None)
+    assert (pools.quotas(), pools.threads, pools.processes) == ({}, None, None)
 
 
 async def test_each_is_made_once_with_its_bound() -> None:
     async with trio.open_nursery() as nursery:
         pools = make(nursery)
-        assert pools.use_gate() is pools.use_gate() is pools.gate
         assert pools.use_threads() is pools.use_threads() is pools.threads
         assert pools.use_processes() is pools.use_processes() is pools.processes
         assert pools.use_threads().quota.running == 3
@@ -39,7 +38,7 @@ async def test_without_a_quota_the_function_is_called_at_once() -> None:
 
     assert not pools.bounded
     assert await pools.in_turn(ctx, "tool", "sum", None, handle, 1, 2) == (pools, ctx, 1, 2)
-    assert pools.gate is None
+    assert pools.quotas() == {}
 
 
 @pytest.mark.parametrize("kind", ["tool", "resource", "prompt", "completion"])

@@ -1,4 +1,12 @@
-"""A user's function: how it is registered and called, its injected parameters, and where a sync one runs."""
+"""A user's function: how it is registered and called, its injected parameters, and where a sync one runs.
+
+Parameters that the user answers before it runs are declared questions, in every revision:
+
+    @server.tool
+    async def greet(name: Annotated[str, Elicit("What is your name?")]) -> str: ...
+
+They are not among the arguments that clients see. All are asked at once, and the function runs with the answers.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +14,138 @@ import functools
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
 import orjson
 import trio
 
+from trimcp.errors import McpError, ToolError
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
-from trimcp.server.declared import Question, answer_all, is_context, is_injected, question_of
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.context import Context
+from trimcp.session.scopes import sole
+from trimcp.values import valued
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.input_requests import ElicitResult
 
 if TYPE_CHECKING:
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
-__all__ = ["Handler", "PreparedFunction", "at_users_line", "check_options", "listed_members", "prepare"]
+__all__ = ["Elicit", "Handler", "PreparedFunction", "at_users_line", "check_options", "listed_members", "prepare"]
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 """`async def handler(ctx, params)`: what handles the requests of one method, and returns the result."""
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
 _LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
+
+
+@attrs.frozen
+@valued
+class Elicit:
+    """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
+
+    The type is what a form field can hold: text, a number, yes or no, an enumeration; or an attrs class, dataclass,
+    TypedDict or Pydantic model of such fields for a form of several. `Annotated[ElicitResult, Elicit("...", schema)]`
+    gives what the user did, declining included; any other type turns declining into a tool error.
+
+    Args:
+        message: what the user is asked.
+        schema: the form as a JSON Schema, where the type does not say it.
+        key: the question's name in revisions where the request is sent again with the answers.
+    """
+
+    message: str
+    schema: dict[str, Any] | None = None
+    key: str | None = None
+
+
+@attrs.frozen(eq=False, repr=False)
+class Question:
+    """One declared question. `form` is its form, unless the function takes the whole `ElicitResult`."""
+
+    parameter: str
+    marker: Elicit
+    form: Any
+    whole: bool
+
+    async def ask(self, ctx: Context[Any]) -> Any:
+        """Ask it and return the value for its parameter. Raises as `value` does."""
+        marker = self.marker
+        result = await ctx.elicit(marker.message, marker.schema or self.form, key=marker.key or self.parameter)
+        return self.value(result)
+
+    def value(self, result: ElicitResult) -> Any:
+        """Return the value for its parameter from what the user did.
+
+        Raises:
+            ToolError: the user declined or cancelled, or the client sent what does not fit the form.
+        """
+        marker = self.marker
+        if self.whole:
+            return result
+        if result.action != "accept" or result.content is ABSENT:
+            raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
+        return self.form.read(marker.message, result).value
+
+
+def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
+    """Return whether a parameter wants the request's context: by its type, or by the name `ctx` without a type."""
+    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    kind = get_origin(bare) or bare
+    return kind in (Context, ThreadContext) or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
+
+
+def _marker_of(hint: Any) -> Elicit | None:
+    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, Elicit)), None)
+
+
+def _is_injected(parameter: inspect.Parameter, hint: Any) -> bool:
+    return _is_context(parameter, hint) or _marker_of(hint) is not None
+
+
+def _question_of(parameter: str, hint: Any) -> Question:
+    marker = _marker_of(hint)
+    assert marker is not None
+    asked, *others = get_args(hint)
+    if asked is ElicitResult:
+        if marker.schema is None:
+            raise TypeError(f"parameter {parameter!r}: Elicit on an ElicitResult needs a schema")
+        return Question(parameter, marker, None, whole=True)
+    from trimcp.schema.forms import form_for  # a server that asks nothing need not load it
+
+    extras = tuple(extra for extra in others if not isinstance(extra, Elicit))
+    form = form_for(Annotated[(asked, *extras)] if extras else asked, name=parameter)
+    return Question(parameter, marker, form, whole=False)
+
+
+async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
+    """Ask all questions at once and return the answers by parameter. Raises what the first that fails raises."""
+    if len(questions) == 1:
+        return {questions[0].parameter: await questions[0].ask(ctx)}
+    answers: dict[str, Any] = {}
+    failures: list[McpError] = []
+
+    async def answer(question: Question) -> None:
+        try:
+            answers[question.parameter] = await question.ask(ctx)
+        except McpError as error:
+            failures.append(error)
+            nursery.cancel_scope.cancel(reason="another question was not answered")
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for question in questions:
+                nursery.start_soon(answer, question)
+    except ExceptionGroup as group:
+        raise sole(group) from None
+    if failures:
+        raise failures[0]
+    return answers
 
 
 @attrs.define(eq=False, repr=False)
@@ -65,7 +181,7 @@ class PreparedFunction:
         else:
             keywords = dict(self.signature.bind(arguments))
         if self.questions:
-            keywords.update(await answer_all(self.questions, ctx))
+            keywords.update(await _answer_all(self.questions, ctx))
         if self.is_async:
             if self.context_parameter is not None:
                 keywords[self.context_parameter] = ctx
@@ -85,7 +201,7 @@ class PreparedFunction:
         remote.check()
         # The worker makes the values for the parameters.
         questions = [attrs.evolve(question, whole=True) for question in self.questions]
-        answers = await answer_all(questions, ctx) if questions else {}
+        answers = await _answer_all(questions, ctx) if questions else {}
         return await remote.run(pools.use_processes(), ctx, arguments, answers)
 
     def from_texts(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,16 +253,14 @@ def prepare(
     """
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
-    signature = describe(function, injected=is_injected, loose=schema_given)
+    signature = describe(function, injected=_is_injected, loose=schema_given)
     context_parameter = None
     questions = []
     for parameter, hint in signature.injected:
-        if is_context(parameter, hint):
+        if _is_context(parameter, hint):
             context_parameter = parameter.name
-            continue
-        question = question_of(parameter.name, hint)
-        assert question is not None
-        questions.append(question)
+        else:
+            questions.append(_question_of(parameter.name, hint))
     whole = schema_given and list(signature.parameters) == ["arguments"]
     return PreparedFunction(
         function, signature, context_parameter, tuple(questions), _is_async(function), run, whole_arguments=whole

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from trimcp.guard.confirmation import Fallback
     from trimcp.guard.filters import AppliedFilter, Filter
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
-    from trimcp.server.resources import ResourceEntry, ResourceOptions, TemplateEntry
+    from trimcp.server.resources import ResourceEntry, ResourceOptions
 
 __all__ = ["HandlerErrors", "Middleware", "Notice", "Offering"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+EntryT = TypeVar("EntryT")
 FilterT = TypeVar("FilterT", bound="Filter")
 
 Confirm = Literal["destructive"]
@@ -93,7 +94,7 @@ class Offering:
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
         self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
-        self.templates: Registry[TemplateEntry] = Registry("resource template", self.changes, Change.RESOURCES)
+        self.templates: Registry[ResourceEntry] = Registry("resource template", self.changes, Change.RESOURCES)
         self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
         self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
         self.foreign: dict[str, Handler] = {}
@@ -136,14 +137,12 @@ class Offering:
         if _to_confirm(entry, options, self.confirm):
             from trimcp.guard.confirmation import Confirmation
 
-            entry.confirmation = Confirmation(entry.tool, self.confirm_fallback)
-        self.tools.add(entry.tool.name, entry, live=self._live)
-        self._declare()
+            entry.confirmation = Confirmation(entry.listed, self.confirm_fallback)
+        self._add(self.tools, entry.listed.name, entry)
 
     def remove_tool(self, name: str) -> None:
         """Stop offering a tool; calls under way go on. Raises KeyError if there is none of that name."""
-        self.tools.remove(name, live=self._live)
-        self._declare()
+        self._remove(self.tools, name)
 
     # Resources
 
@@ -185,20 +184,23 @@ class Offering:
 
         self._add_resource(from_content(uri, content, options))
 
-    def _add_resource(self, entry: ResourceEntry | TemplateEntry) -> None:
-        from trimcp.server.resources import TemplateEntry
-
-        if isinstance(entry, TemplateEntry):
-            self.templates.add(entry.listed.uri_template, entry, live=self._live)
-        else:
-            self.resources.add(entry.resource.uri, entry, live=self._live)
-        self._declare()
+    def _add_resource(self, entry: ResourceEntry) -> None:
+        self._add(self.resources if entry.template is None else self.templates, entry.address, entry)
 
     def remove_resource(self, uri: str) -> None:
         """Stop offering a resource or a template. Raises KeyError if there is none of that address."""
-        registry: Registry[Any] = self.templates if uri in self.templates else self.resources
-        registry.remove(uri, live=self._live)
-        self._declare()
+        self._remove(self.templates if uri in self.templates else self.resources, uri)
+
+    def find_resource(self, uri: str) -> tuple[ResourceEntry | None, Mapping[str, Any]]:
+        """Return the resource with this address, or the first family that has it with its variables; else None."""
+        entry = self.resources.get(uri)
+        if entry is not None:
+            return entry, {}
+        for family in self.templates:
+            variables = family.match(uri)
+            if variables is not None:
+                return family, variables
+        return None, {}
 
     def resource_updated(self, uri: str) -> None:
         """Tell whoever watches this resource that its contents changed. Never blocks; call it from Trio's thread."""
@@ -226,13 +228,11 @@ class Offering:
         from trimcp.server.prompts import prompt_entry
 
         entry = prompt_entry(function, options)
-        self.prompts.add(entry.prompt.name, entry, live=self._live)
-        self._declare()
+        self._add(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
         """Stop offering a prompt. Raises KeyError if there is none of that name."""
-        self.prompts.remove(name, live=self._live)
-        self._declare()
+        self._remove(self.prompts, name)
 
     def complete(
         self, target: str | Callable[..., Any], argument: str, *, quota: Quota | None = None
@@ -383,9 +383,8 @@ class Offering:
         elif method == "prompts/get":
             entry = self.prompts.get(params.name)
         elif method == "resources/read":
-            matching = (template for template in self.templates if template.match(params.uri) is not None)
-            entry = self.resources.get(params.uri) or next(matching, None)
-            entry = getattr(entry, "source", entry)
+            entry, _ = self.find_resource(params.uri)
+            entry = getattr(entry, "source", None)
         elif method == "completion/complete":
             ref = params.ref
             entry = self.completer(getattr(ref, "name", None) or ref.uri, params.argument.name)
@@ -397,6 +396,14 @@ class Offering:
         """Return whether there is such a tool and it runs in threads."""
         entry = self.tools.get(tool)
         return entry is not None and entry.prepared.in_thread
+
+    def _add(self, registry: Registry[EntryT], name: str, entry: EntryT) -> None:
+        registry.add(name, entry, live=self._live)
+        self._declare()
+
+    def _remove(self, registry: Registry[Any], name: str) -> None:
+        registry.remove(name, live=self._live)
+        self._declare()
 
     # What clients are told
 
@@ -433,7 +440,7 @@ def _to_confirm(entry: ToolEntry, options: ToolOptions, wanted: Confirm | None) 
     chosen = options.get("confirm")
     if chosen is not None:
         return chosen
-    hints = entry.tool.annotations
+    hints = entry.listed.annotations
     return wanted == "destructive" and hints is not ABSENT and hints.destructive_hint is True
 
 

@@ -1,25 +1,35 @@
-"""What the calls of one run share and wait for: quotas, threads and worker processes, each made when first used."""
+"""What the calls of one run share and wait for: quotas, threads and worker processes, each made when first used.
+
+A request passes its session's quota, then its principal's, then that of what it asks for: always in this order, so
+that no two requests wait for each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import attrs
 import trio
 
-from trimcp.session.context import Context
+from trimcp.session.context import Context, client_key
 from trimcp.session.limits import Limits, Quota
 
 # Most servers bound nothing and have no such tools, and load none of it.
 if TYPE_CHECKING:
-    from trimcp.server.gate import Gate, Kind
-    from trimcp.session.turns import Turns
+    from trimcp.session.turns import Turns, TurnStatistics
     from trimcp.workers.pool import WorkerPool
 
 __all__ = ["Pools"]
 
 _T = TypeVar("_T")
+_Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+
+Kind: TypeAlias = Literal["tool", "resource", "prompt", "completion"]
+
+# So many sessions or principals are kept before idle ones are looked for and forgotten.
+_MANY: Final = 1_024
 
 
 @attrs.define(eq=False, repr=False)
@@ -33,7 +43,8 @@ class Pools:
 
     Attributes:
         bounded: whether tools, resources, prompts and completions without a quota of their own may have one.
-        gate, threads, processes: None until first used.
+        threads, processes: None until first used.
+        sessions: the turns of each session, where sessions have a quota.
     """
 
     limits: Limits
@@ -41,28 +52,26 @@ class Pools:
     max_processes: int | None
     nursery: trio.Nursery
     bounded: bool = attrs.field(init=False)
-    gate: Gate | None = attrs.field(init=False, default=None)
     threads: Turns | None = attrs.field(init=False, default=None)
     processes: WorkerPool | None = attrs.field(init=False, default=None)
+    sessions: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
+    _principals: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
+    _named: dict[tuple[str, str], Turns] = attrs.field(init=False, factory=dict)
+    _usual: dict[str, Quota] = attrs.field(init=False)
+    _refused: int = attrs.field(init=False, default=0)
+    _sweep_at: int = attrs.field(init=False, default=_MANY)
 
     def __attrs_post_init__(self) -> None:
-        limits = self.limits
-        self.bounded = any(quota.bounds for quota in (limits.tool, limits.resource, limits.prompt, limits.completion))
-
-    def use_gate(self) -> Gate:
-        """Return the quotas of requests."""
-        if self.gate is None:
-            from trimcp.server.gate import Gate
-
-            self.gate = Gate(self.limits)
-        return self.gate
+        kinds: dict[str, Quota] = {kind: getattr(self.limits, kind) for kind in get_args(Kind)}
+        self._usual = {kind: quota for kind, quota in kinds.items() if quota.bounds}
+        self.bounded = bool(self._usual)
 
     def use_threads(self) -> Turns:
         """Return the turns of sync handlers in threads."""
         if self.threads is None:
-            from trimcp.session.turns import MOST_WAITING, Turns
+            from trimcp.session.turns import MOST_WAITING
 
-            self.threads = Turns(Quota(running=self.max_threads, waiting=MOST_WAITING), "threads")
+            self.threads = _turns(Quota(running=self.max_threads, waiting=MOST_WAITING), "threads")
         return self.threads
 
     def use_processes(self) -> WorkerPool:
@@ -72,6 +81,36 @@ class Pools:
 
             self.processes = WorkerPool(self.nursery, self.max_processes or cores())
         return self.processes
+
+    # Quotas
+
+    def shared(self, handler: _Handler) -> _Handler:
+        """Return a handler that first waits for its session's turn, then its principal's, where they are bounded."""
+        limits = self.limits
+        if limits.principal.bounds:
+            handler = self._queued(
+                handler, self._principals, lambda ctx: ctx.principal, limits.principal, "this principal"
+            )
+        if limits.session.bounds:
+            handler = self._queued(handler, self.sessions, client_key, limits.session, "this session")
+        return handler
+
+    def _queued(
+        self,
+        handler: _Handler,
+        table: dict[Hashable, Turns],
+        key_of: Callable[[Context[Any]], Hashable],
+        quota: Quota,
+        name: str,
+    ) -> _Handler:
+        async def call(ctx: Context[Any], params: Any) -> Any:
+            key = key_of(ctx)
+            if key is None:
+                return await handler(ctx, params)
+            async with _turn(ctx, self._kept(table, key, quota, name)):
+                return await handler(ctx, params)
+
+        return call
 
     def in_turn(
         self,
@@ -84,8 +123,80 @@ class Pools:
     ) -> Awaitable[_T]:
         """Return `function(self, ctx, *args)`, or where there is a quota what first waits for a turn.
 
-        The arguments, and what waiting raises, are those of `Gate.pass_through`.
+        Waiting raises as `Turns.take` does.
+
+        Args:
+            ctx: the request's.
+            kind, name: what it asks for.
+            own: its own quota, or None for that of its kind.
+            function, args: what to do then.
         """
-        if own is None and not self.bounded:
+        quota = own
+        if quota is None and self.bounded:
+            quota = self._usual.get(kind)
+        if quota is None:
             return function(self, ctx, *args)
-        return self.use_gate().pass_through(ctx, kind, name, own, function, self, ctx, *args)
+        return self._wait_for_turn(ctx, (kind, name), quota, function, *args)
+
+    async def _wait_for_turn(
+        self, ctx: Context[Any], key: tuple[str, str], quota: Quota, function: Callable[..., Awaitable[_T]], *args: Any
+    ) -> _T:
+        turns = self._named.get(key)
+        if turns is None or turns.quota is not quota:
+            turns = self._named[key] = _turns(quota, key[1])
+        async with _turn(ctx, turns):
+            return await function(self, ctx, *args)
+
+    def _kept(self, table: dict[Hashable, Turns], key: Hashable, quota: Quota, name: str) -> Turns:
+        turns = table.get(key)
+        if turns is None:
+            if len(table) >= self._sweep_at:
+                for idle in [key for key, turns in table.items() if turns.idle]:
+                    self._refused += table.pop(idle).refused
+                self._sweep_at = max(_MANY, 2 * len(table))
+            turns = table[key] = _turns(quota, name)
+        return turns
+
+    def closed(self, session: Hashable) -> None:
+        """Forget a session."""
+        turns = self.sessions.pop(session, None)
+        if turns is not None:
+            self._refused += turns.refused
+
+    # Statistics
+
+    def quotas(self) -> Mapping[str, TurnStatistics]:
+        """Return a snapshot of the quota of each tool, resource, prompt and completion that was asked for."""
+        return {f"{kind} {name}": turns.statistics() for (kind, name), turns in sorted(self._named.items())}
+
+    @property
+    def refused(self) -> int:
+        """Requests that were refused so far."""
+        return self._refused + sum(used.refused for used in self._in_use())
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a turn now."""
+        return sum(used.waiting for used in self._in_use())
+
+    def _in_use(self) -> list[Turns | WorkerPool]:
+        used: list[Turns | WorkerPool] = [*self.sessions.values(), *self._principals.values(), *self._named.values()]
+        return used + [pool for pool in (self.threads, self.processes) if pool is not None]
+
+
+def _turns(quota: Quota, name: str) -> Turns:
+    from trimcp.session.turns import Turns
+
+    return Turns(quota, name)
+
+
+@asynccontextmanager
+async def _turn(ctx: Context[Any], turns: Turns) -> AsyncIterator[None]:
+    _, job = ctx.internals
+    began_waiting = trio.current_time()
+    since = await turns.take(client_key(ctx), ctx.deadline)
+    job.waited += since - began_waiting
+    try:
+        yield
+    finally:
+        turns.give_back(since)

@@ -60,7 +60,7 @@ class PromptOptions(TypedDict, total=False):
 class PromptEntry:
     """One prompt: its listing and its function."""
 
-    prompt: Prompt
+    listed: Prompt
     prepared: PreparedFunction
     validator: Validator
     choices: Mapping[str, Sequence[str]]
@@ -84,15 +84,15 @@ class PromptEntry:
             raise self._refusal(error.problems) from None
         if isinstance(value, GetPromptResult | InputRequiredResult):
             return value
-        return GetPromptResult(messages=_messages(value), description=self.prompt.description)
+        return GetPromptResult(messages=_messages(value), description=self.listed.description)
 
     def _refusal(self, problems: list[str]) -> ErrorReply:
         problems = without_root(problems)
-        text = f"invalid arguments for {self.prompt.name}: {'; '.join(problems)}"
+        text = f"invalid arguments for {self.listed.name}: {'; '.join(problems)}"
         return ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
     def _problems(self, arguments: Mapping[str, str]) -> list[str]:
-        listed = self.prompt.arguments or []
+        listed = self.listed.arguments or []
         known = {argument.name for argument in listed}
         problems = [f"{a.name} is required" for a in listed if a.required and a.name not in arguments]
         problems += [f"{name[:40]} is not an argument of this prompt" for name in arguments if name not in known]

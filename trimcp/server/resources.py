@@ -27,79 +27,67 @@ from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 if TYPE_CHECKING:
     from trimcp.server.pools import Pools
 
-__all__ = [
-    "ResourceEntry",
-    "ResourceOptions",
-    "TemplateEntry",
-    "from_content",
-    "from_function",
-    "missing",
-    "read_result",
-]
+__all__ = ["ResourceEntry", "ResourceOptions", "from_content", "from_function", "missing", "read_result"]
 
 _CONTENTS = (TextResourceContents, BlobResourceContents)
 
 
 @attrs.define(eq=False, repr=False)
 class ResourceEntry:
-    """One resource with an address of its own.
+    """A resource with an address of its own, or the family of resources behind a template.
 
     Attributes:
+        address: its URI, or the text of its template.
+        listed: what clients are told of it.
         source: its text or bytes, or a file or function to read each time.
         ttl_ms, cache_scope: how long and for whom clients may cache it.
         quota: its own, if it has one.
+        template: the RFC 6570 template of a family; `source` is its function.
+        validator: checks the variables of a family.
+        guard: refuse variables that climb out of a directory.
     """
 
-    resource: Resource
+    address: str
+    listed: Resource | ResourceTemplate
     source: str | bytes | Path | PreparedFunction
-    ttl_ms: int = 0
-    cache_scope: CacheScope = "private"
-    quota: Quota | None = None
-
-    async def read(self, pools: Pools, ctx: Context[Any]) -> Any:
-        """Return its contents."""
-        source = self.source
-        value: Any
-        if isinstance(source, PreparedFunction):
-            value = await source.run(pools, ctx, {})
-        elif isinstance(source, Path):
-            value = await in_thread(ctx, source.read_bytes, pools.use_threads())
-        else:
-            value = source
-        mime_type = self.resource.mime_type or None
-        if isinstance(source, Path) and mime_type is not None and mime_type.startswith("text/"):
-            value = value.decode()
-        return read_result(value, self.resource.uri, mime_type, self.ttl_ms, self.cache_scope)
-
-
-@attrs.define(eq=False, repr=False)
-class TemplateEntry:
-    """A family of resources behind an RFC 6570 template."""
-
-    listed: ResourceTemplate
-    template: UriTemplate
-    prepared: PreparedFunction
-    validator: Validator
+    ttl_ms: int
+    cache_scope: CacheScope
+    quota: Quota | None
+    template: UriTemplate | None = None
+    validator: Validator | None = None
     guard: bool = True
-    ttl_ms: int = 0
-    cache_scope: CacheScope = "private"
-    quota: Quota | None = None
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
-        """Return the variables of a URI of this family, or None if it is none of it."""
+        """Return the variables of a URI of this family, or None if it is not in it."""
+        assert self.template is not None
+        assert self.validator is not None
+        assert isinstance(self.source, PreparedFunction)
         found = self.template.match(uri, guard=self.guard)
         if found is None:
             return None
-        variables = self.prepared.from_texts(found)
+        variables = self.source.from_texts(found)
         return variables if self.validator.is_valid(variables) else None
 
     async def read(self, pools: Pools, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
-        """Return the contents of one of them."""
-        try:
-            value = await self.prepared.run(pools, ctx, variables)
-        except ConversionError as error:
-            raise ResourceNotFound(uri) from error
-        return read_result(value, uri, self.listed.mime_type or None, self.ttl_ms, self.cache_scope)
+        """Return the contents of one resource.
+
+        Raises:
+            ResourceNotFound: the function returned None, or a variable cannot be made into its type.
+        """
+        source, mime_type = self.source, self.listed.mime_type or None
+        value: Any = source
+        if isinstance(source, PreparedFunction):
+            try:
+                value = await source.run(pools, ctx, variables)
+            except ConversionError as error:
+                if self.template is None:
+                    raise
+                raise ResourceNotFound(uri) from error
+        elif isinstance(source, Path):
+            value = await in_thread(ctx, source.read_bytes, pools.use_threads())
+            if mime_type is not None and mime_type.startswith("text/"):
+                value = value.decode()
+        return read_result(value, uri, mime_type, self.ttl_ms, self.cache_scope)
 
 
 class ResourceOptions(TypedDict, total=False):
@@ -130,16 +118,10 @@ class ResourceOptions(TypedDict, total=False):
     quota: Quota | None
 
 
-def _listed(options: ResourceOptions, name: str, description: str = "") -> dict[str, Any]:
-    """Return the members of a listing that resources and templates share, with these defaults."""
-    own = {key: options.get(key) or ABSENT for key in ("mime_type", "annotations")}
-    return listed_members(options, name, description) | own
-
-
 def from_function(
     uri: str, function: Callable[..., Any], options: ResourceOptions, *, run: str, guard: bool
-) -> ResourceEntry | TemplateEntry:
-    """Build a resource, or with braces in the URI a template, from a function.
+) -> ResourceEntry:
+    """Build a resource, or with braces in the URI a family of them, from a function.
 
     Raises:
         TypeError: the template's variables and the function's parameters differ, or there is no such option.
@@ -147,19 +129,20 @@ def from_function(
     check_options(options, ResourceOptions)
     prepared = prepare(function, run=run)
     signature = prepared.signature
-    listed = _listed(options, signature.name, signature.description)
-    caching = options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
-    parameters = list(signature.parameters)
+    listed = _listed_members(options, signature.name, signature.description)
     template = UriTemplate(uri)
-    if set(template.variables) != set(parameters):
+    if set(template.variables) != set(signature.parameters):
         variables = ", ".join(template.variables) or "no variables"
-        raise TypeError(f"{uri} has {variables}, but {signature.name} takes {', '.join(parameters) or 'none'}")
-    if template.variables:
-        described = ResourceTemplate(uri_template=uri, **listed)
-        return TemplateEntry(described, template, prepared, validator_for(signature.input_schema), guard, *caching)
-    size = options.get("size")
-    resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
-    return ResourceEntry(resource, prepared, *caching)
+        raise TypeError(
+            f"{uri} has {variables}, but {signature.name} takes {', '.join(signature.parameters) or 'none'}"
+        )
+    if not template.variables:
+        size = options.get("size")
+        resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
+        return ResourceEntry(uri, resource, prepared, *_kept_by(options))
+    family = ResourceTemplate(uri_template=uri, **listed)
+    validator = validator_for(signature.input_schema)
+    return ResourceEntry(uri, family, prepared, *_kept_by(options), template, validator, guard)
 
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
@@ -168,9 +151,18 @@ def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions
     size: int | Absent = ABSENT  # a file's would be stale when it is read
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
-    resource = Resource(uri=uri, size=size, **_listed(options, uri.rstrip("/").rsplit("/", 1)[-1]))
-    caching = options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
-    return ResourceEntry(resource, content, *caching)
+    listed = _listed_members(options, uri.rstrip("/").rsplit("/", 1)[-1], "")
+    return ResourceEntry(uri, Resource(uri=uri, size=size, **listed), content, *_kept_by(options))
+
+
+def _listed_members(options: ResourceOptions, name: str, description: str) -> dict[str, Any]:
+    """Return the members of a listing that resources and templates share, with these defaults."""
+    own = {key: options.get(key) or ABSENT for key in ("mime_type", "annotations")}
+    return listed_members(options, name, description) | own
+
+
+def _kept_by(options: ResourceOptions) -> tuple[int, CacheScope, Quota | None]:
+    return options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
 
 
 def missing(ctx: Context[Any], uri: str) -> ErrorReply:
@@ -188,13 +180,8 @@ def read_result(value: Any, uri: str, mime_type: str | None, ttl_ms: int, cache_
         return value
     if value is None:
         raise ResourceNotFound(uri)
-    several = (
-        isinstance(value, list | tuple)
-        and bool(value)
-        and all(isinstance(item, (*_CONTENTS, str, bytes)) for item in value)
-    )
-    items = list(value) if several else [value]
-    contents = [_contents(item, uri, mime_type) for item in items]
+    several = isinstance(value, list | tuple) and all(isinstance(item, (*_CONTENTS, str, bytes)) for item in value)
+    contents = [_contents(item, uri, mime_type) for item in (value if several and value else [value])]
     return ReadResourceResult(contents=contents, ttl_ms=ttl_ms, cache_scope=cache_scope)
 
 

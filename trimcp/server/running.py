@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ log: logging.Logger = logging.getLogger("trimcp.server")
 CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
 """The context of the request being handled in this task or thread; for the logging bridge."""
 
+_OWNERS = 10  # of memory that statistics name
+
 # Sessions kept for the next requests that need one for themselves, some 4 KiB each.
 _MOST_SPARE = 128
 
@@ -101,42 +104,53 @@ class Running:
         self.pools = Pools(limits, server.max_threads, server.max_processes, self.nursery)
         self._subscribers = Subscribers(server)
         self._scope = Scope(lambda: self.nursery)
+        listing = self._lister
         handlers: dict[str, Handler] = {
-            "tools/list": self._lister(server.tools, "tool", ListToolsResult, "tools"),
+            "tools/list": listing(server.tools, ListToolsResult, "tools"),
             "tools/call": self._call_tool,
-            "resources/list": self._lister(server.resources, "resource", ListResourcesResult, "resources"),
-            "resources/templates/list": self._lister(
-                server.templates, "listed", ListResourceTemplatesResult, "resource_templates"
-            ),
+            "resources/list": listing(server.resources, ListResourcesResult, "resources"),
+            "resources/templates/list": listing(server.templates, ListResourceTemplatesResult, "resource_templates"),
             "resources/read": self._read_resource,
             "resources/subscribe": self._subscribers.subscribe,
             "resources/unsubscribe": self._subscribers.unsubscribe,
-            "prompts/list": self._lister(server.prompts, "prompt", ListPromptsResult, "prompts"),
+            "prompts/list": listing(server.prompts, ListPromptsResult, "prompts"),
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
             "subscriptions/listen": self._subscribers.listen,
             **server.foreign,
         }
-        if limits.session.bounds or limits.principal.bounds:
-            for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
-                handlers[name] = self.pools.use_gate().shared(handlers[name])
+        for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
+            handlers[name] = self.pools.shared(handlers[name])
         self._handlers = {name: server.dressed(name, handler) for name, handler in handlers.items()}
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
-        """Return a snapshot of this run."""
-        from trimcp.watch.statistics import server_statistics
+        """Return a snapshot of this run. Costs some microseconds for each session."""
+        from trimcp.session.statistics import lanes_of
+        from trimcp.watch.statistics import MemoryStatistics, ServerStatistics
 
-        pools = self.pools
-        return server_statistics(
-            self.sessions,
-            self.counts,
-            self.refused,
-            self.budget,
-            [host() for host in self.hosts],
-            quotas=pools.gate,
-            threads=pools.threads,
-            processes=pools.processes,
+        pools, budget = self.pools, self.budget
+        sessions = [session.statistics() for session in self.sessions]
+        hosts: Counter[str] = Counter()
+        for host in self.hosts:
+            hosts.update(host())
+        return ServerStatistics(
+            sessions=len(sessions),
+            running=sum(one.running for one in sessions),
+            parked=sum(one.parked for one in sessions),
+            waiting=sum(one.waiting for one in sessions),
+            pending=sum(one.pending for one in sessions),
+            abandoned_threads=0 if pools.threads is None else pools.threads.abandoned,
+            waiting_turns=pools.waiting,
+            refused=self.refused + sum(session.refused for session in self.sessions) + pools.refused,
+            quotas=pools.quotas(),
+            threads=None if pools.threads is None else pools.threads.statistics(),
+            processes=None if pools.processes is None else pools.processes.statistics(),
+            lanes=sum((one.lanes for one in sessions), lanes_of(self.counts)),
+            memory=MemoryStatistics(
+                budget.bound, budget.held, dict(budget.owners()[:_OWNERS]), budget.refused, budget.ended
+            ),
+            hosts=dict(hosts),
         )
 
     # The endpoint of sessions
@@ -249,12 +263,8 @@ class Running:
         )
         if server.audit is not None:
             session.on_finished = server.audit.finished
-        self.opened(session)
-        return session
-
-    def opened(self, session: Session) -> None:
-        """Remember a session, so that draining the server finds it."""
         self.sessions.add(session)
+        return session
 
     def closed(self, session: Session) -> None:
         """Forget a session."""
@@ -265,8 +275,8 @@ class Running:
             self.refused += session.refused
             session.refused = 0
         self._subscribers.detach(session)
-        if self.pools.gate is not None:
-            self.pools.gate.closed(session)
+        if self.pools.sessions:
+            self.pools.closed(session)
 
     def open_brief(self, holding: Holding | None = None, via: object = None) -> Pushed:
         """Return a session for one request of the modern era. What belongs to no request is not sent.
@@ -277,7 +287,7 @@ class Running:
             pushed = self._spare.pop()
             session = pushed.session
             session.amount.holding, session.via = holding, via
-            self.opened(session)
+            self.sessions.add(session)
             return pushed
         pushed = Pushed(self.session(NOWHERE), self._crew, self._take_back)
         pushed.require_envelope()
@@ -350,15 +360,15 @@ class Running:
         """Send a log message outside any request, to the legacy clients that want its level. Never waits."""
         self._subscribers.log(level, data, logger)
 
-    def _lister(self, registry: Registry[Any], attribute: str, result: Callable[..., Any], member: str) -> Handler:
-        """Return the handler that lists a registry: `result(member=...)` with this attribute of each entry."""
+    def _lister(self, registry: Registry[Any], result: Callable[..., Any], member: str) -> Handler:
+        """Return the handler that lists a registry in results whose `member` holds the entries."""
         server = self.server
 
         async def list_page(ctx: Context[Any], params: PageParams) -> Encoded:
             session, job = ctx.internals
 
             def encode_page(entries: list[Any], cursor: Any) -> Encoded:
-                listed = {member: [getattr(entry, attribute) for entry in entries]}
+                listed = {member: [entry.listed for entry in entries]}
                 caching = {"ttl_ms": server.list_ttl_ms, "cache_scope": server.list_cache_scope}
                 page = result(**listed, next_cursor=cursor, **caching)
                 return Encoded(encode(session.engine.dump_result(job.request, page)))
@@ -377,17 +387,12 @@ class Running:
 
     async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
         uri = params.uri
-        try:
-            entry = self.server.resources.get(uri)
-            if entry is not None:
-                return await self.pools.in_turn(ctx, "resource", uri, entry.quota, entry.read)
-            for template in self.server.templates:
-                variables = template.match(uri)
-                if variables is not None:
-                    name, read = template.listed.uri_template, template.read
-                    return await self.pools.in_turn(ctx, "resource", name, template.quota, read, uri, variables)
-        except ResourceNotFound:
-            pass
+        entry, variables = self.server.find_resource(uri)
+        if entry is not None:
+            try:
+                return await self.pools.in_turn(ctx, "resource", entry.address, entry.quota, entry.read, uri, variables)
+            except ResourceNotFound:
+                pass
         from trimcp.server.resources import missing
 
         raise missing(ctx, uri)

@@ -189,9 +189,9 @@ class Server(Offering, Generic[StateT]):
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot: what is under way, what waits, and what was refused or dropped."""
-        from trimcp.watch.statistics import add_up  # a server that nobody asks does not load it
+        from trimcp.watch.statistics import ServerStatistics  # a server that nobody asks does not load it
 
-        return add_up(running.statistics() for running in self.runs)
+        return sum((running.statistics() for running in self.runs), ServerStatistics())
 
     def sessions(self) -> list[Session]:
         """Return the sessions of all runs."""

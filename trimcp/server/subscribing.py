@@ -86,13 +86,9 @@ class Subscribers:
             params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 
-    def _known(self, uri: str) -> bool:
-        server = self.server
-        return uri in server.resources or any(t.match(uri) is not None for t in server.templates)
-
     async def subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
         """Watch a resource for a legacy session."""
-        if not self._known(params.uri):
+        if self.server.find_resource(params.uri)[0] is None:
             from trimcp.server.resources import missing
 
             raise missing(ctx, params.uri)
@@ -127,7 +123,7 @@ class Subscribers:
         uris = wanted.resource_subscriptions or []
         if len(uris) > _MOST_SUBSCRIPTIONS:
             raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} resources in one subscription")
-        honoured = [uri for uri in uris if self._known(uri)]
+        honoured = [uri for uri in uris if self.server.find_resource(uri)[0] is not None]
         watch = Watch(changes, frozenset(honoured))
         self.server.changes.attach(watch)
         try:

@@ -90,7 +90,7 @@ class ToolOptions(TypedDict, total=False):
 class ToolEntry:
     """One tool: its listing, and everything that a call needs, built once."""
 
-    tool: Tool
+    listed: Tool
     prepared: PreparedFunction
     validator: Validator
     shape: ResultShape | None
@@ -118,12 +118,12 @@ class ToolEntry:
                 value = await self.prepared.run(pools, ctx, arguments)
             else:
                 run = self.prepared.run
-                value = await pools.in_turn(ctx, "tool", self.tool.name, self.quota, run, arguments)
+                value = await pools.in_turn(ctx, "tool", self.listed.name, self.quota, run, arguments)
             return self.make_result(value)
         except ConversionError as error:
             return self._refuse(ctx, error.problems)
         except (ToolError, CannotAsk, trio.TooSlowError, ExceptionGroup) as error:
-            text = error_text(self.tool.name, error)
+            text = error_text(self.listed.name, error)
             if text is None:
                 raise
             return failed_call(text)
@@ -139,7 +139,7 @@ class ToolEntry:
             if mismatch is not None:
                 from trimcp.security import security_event
 
-                security_event("header_mismatch", why=mismatch, tool=self.tool.name, principal=ctx.principal)
+                security_event("header_mismatch", why=mismatch, tool=self.listed.name, principal=ctx.principal)
                 raise ErrorReply(HEADER_MISMATCH, mismatch)
 
     async def _timed(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
@@ -147,13 +147,13 @@ class ToolEntry:
         clock = WorkClock(timeout, math.inf)
         with clock.scope, ctx.timed_by(clock):
             run = self.prepared.run
-            return await pools.in_turn(ctx, "tool", self.tool.name, self.quota, run, arguments)
-        raise ToolError(f"{self.tool.name} did not finish within {timeout:g} seconds")
+            return await pools.in_turn(ctx, "tool", self.listed.name, self.quota, run, arguments)
+        raise ToolError(f"{self.listed.name} did not finish within {timeout:g} seconds")
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:
         """Report wrong arguments: to the model from 2025-11-25 on (SEP-1303), as an error before."""
         problems = without_root(problems)
-        text = f"invalid arguments for {self.tool.name}: {'; '.join(problems)}"
+        text = f"invalid arguments for {self.listed.name}: {'; '.join(problems)}"
         if ctx.revision.invalid_arguments_are_tool_errors:
             return failed_call(text)
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
@@ -168,10 +168,10 @@ class ToolEntry:
                 return CallToolResult(content=as_content(value), is_error=False)
             structured = shape.dump(value)
         except ConversionError as error:  # else it would count as wrong arguments
-            raise TypeError(f"{self.tool.name} returned what JSON cannot carry: {error}") from error
+            raise TypeError(f"{self.listed.name} returned what JSON cannot carry: {error}") from error
         if self.output_validator is not None and not self.output_validator.is_valid(structured):
             problems = "; ".join(self.output_validator.problems(structured))
-            raise TypeError(f"{self.tool.name} returned what its outputSchema forbids: {problems}")
+            raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
         shown = structured["result"] if shape.wrapped else structured
         text = shown if isinstance(shown, str) else json_text(shown)
         return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
@@ -237,7 +237,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         **listed_members(options, name, prepared.signature.description),
     )
     return ToolEntry(
-        tool=listed,
+        listed=listed,
         prepared=prepared,
         validator=validator_for(schema),
         shape=shape,

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from trimcp.budget import Budget
-from trimcp.channel import LaneCounts
-from trimcp.session.session import Session
-from trimcp.session.statistics import Lanes, lanes_of
-from trimcp.session.turns import Turns, TurnStatistics
+from trimcp.session.statistics import Lanes
+from trimcp.session.turns import TurnStatistics
 from trimcp.values import valued
 
 if TYPE_CHECKING:
-    from trimcp.workers.pool import ProcessStatistics, WorkerPool
+    from trimcp.workers.pool import ProcessStatistics
 
-__all__ = ["MemoryStatistics", "ServerStatistics", "add_up", "server_statistics"]
+__all__ = ["MemoryStatistics", "ServerStatistics"]
 
-
-_SHOWN: Final = 10  # owners that statistics name
+_SUMS: Final = (
+    *("sessions", "running", "parked", "waiting", "pending"),
+    *("abandoned_threads", "waiting_turns", "refused"),
+)
 
 
 @attrs.frozen
@@ -81,78 +78,14 @@ class ServerStatistics:
     memory: MemoryStatistics = attrs.field(factory=MemoryStatistics)
     hosts: Mapping[str, int] = attrs.field(factory=dict)
 
-
-class Quotas(Protocol):
-    """The quotas of one run (`server.gate`)."""
-
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def refused(self) -> int: ...
-    def statistics(self) -> Mapping[str, TurnStatistics]: ...
-
-
-def server_statistics(
-    sessions: Collection[Session],
-    counts: LaneCounts,
-    refused: int,
-    budget: Budget,
-    hosts: Iterable[Mapping[str, int]],
-    *,
-    quotas: Quotas | None = None,
-    threads: Turns | None = None,
-    processes: WorkerPool | None = None,
-) -> ServerStatistics:
-    """Return the snapshot of one run. Costs some microseconds for each session.
-
-    Args:
-        sessions: those there are now.
-        counts, refused: what sessions that have ended dropped or merged, and how many requests they refused.
-        budget: what peers make the server keep.
-        hosts: what each host of the run holds.
-        quotas, threads, processes: those in use.
-    """
-    each = [session.statistics() for session in sessions]
-    lanes = lanes_of(counts)
-    for one in each:
-        lanes += one.lanes
-    turns = [used for used in (quotas, threads, processes) if used is not None]
-    held: Counter[str] = Counter()
-    for host in hosts:
-        held.update(host)
-    return ServerStatistics(
-        sessions=len(each),
-        **{name: sum(getattr(one, name) for one in each) for name in ("running", "parked", "waiting", "pending")},
-        abandoned_threads=0 if threads is None else threads.abandoned,
-        waiting_turns=sum(used.waiting for used in turns),
-        refused=refused + sum(session.refused for session in sessions) + sum(used.refused for used in turns),
-        quotas={} if quotas is None else quotas.statistics(),
-        threads=None if threads is None else threads.statistics(),
-        processes=None if processes is None else processes.statistics(),
-        lanes=lanes,
-        memory=_memory_of(budget),
-        hosts=dict(held),
-    )
-
-
-def add_up(runs: Iterable[ServerStatistics]) -> ServerStatistics:
-    """Return the snapshot of a server from those of its runs."""
-    return functools.reduce(_sum, runs, ServerStatistics())
-
-
-def _memory_of(budget: Budget) -> MemoryStatistics:
-    return MemoryStatistics(budget.bound, budget.held, dict(budget.owners()[:_SHOWN]), budget.refused, budget.ended)
-
-
-def _sum(one: ServerStatistics, other: ServerStatistics) -> ServerStatistics:
-    """Return both together. A server that runs more than once has quotas, threads and processes of each run."""
-    numbers = ("sessions", "running", "parked", "waiting", "pending", "abandoned_threads", "waiting_turns", "refused")
-    return ServerStatistics(
-        **{name: getattr(one, name) + getattr(other, name) for name in numbers},
-        quotas={**one.quotas, **other.quotas},
-        threads=other.threads or one.threads,
-        processes=other.processes or one.processes,
-        lanes=one.lanes + other.lanes,
-        memory=other.memory,  # the server's, so the same for each run
-        hosts={name: one.hosts.get(name, 0) + other.hosts.get(name, 0) for name in {**one.hosts, **other.hosts}},
-    )
+    def __add__(self, other: ServerStatistics) -> ServerStatistics:
+        """Return two runs of one server as one snapshot. Each run has quotas, threads and processes of its own."""
+        return ServerStatistics(
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
+            quotas={**self.quotas, **other.quotas},
+            threads=other.threads or self.threads,
+            processes=other.processes or self.processes,
+            lanes=self.lanes + other.lanes,
+            memory=other.memory,  # the server's, so the same for each run
+            hosts={name: self.hosts.get(name, 0) + other.hosts.get(name, 0) for name in {**self.hosts, **other.hosts}},
+        )
