@@ -83,7 +83,7 @@ async def rest(cell: Cell) -> None:
         assert isinstance(clock, Standstill)
         clock.now += _REST
     await trio.testing.wait_all_tasks_blocked()
-    heads = sys.modules.get("trimcp.transports.http.h1.reply")
+    heads = sys.modules.get("trimcp.transports.http.h1.writer")
     if heads is not None:
         # Heads of a second that is over stay, at most 64, until others take their place. How many depends on the hour.
         heads._head.cache_clear()

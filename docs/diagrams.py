@@ -10,14 +10,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trimcp.protocol.states import HANDSHAKE, INBOUND, OUTBOUND
+from trimcp.protocol.states import HANDSHAKE, INBOUND
 
 PAGE: Final = Path(__file__).parent / "design" / "states.md"
 
 _HEAD = """\
 # State diagrams
 
-The protocol has three small machines. Each is a table in `trimcp/protocol/states.py`, where a lookup that misses *is*
+The protocol has two small machines. Each is a table in `trimcp/protocol/states.py`, where a lookup that misses *is*
 the protocol error, and these pictures are drawn from the tables by `docs/diagrams.py`.
 """
 
@@ -32,11 +32,6 @@ _MACHINES: Final[tuple[tuple[str, str, Mapping[Any, Mapping[Any, Any]]], ...]] =
         "A request of the peer's",
         "One per id under way here. Exactly one reply leaves (*answer*), or none once the peer cancelled it (*drop*).",
         INBOUND,
-    ),
-    (
-        "A request of ours",
-        "One per id under way there. A request we gave up is forgotten at once, so its late reply finds nothing.",
-        OUTBOUND,
     ),
 )
 

@@ -21,8 +21,7 @@ from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.queues import BatchSink, HeldReplies, Outbox
-from trimcp.transports.http.h1.chunks import RequestRefused
-from trimcp.transports.http.h1.parser import RequestParser
+from trimcp.transports.http.h1.parser import RequestParser, RequestRefused
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire import jsonrpc
 from trimcp.wire.jsonrpc import IdScanner, Malformed, parse

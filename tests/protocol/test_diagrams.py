@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.protocol.states import HANDSHAKE, INBOUND, OUTBOUND
+from trimcp.protocol.states import HANDSHAKE, INBOUND
 
 _DIAGRAMS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "diagrams.py"))
 
@@ -18,7 +18,7 @@ def test_the_committed_page_is_what_the_tables_say() -> None:
     assert page.read_text(encoding="utf-8") == _DIAGRAMS["page"](), "run: python docs/diagrams.py"
 
 
-@pytest.mark.parametrize("table", [HANDSHAKE, INBOUND, OUTBOUND])
+@pytest.mark.parametrize("table", [HANDSHAKE, INBOUND])
 def test_every_transition_is_drawn_once(table: Any) -> None:
     drawn = _DIAGRAMS["draw"](table).splitlines()
     for state, steps in table.items():

@@ -11,8 +11,7 @@ import pytest
 from tests.protocol.support import CAPABILITIES, INFO, ask, client, envelope, is_request, reply_of, server
 from tests.yardsticks import assert_costs
 from trimcp.errors import InvalidReply
-from trimcp.protocol.introductions import _WORST, memory_of, weigh_server
-from trimcp.protocol.profile import Profile
+from trimcp.protocol.profile import _WORST, Profile, memory_of
 from trimcp.protocol.states import Handshake
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import LATEST_LEGACY
@@ -93,7 +92,7 @@ def test_memory_is_counted_and_not_text() -> None:
     assert memory_of(20_000, "x" * 1_000 + "\N{ROCKET}") >= 4_000
     assert memory_of(20_000, {"a": [[]] * 200}) >= 200 * getsizeof([])
     assert memory_of(20_000, {"a" * 1_000: 1}) > 1_000
-    assert weigh_server(20_000, {"a": "b" * 400}, None) == memory_of(20_000, {"a": "b" * 400}, None)
+    assert client().profile.weigh_server({"a": "b" * 400}, None) == memory_of(MOST, {"a": "b" * 400}, None)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.profile import Role
-from trimcp.protocol.states import Handshake, Inbound, Outbound
+from trimcp.protocol.states import Handshake, Inbound
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INVALID_REQUEST
@@ -390,7 +390,6 @@ class EngineMachine(RuleBasedStateMachine):
         assert {key(id) for id in self.engine.outbound} == set(self.ours)
         for named, request in self.theirs.items():
             assert request.state is (Inbound.CANCELLED if named in self.cancelled else Inbound.UNDER_WAY)
-        assert all(request.state is Outbound.PENDING for request in self.ours.values())
         assert self.heard == self.answered + self.withdrawn + len(self.theirs)
 
     def teardown(self) -> None:
@@ -443,7 +442,7 @@ class ServerMachine(EngineMachine):
         """What is right is let in: once something was agreed on, or with an envelope."""
         params = {"name": "run"} if named == "tools/call" else {}
         legacy = self.engine.legacy.agreed and not self.engine.modern.required
-        if legacy or self.engine.modern.offered():
+        if legacy or self.engine.profile.modern:
             meta = {} if legacy else {"_meta": envelope()}
             first = key(id) not in self.theirs
             event = self.hear(_text(id=id, method=named, params={**params, **meta}))

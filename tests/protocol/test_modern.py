@@ -236,4 +236,4 @@ def test_questions_are_an_answer_where_they_may_be() -> None:
 @pytest.mark.parametrize("offered", [LEGACY, (V2026_07_28,), REVISIONS])
 def test_what_is_offered_is_sorted_by_era(offered: Any) -> None:
     engine = client(revisions=offered)
-    assert engine.modern.offered() + engine.legacy.offered() == tuple(sorted(offered, key=lambda r: not r.modern))
+    assert engine.profile.modern + engine.profile.legacy == tuple(sorted(offered, key=lambda r: not r.modern))

@@ -12,17 +12,14 @@ from trimcp.errors import LocalError
 from trimcp.protocol.states import (
     HANDSHAKE,
     INBOUND,
-    OUTBOUND,
     Handshake,
     HandshakeStep,
     Inbound,
     InboundStep,
-    Outbound,
-    OutboundStep,
     fire,
 )
 
-H, HS, I, IS, O, OS = Handshake, HandshakeStep, Inbound, InboundStep, Outbound, OutboundStep  # noqa: E741
+H, HS, I, IS = Handshake, HandshakeStep, Inbound, InboundStep  # noqa: E741
 
 _LAWS: dict[str, tuple[Any, type[Enum], type[Enum], dict[tuple[Enum, Enum], Enum]]] = {
     "handshake": (
@@ -46,16 +43,6 @@ _LAWS: dict[str, tuple[Any, type[Enum], type[Enum], dict[tuple[Enum, Enum], Enum
             (I.UNDER_WAY, IS.CANCEL): I.CANCELLED,
             (I.CANCELLED, IS.CANCEL): I.CANCELLED,
             (I.CANCELLED, IS.DROP): I.ANSWERED,
-        },
-    ),
-    "outbound": (
-        OUTBOUND,
-        O,
-        OS,
-        {
-            (O.PENDING, OS.REPLY): O.REPLIED,
-            (O.PENDING, OS.GIVE_UP): O.GIVEN_UP,
-            (O.PENDING, OS.LOSE): O.LOST,
         },
     ),
 }

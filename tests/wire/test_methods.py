@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import attrs
 import pytest
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.converter import converter_for
-from trimcp.wire.input_requests import CreateMessageResult
-from trimcp.wire.methods import INPUT_METHODS, METHODS, Direction, Method
+from trimcp.wire.input_requests import InputRequest, InputResponse
+from trimcp.wire.methods import METHODS, Direction
 from trimcp.wire.revisions import LATEST_LEGACY, REVISIONS, V2024_11_05, V2025_11_25, V2026_07_28, Revision
 
 C2S, S2C, BOTH = Direction.CLIENT_TO_SERVER, Direction.SERVER_TO_CLIENT, Direction.BOTH
@@ -16,7 +18,7 @@ C2S, S2C, BOTH = Direction.CLIENT_TO_SERVER, Direction.SERVER_TO_CLIENT, Directi
 def test_every_row_can_be_loaded_and_dumped_where_it_is_available(revision: Revision) -> None:
     converter = converter_for(revision)
     for row in METHODS.values():
-        if row.available(revision) or (row.asked_from is not None and revision >= row.asked_from):
+        if row.available(revision):
             for tp in (row.params, row.result):
                 if tp is not None:
                     assert callable(converter.loader(tp))
@@ -56,12 +58,12 @@ def test_who_may_send_it() -> None:
     assert C2S not in S2C
 
 
-def test_the_questions_of_an_input_required_result() -> None:
-    assert set(INPUT_METHODS) == {"sampling/createMessage", "elicitation/create", "roots/list"}
-    assert INPUT_METHODS["sampling/createMessage"].result is CreateMessageResult
-    asking = {name for name, row in METHODS.items() if row.may_ask(V2026_07_28)}
-    assert asking == {"tools/call", "prompts/get", "resources/read"}
-    assert not any(row.may_ask(LATEST_LEGACY) for row in METHODS.values())
+def test_what_an_input_required_result_may_ask_and_what_it_may_answer() -> None:
+    asked = {attrs.fields(request).method.default for request in get_args(InputRequest)}
+    assert asked == {"sampling/createMessage", "elicitation/create", "roots/list"}
+    assert {METHODS[name].result for name in asked} == set(get_args(InputResponse))
+    asking = {name: row.may_ask_from for name, row in METHODS.items() if row.may_ask_from is not None}
+    assert asking == dict.fromkeys(("tools/call", "prompts/get", "resources/read"), V2026_07_28)
 
 
 def test_cacheable_results_are_those_with_cache_hints() -> None:
@@ -86,19 +88,6 @@ def test_capabilities_are_spelt_as_the_capability_classes_spell_them() -> None:
         for step in steps[:-1]:
             here[step] = here = {}  # type: ignore[assignment]
         here[steps[-1]] = steps[-1] in ("subscribe", "listChanged") or {}
-        cls = ClientCapabilities if row.client_declares else ServerCapabilities
+        cls = ClientCapabilities if steps[0] in ("roots", "sampling", "elicitation") else ServerCapabilities
         assert converter.load(declared, cls).extra == {}, row.capability
         assert converter.dump(converter.load(declared, cls)) == declared, row.capability
-
-
-def test_a_row_says_who_declares_its_capability() -> None:
-    assert METHODS["roots/list"].client_declares
-    assert not METHODS["tools/list"].client_declares
-    assert not METHODS["ping"].client_declares
-    assert not Method("x/y", None, None, C2S).client_declares
-
-
-def test_only_tasks_are_experimental() -> None:
-    experimental = {name for name, row in METHODS.items() if row.experimental}
-    assert experimental == {name for name in METHODS if "tasks/" in name}
-    assert len(experimental) == 5

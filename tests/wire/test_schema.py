@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import attrs
 import pytest
@@ -26,7 +26,8 @@ from tests.wire.spec import (
     samples,
 )
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.methods import INPUT_METHODS, METHODS
+from trimcp.wire.input_requests import InputRequest
+from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import REVISIONS, V2026_07_28, Revision
 
 require_spec()
@@ -54,9 +55,7 @@ def test_the_tables_name_nothing_that_no_schema_has() -> None:
 @pytest.mark.parametrize("revision", REVISIONS, ids=str)
 def test_each_revision_has_exactly_its_methods(revision: Revision) -> None:
     theirs = {name for part in definitions(revision).values() if (name := method_of(part)) is not None}
-    questions = {
-        name for name, row in INPUT_METHODS.items() if row.asked_from is not None and revision >= row.asked_from
-    }
+    questions = {attrs.fields(cls).method.default for cls in get_args(InputRequest) if cls.__wire__.exists_at(revision)}
     ours = {name for name, row in METHODS.items() if row.available(revision)}
     assert ours | questions == theirs
     assert ours & questions == set()

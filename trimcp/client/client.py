@@ -11,7 +11,7 @@ import logging
 import math
 import re
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -23,7 +23,6 @@ from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, RemoteError
 from trimcp.protocol.connection import Connection
-from trimcp.protocol.introductions import weigh_server
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
@@ -44,6 +43,7 @@ __all__ = ["Client", "Connectable", "Target", "at_url", "connecting", "named", "
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _LONGEST_PROBE: Final = 30.0
+_URL: Final = re.compile(r"(https?|wss?)://", re.IGNORECASE)
 
 
 @runtime_checkable
@@ -55,9 +55,10 @@ class Connectable(Protocol):
         ...
 
 
-_URL: Final = re.compile(r"(https?|wss?)://", re.IGNORECASE)
+Opener: TypeAlias = Road | AbstractAsyncContextManager[Road] | Connectable
+"""What `opened` can open. A plain channel or context manager is good for once."""
 
-Target: TypeAlias = str | Road | AbstractAsyncContextManager[Road] | Connectable
+Target: TypeAlias = str | Opener
 """What a client can connect to: a URL, or what names a server. A plain channel or context manager is good for once."""
 
 
@@ -65,20 +66,20 @@ class Client(ClientProgram):
     """A client program.
 
     Handlers may be sync or async; a sync one must return at once. Each may take the asking session as a keyword
-    `session`. They run while calls are under way, in tasks of their connection.
+    `session`. They run in tasks of their connection.
 
     Args:
-        name, version, title, description, website_url, icons: how it introduces itself to servers.
-        revisions: the revisions it is willing to speak.
-        roots: the places it works on; see `set_roots`.
+        name, version, title, description, website_url, icons: sent to servers.
+        revisions: the revisions it may speak.
+        roots: see `set_roots`.
         extensions: settings by extension id, declared to servers (2026-07-28 "Extensions").
         experimental: settings of non-standard abilities, declared to servers.
-        request_timeout: seconds a server may work on a request without a sign of progress; the clock stands still
-            while a person answers its questions. None: no limit but the caller's own scopes.
+        request_timeout: seconds a server may work on a request without reporting progress; the clock stops while a
+            person answers its questions. None: no limit but the caller's own scopes.
         max_request_time: seconds after which a request fails in any case; None for no limit.
         send_deadlines: tell servers how long a request's caller waits (its own scopes, `max_request_time`), in
             `_meta["trimcp/timeout"]` as the seconds left; a server of trimcp then stops work nobody waits for.
-        asks_per_minute: how many questions one server may ask per minute; beyond it they are refused.
+        asks_per_minute: how many questions one server may ask per minute; more are refused.
         connect_timeout: seconds that connecting may take in all, from opening the target to the first answers;
             `math.inf` for as long as the caller's own scopes let it. Give more to programs that are downloaded when
             they are started.
@@ -94,7 +95,7 @@ class Client(ClientProgram):
     Attributes:
         sessions: the connections there are now.
 
-    Timeouts and bounds can be read under their names. What else has a public name, such as `on_sampling`, is there for
+    Timeouts and bounds can be read under their names. What else has a public name, such as `served`, is there for
     what connects and answers, and may change; handlers are registered with the methods.
     """
 
@@ -116,7 +117,7 @@ class Client(ClientProgram):
         Raises:
             TypeError: the target is none of these.
             LocalError: the target cannot be opened, or there is no such revision.
-            ConnectionLost: the server ended before it was ready; the text carries its last words.
+            ConnectionLost: the server ended before it was ready; the text has the last lines it wrote.
             RemoteError, InvalidReply: it refused, or there is no common revision.
             trio.TooSlowError: that took longer than `connect_timeout`.
         """
@@ -141,7 +142,7 @@ def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | W
     return HttpServer(url, headers, trace=trace)
 
 
-def named(target: Target) -> Road | AbstractAsyncContextManager[Road] | Connectable:
+def named(target: Target) -> Opener:
     """Return the target that can be opened; of a URL, the same as `trimcp.http` or `trimcp.websocket` returns.
 
     Raises:
@@ -165,31 +166,31 @@ def named(target: Target) -> Road | AbstractAsyncContextManager[Road] | Connecta
 
 @asynccontextmanager
 async def connecting(
-    client: ClientProgram,
-    target: Road | AbstractAsyncContextManager[Road] | Connectable,
-    revision: Revision | str | None,
-    timeout: float,
+    client: ClientProgram, target: Opener, revision: Revision | str | None, timeout: float
 ) -> AsyncIterator[ClientSession]:
     """Connect within `timeout` seconds and yield the session; see `Client.connect`."""
     require_trio()
     offered = client.profile.revisions if revision is None else (pinned(revision),)
-    # What a pinned revision meets does not show what the server prefers, so nothing is remembered of it.
+    # With a pinned revision it does not show what the server prefers, so nothing is remembered of it.
     key = _key(target) if revision is None else None
     move = opening(offered)
     if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
         move = decide(ProbeResult(Met.SILENCE), offered)
         client.legacy_targets.discard(key)  # until it has shown again that it is one
-    negotiation: _Negotiation | None = None
+    started = getattr(target, "command", None) is not None
+    waited_for, known = "the connection was not opened", None
     limit = trio.CancelScope(deadline=trio.current_time() + timeout)
     with limit:
         for attempt in range(2):
-            async with AsyncExitStack() as stack:
-                channel = await stack.enter_async_context(opened(target))
-                session = _make(client, offered)
-                await stack.enter_async_context(driving(session.session, channel))
-                started = getattr(target, "command", None) is not None
+            session = _make(client, offered)
+            async with opened(target) as channel, driving(session.session, channel):
                 negotiation = _Negotiation(session, offered, _probe_timeout(client, offered, timeout), channel, started)
-                move = await negotiation.run(move)
+                try:
+                    move = await negotiation.run(move)
+                except trio.Cancelled:
+                    # Asked now: later a child process would have been ended by us.
+                    waited_for, known = f"the server did not answer {negotiation.asked}", channel.close_reason()
+                    raise
                 if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable):
                     move = Decision(Next.INITIALIZE, move.revision, move.why)
                     log.debug("the server died on the probe; starting it again and sending it initialize")
@@ -201,17 +202,17 @@ async def connecting(
                 limit.deadline = math.inf  # from here on the body runs, which has no deadline of ours
                 if limit.cancel_called:
                     await trio.lowlevel.checkpoint()
-                async with _used(session):
-                    yield session
+                client.sessions.add(session)
+                actor, logs = session.session, session.logs
+                if logs is not None:
+                    actor.nursery.start_soon(guarded, logs.run, (session,), name="logging handler")
+                yield session
+                if logs is not None:
+                    with trio.move_on_after(actor.limits.drain_timeout):
+                        await logs.drained()
                 return
-    raise trio.TooSlowError(_too_late(negotiation, timeout))
-
-
-def _too_late(negotiation: _Negotiation | None, timeout: float) -> str:
-    waited_for = "the connection was not opened" if negotiation is None else negotiation.waited_for
     text = f"{waited_for} within {timeout:g} seconds (connect_timeout)"
-    known = None if negotiation is None else negotiation.last_known
-    return text if known is None else f"{text}; {known}"
+    raise trio.TooSlowError(text if known is None else f"{text}; {known}")
 
 
 def _probe_timeout(client: ClientProgram, offered: tuple[Revision, ...], timeout: float) -> float:
@@ -219,19 +220,6 @@ def _probe_timeout(client: ClientProgram, offered: tuple[Revision, ...], timeout
     if all(revision.modern for revision in offered):
         return math.inf
     return min(_LONGEST_PROBE, timeout / 2) if client.probe_timeout is None else client.probe_timeout
-
-
-@asynccontextmanager
-async def _used(session: ClientSession) -> AsyncIterator[None]:
-    """Count the session among its client's, and run its logging handler until its messages are handled."""
-    actor, logs = session.session, session.logs
-    session.client.sessions.add(session)
-    if logs is not None:
-        actor.nursery.start_soon(guarded, logs.run, (session,), name="logging handler")
-    yield
-    if logs is not None:
-        with trio.move_on_after(actor.limits.drain_timeout):
-            await logs.drained()
 
 
 def pinned(revision: Revision | str) -> Revision:
@@ -256,7 +244,7 @@ def _key(target: Target) -> object:
     return key
 
 
-def opened(target: Road | AbstractAsyncContextManager[Road] | Connectable) -> AbstractAsyncContextManager[Road]:
+def opened(target: Opener) -> AbstractAsyncContextManager[Road]:
     """Return a context manager that opens a target and yields its channel."""
     if isinstance(target, DirectEnd):
         return nullcontext(target)
@@ -278,15 +266,19 @@ def _make(client: ClientProgram, offered: tuple[Revision, ...]) -> ClientSession
 
 @attrs.define(eq=False)
 class _Negotiation:
-    """Agreeing with the server on a revision, on one connection."""
+    """Agrees with the server on a revision, on one connection.
+
+    Attributes:
+        started: whether the server is a child process that was started for this connection.
+        asked: the method of the request sent last.
+    """
 
     session: ClientSession
     offered: tuple[Revision, ...]
     probe_timeout: float
     channel: Road
     started: bool
-    waited_for: str = attrs.field(init=False, default="the server did not answer")
-    last_known: str | None = attrs.field(init=False, default=None)
+    asked: str = attrs.field(init=False, default="")
     probed: int = attrs.field(init=False, default=0)
     _met: Met = attrs.field(init=False, default=Met.SILENCE)
 
@@ -304,13 +296,12 @@ class _Negotiation:
             assert move.revision is not None
             await self._initialize(move.revision)
         elif move.next is Next.FAIL:
-            raise self._failure(move)
+            if self._met is Met.DIED:
+                raise ConnectionLost(self.close_reason("server/discover"))
+            if self._met is Met.UNANSWERED:
+                raise ConnectionLost(move.why)
+            raise InvalidReply(f"cannot connect: {move.why}")
         return move
-
-    def _failure(self, move: Decision) -> McpError:
-        if self._met is Met.DIED:
-            return ConnectionLost(self.close_reason("server/discover"))
-        return ConnectionLost(move.why) if self._met is Met.UNANSWERED else InvalidReply(f"cannot connect: {move.why}")
 
     async def _discover(self, revision: Revision) -> Decision:
         self.probed += 1
@@ -323,7 +314,7 @@ class _Negotiation:
             engine.modern.revision = None
             return move
         engine.modern.revision = move.revision
-        weigh_server(engine.profile.max_peer_info, raw)
+        engine.profile.weigh_server(raw)
         result = engine.load_result(engine.verb("server/discover"), raw)
         assert isinstance(result, DiscoverResult)
         self.session.server_capabilities = result.capabilities
@@ -332,7 +323,7 @@ class _Negotiation:
         return move
 
     async def _probe(self, verb: Verb) -> tuple[ProbeResult, dict[str, Any]]:
-        """Ask once, and return what came of it. An answer that comes later is dropped."""
+        """Send the probe, and return its result. An answer that comes later is dropped."""
         try:
             with trio.move_on_after(self.probe_timeout):
                 raw = await self._exchange(verb, None)
@@ -365,6 +356,7 @@ class _Negotiation:
         self.session.server_info = result.server_info
         self.session.server_capabilities = result.capabilities
         self.session.instructions = legacy.instructions
+        self.asked = "logging/setLevel"
         await self.session.ask_for_logs()
 
     async def _exchange(self, verb: Verb, params: Any) -> dict[str, Any]:
@@ -372,19 +364,18 @@ class _Negotiation:
         actor = self.actor
         engine = actor.engine
         id = engine.new_id()
+        self.asked = verb.name
         data = engine.encode_request(id, verb, params)
         headers = mirrored(engine.revision, verb, params) if actor.mirrors_headers else None
         pending = await actor.send_request(Pending(engine, id, verb), data, headers=headers)
         try:
             return await pending.raw()
         except trio.Cancelled as cancelled:
-            # Asked now: later a child process would have been ended by us.
-            self.waited_for, self.last_known = f"the server did not answer {verb.name}", self.channel.close_reason()
             actor.abandon(pending, cancellation_text(cancelled))
             raise
 
     def close_reason(self, method: str) -> str:
-        """Say that the server is gone, with what its channel knows of its end, and what to do."""
+        """Return why the server is gone, as far as its channel knows, and what to do."""
         text = f"the connection ended before the server answered {method}"
         known = self.channel.close_reason()
         if known is not None and not self.started:
@@ -397,7 +388,7 @@ class _Negotiation:
 
 
 def _server_info(raw: dict[str, Any], revision: Revision | None) -> Implementation | None:
-    """Return who answered, as its result's `_meta` says; a wrong one is no reason to fail."""
+    """Return the server's name and version from a result's `_meta`; None if they are missing or invalid."""
     found = (raw.get("_meta") or {}).get(META_SERVER_INFO)
     if found is None or revision is None:
         return None

@@ -50,18 +50,15 @@ _REFUSED = -1
 class Logs:
     """A queue of a server's log messages for the handler; the oldest are dropped when it is slow."""
 
-    _client: ClientProgram
+    _handler: Callable[..., Any]
     _actor: Session
-    _send: trio.MemorySendChannel[LoggingMessageParams]
-    _receive: trio.MemoryReceiveChannel[LoggingMessageParams]
+    _send: trio.MemorySendChannel[LoggingMessageParams] = attrs.field(init=False)
+    _receive: trio.MemoryReceiveChannel[LoggingMessageParams] = attrs.field(init=False)
     _unread: int = attrs.field(init=False, default=0)
-    _quiet: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _all_read: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
-    @classmethod
-    def of(cls, client: ClientProgram, actor: Session) -> Logs:
-        """For one connection."""
-        send, receive = trio.open_memory_channel[LoggingMessageParams](actor.limits.logs_kept)
-        return cls(client, actor, send, receive)
+    def __attrs_post_init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[LoggingMessageParams](self._actor.limits.logs_kept)
 
     def put(self, params: LoggingMessageParams) -> None:
         """Keep a message for the handler."""
@@ -78,19 +75,17 @@ class Logs:
         """Call the handler with one message after the other, until the session ends."""
         async for params in self._receive:
             try:
-                handler = self._client.on_logging
-                if handler is not None:
-                    await call_handler(handler, params, session=session)
+                await call_handler(self._handler, params, session=session)
             except Exception as error:  # the user's own; the next message may fare better
                 log_crash(log, error, "the logging handler crashed")
             self._unread -= 1
             if not self._unread:
-                self._quiet.unpark_all()
+                self._all_read.unpark_all()
 
     async def drained(self) -> None:
         """Wait until the handler has seen every message that has arrived."""
         if self._unread:
-            await self._quiet.park()
+            await self._all_read.park()
 
 
 class SessionParts(Protocol):
@@ -129,13 +124,7 @@ class ClientEndpoint:
 
     def whereabouts(self, job: Job) -> str | None:
         """Return where the handler of a server's question was written, for the log."""
-        client = self.client
-        handlers: dict[str, Callable[..., Any] | None] = {
-            "sampling/createMessage": client.on_sampling,
-            "elicitation/create": client.on_elicitation,
-            "roots/list": client.on_roots,
-        }
-        handler = handlers.get(job.request.verb.name)
+        handler = self.client.served.get(job.request.verb.name)
         return None if handler is None else written(handler)
 
     async def answer(self, question: InputRequest) -> Any:
@@ -150,46 +139,38 @@ class ClientEndpoint:
             raise LocalError(f"the server's question ({question.method}) was not answered: {error.message}") from error
 
     async def _answer(self, name: str, params: Any) -> Any:
-        if name not in self.client.served:
+        handler = self.client.served.get(name)
+        if handler is None:
             raise ErrorReply(METHOD_NOT_FOUND, f"this client has no handler for {name}")
         if not self._bucket.take(trio.current_time()):
             most = self.client.asks_per_minute
             security_event("too_many_questions", method=name, most_per_minute=most)
             raise ErrorReply(OVERLOADED, f"this client answers at most {most} questions a minute")
         if name == "roots/list":
-            return await self._roots()
+            roots = await self._call(handler)
+            return ListRootsResult(roots=[Root(uri=root) if isinstance(root, str) else root for root in roots])
         with self.session.clocks.person():
             if name == "sampling/createMessage":
-                return await self._sample(params)
-            return await self._elicit(params)
+                return await self._sample(handler, params)
+            mode = "url" if isinstance(params, ElicitURLParams) else "form"
+            if mode not in self.client.elicitation_modes:
+                raise ErrorReply(INVALID_PARAMS, f"this client did not declare elicitation in {mode} mode")
+            return await self._call(handler, params)
 
-    async def _call(self, handler: Callable[..., Any] | None, *args: Any) -> Any:
-        assert handler is not None
+    async def _call(self, handler: Callable[..., Any], *args: Any) -> Any:
         return await call_handler(handler, *args, session=self.session)
 
-    async def _roots(self) -> ListRootsResult:
-        roots = await self._call(self.client.on_roots)
-        return ListRootsResult(roots=[Root(uri=root) if isinstance(root, str) else root for root in roots])
-
-    async def _elicit(self, params: Any) -> Any:
-        mode = "url" if isinstance(params, ElicitURLParams) else "form"
-        if mode not in self.client.elicitation_modes:
-            raise ErrorReply(INVALID_PARAMS, f"this client did not declare elicitation in {mode} mode")
-        return await self._call(self.client.on_elicitation, params)
-
-    async def _sample(self, params: CreateMessageParams) -> CreateMessageResult:
+    async def _sample(self, handler: Callable[..., Any], params: CreateMessageParams) -> CreateMessageResult:
         client = self.client
         if params.tools is not ABSENT and not declares(client.capabilities, "sampling.tools"):
             raise ErrorReply(INVALID_PARAMS, "this client did not declare that its model may use tools")
         if client.before_sampling is not None:
-            verdict = await self._call(client.before_sampling, params)
-            params = _approved(verdict, params, "the request")
-        result = await self._call(client.on_sampling, params)
+            params = _approved(await self._call(client.before_sampling, params), params, "the request")
+        result = await self._call(handler, params)
         if isinstance(result, str):
             result = CreateMessageResult(role="assistant", content=TextContent(text=result), model="unknown")
         if client.after_sampling is not None:
-            verdict = await self._call(client.after_sampling, params, result)
-            result = _approved(verdict, result, "the model's answer")
+            result = _approved(await self._call(client.after_sampling, params, result), result, "the model's answer")
         sampled: CreateMessageResult = result
         return sampled
 
@@ -227,7 +208,7 @@ class ClientEndpoint:
 
 
 def _approved(verdict: Any, value: Any, what: str) -> Any:
-    """Return what is to be used: `value`, or what the hook put in its place."""
+    """Return what the hook decided to use: `value`, or its replacement."""
     if verdict is True:
         return value
     if isinstance(verdict, type(value)):

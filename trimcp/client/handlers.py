@@ -1,6 +1,6 @@
 """What a client program answers to its servers and allows them: its handlers, its approvals and its bounds.
 
-Knows no connection. What the client declares it can do follows from the handlers it has.
+Knows no connection. What the client declares follows from the handlers it has.
 """
 
 from __future__ import annotations
@@ -38,24 +38,21 @@ from trimcp.wire.revisions import REVISIONS, Revision
 __all__ = ["ClientProgram", "call_handler", "fill_defaults"]
 
 Sampled: TypeAlias = CreateMessageResult | str
-SamplingHandler: TypeAlias = Callable[..., Awaitable[Sampled] | Sampled]
-ElicitationHandler: TypeAlias = Callable[..., Awaitable[ElicitResult] | ElicitResult]
-RootsHandler: TypeAlias = Callable[..., Awaitable[Sequence[Root | str]] | Sequence[Root | str]]
-LoggingHandler: TypeAlias = Callable[..., Awaitable[None] | None]
-NotificationHandler: TypeAlias = Callable[..., Awaitable[None] | None]
-CallApproval: TypeAlias = Callable[..., Awaitable[bool] | bool]
-SamplingApproval: TypeAlias = Callable[..., Awaitable[bool | CreateMessageParams] | bool | CreateMessageParams]
-SampledApproval: TypeAlias = Callable[..., Awaitable[bool | CreateMessageResult] | bool | CreateMessageResult]
+Roots: TypeAlias = Sequence[Root | str]
+Handler: TypeAlias = Callable[..., Any]
 
 # A decorated handler keeps its own type. The bounds catch a wrong result; parameters are free, for the `session`.
-SamplingT = TypeVar("SamplingT", bound=SamplingHandler)
-ElicitationT = TypeVar("ElicitationT", bound=ElicitationHandler)
-RootsT = TypeVar("RootsT", bound=RootsHandler)
-LoggingT = TypeVar("LoggingT", bound=LoggingHandler)
-NotificationT = TypeVar("NotificationT", bound=NotificationHandler)
-CallApprovalT = TypeVar("CallApprovalT", bound=CallApproval)
-SamplingApprovalT = TypeVar("SamplingApprovalT", bound=SamplingApproval)
-SampledApprovalT = TypeVar("SampledApprovalT", bound=SampledApproval)
+SamplingT = TypeVar("SamplingT", bound=Callable[..., Awaitable[Sampled] | Sampled])
+ElicitationT = TypeVar("ElicitationT", bound=Callable[..., Awaitable[ElicitResult] | ElicitResult])
+RootsT = TypeVar("RootsT", bound=Callable[..., Awaitable[Roots] | Roots])
+NoticeT = TypeVar("NoticeT", bound=Callable[..., Awaitable[None] | None])
+CallApprovalT = TypeVar("CallApprovalT", bound=Callable[..., Awaitable[bool] | bool])
+SamplingApprovalT = TypeVar(
+    "SamplingApprovalT", bound=Callable[..., Awaitable[bool | CreateMessageParams] | bool | CreateMessageParams]
+)
+SampledApprovalT = TypeVar(
+    "SampledApprovalT", bound=Callable[..., Awaitable[bool | CreateMessageResult] | bool | CreateMessageResult]
+)
 
 _SAMPLING: Final = "sampling/createMessage"
 _ELICITATION: Final = "elicitation/create"
@@ -63,7 +60,14 @@ _ROOTS: Final = "roots/list"
 
 
 class ClientProgram:
-    """All of a `Client` but connecting, for what connects and answers; `client.Client` documents it."""
+    """All of a `Client` but `connect`: settings, handlers and approvals. `Client` documents the arguments.
+
+    Attributes:
+        served: the handler of each method that servers may call.
+        foreign: methods of extensions that were called.
+        notification_handlers: by the notification's name.
+        legacy_targets: keys of targets that were found to be of the legacy era.
+    """
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class ClientProgram:
         for setting, most in (("asks_per_minute", asks_per_minute), ("max_rounds", max_rounds)):
             check_number(setting, most, whole=True, zero=True)
         check_number("max_pages", max_pages, whole=True)
+        self.name: Final = name
         info = Implementation(
             name=name,
             version=version,
@@ -119,26 +124,18 @@ class ClientProgram:
         self.max_rounds = max_rounds
         self.max_pages = max_pages
         self.log_level: LoggingLevel = log_level
-        self.served: Final[set[str]] = set()
+        self.served: Final[dict[str, Handler]] = {}
         self.foreign: Final[set[str]] = set()
-        self.notification_handlers: Final[dict[str, list[NotificationHandler]]] = {}
+        self.notification_handlers: Final[dict[str, list[Handler]]] = {}
         self.sessions: set[Any] = set()
         self.legacy_targets: Final[set[object]] = set()
         self.elicitation_modes: frozenset[str] = frozenset()
-        self.on_sampling: SamplingHandler | None = None
-        self.on_elicitation: ElicitationHandler | None = None
-        self.on_roots: RootsHandler | None = None
-        self.on_logging: LoggingHandler | None = None
-        self.on_call: CallApproval | None = None
-        self.before_sampling: SamplingApproval | None = None
-        self.after_sampling: SampledApproval | None = None
+        self.on_logging: Handler | None = None
+        self.on_call: Handler | None = None
+        self.before_sampling: Handler | None = None
+        self.after_sampling: Handler | None = None
         if roots is not None:
             self.set_roots(roots)
-
-    @property
-    def name(self) -> str:
-        """The client's name."""
-        return self.profile.info.name
 
     @property
     def capabilities(self) -> ClientCapabilities:
@@ -162,10 +159,8 @@ class ClientProgram:
         """
 
         def register(handler: SamplingT) -> SamplingT:
-            self.on_sampling = handler
-            self.served.add(_SAMPLING)
-            capability = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
-            self._declare(sampling=capability)
+            self.served[_SAMPLING] = handler
+            self._declare(sampling=SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT))
             return handler
 
         return register if handler is None else register(handler)
@@ -185,8 +180,7 @@ class ClientProgram:
         """
 
         def register(handler: ElicitationT) -> ElicitationT:
-            self.on_elicitation = handler
-            self.served.add(_ELICITATION)
+            self.served[_ELICITATION] = handler
             self.elicitation_modes = frozenset(mode for mode, can in (("form", form), ("url", url)) if can)
             self._declare(elicitation=ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT))
             return handler
@@ -194,14 +188,13 @@ class ClientProgram:
         return register if handler is None else register(handler)
 
     def roots(self, handler: RootsT) -> RootsT:
-        """Register what tells the places worked on: `def roots() -> list[Root | str]`, URIs or `Root`s."""
-        self.on_roots = handler
-        self.served.add(_ROOTS)
+        """Register what returns the client's roots: `def roots() -> list[Root | str]`, URIs or `Root`s."""
+        self.served[_ROOTS] = handler
         self._declare(roots=RootsCapability(list_changed=True))
         return handler
 
     def set_roots(self, roots: Sequence[Root | str]) -> None:
-        """Say which places are worked on now; servers that can be told of a change are told.
+        """Set the client's roots; servers that were told of them are told that they changed.
 
         Raises:
             ValueError: a root is no `file://` URI (client/roots).
@@ -210,22 +203,22 @@ class ClientProgram:
         for root in fixed:
             if not root.uri.startswith("file://"):
                 raise ValueError(f"a root must be a file:// URI, not {root.uri!r}; use Path(...).as_uri()")
-        declared = self.on_roots is not None
+        declared = _ROOTS in self.served
         self.roots(lambda: fixed)
         if declared:
             for session in self.sessions:
                 session.roots_changed()
 
-    def logging(self, handler: LoggingT) -> LoggingT:
+    def logging(self, handler: NoticeT) -> NoticeT:
         """Register what takes servers' log messages: `async def log(params: LoggingMessageParams) -> None`.
 
-        One message at a time, in order, per connection. While it is slow `Limits.logs_kept` messages are kept, then
-        the oldest give way. What it raises is logged.
+        One message at a time, in order, per connection. `Limits.logs_kept` messages are kept for a slow handler, then
+        the oldest are dropped. What it raises is logged.
         """
         self.on_logging = handler
         return handler
 
-    def notification(self, name: str) -> Callable[[NotificationT], NotificationT]:
+    def notification(self, name: str) -> Callable[[NoticeT], NoticeT]:
         """Call a function with the params of each notification of that name from a server.
 
         For example "notifications/resources/updated", "notifications/elicitation/complete" (2025-11-25), or one of an
@@ -234,7 +227,7 @@ class ClientProgram:
         `Limits.backlog_requests` at once is dropped and counted.
         """
 
-        def decorate(handler: NotificationT) -> NotificationT:
+        def decorate(handler: NoticeT) -> NoticeT:
             self.notification_handlers.setdefault(name, []).append(handler)
             return handler
 
@@ -254,16 +247,16 @@ class ClientProgram:
     def approve_sampling(self, hook: SamplingApprovalT) -> SamplingApprovalT:
         """Register what decides before the model is asked: `async def approve(params) -> bool | CreateMessageParams`.
 
-        False refuses the server; params returned are used in place of the server's.
+        False refuses the server's request; params returned replace the server's.
         """
         self.before_sampling = hook
         return hook
 
     def approve_sampled(self, hook: SampledApprovalT) -> SampledApprovalT:
-        """Register what decides on the model's words before the server sees them:
+        """Register what decides on the model's answer before the server gets it:
         `async def approve(params, result) -> bool | CreateMessageResult`.
 
-        False refuses the server; a result returned is sent in place of the model's.
+        False refuses the server's request; a result returned replaces the model's.
         """
         self.after_sampling = hook
         return hook

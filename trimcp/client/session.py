@@ -99,7 +99,7 @@ class ClientSession:
         self.subscriptions = Subscriptions(self.session)
         self._endpoint.session = self
         if client.on_logging is not None:
-            self.logs = Logs.of(client, self.session)
+            self.logs = Logs(client.on_logging, self.session)
             self._log_level = client.log_level
 
     # Facts

@@ -23,8 +23,6 @@ import attrs
 from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import PATIENCE, IdScanner, Malformed, oversize
 
-__all__ = ["FrameFault", "FrameGate", "text_frame"]
-
 _FIN: Final = 0x80
 _RESERVED: Final = 0x70
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PONG = 0x0, 0x1, 0x2, 0x8, 0xA

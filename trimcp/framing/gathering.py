@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["Gathered"]
-
 # Bytes of a block: enough that malloc maps it by itself and gives it back at once, little beside a large text.
 _BLOCK: Final = 256 * 1024
 

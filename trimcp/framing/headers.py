@@ -22,21 +22,6 @@ from trimcp.errors import LocalError
 from trimcp.values import valued
 from trimcp.wire.jsonrpc import Unencodable
 
-__all__ = [
-    "ANNOTATION",
-    "METHOD",
-    "NAME",
-    "VERSION",
-    "Mirror",
-    "check_params",
-    "check_request",
-    "decode_value",
-    "encode_value",
-    "find_mirrors",
-    "param_headers",
-    "request_headers",
-]
-
 ANNOTATION: Final = "x-mcp-header"
 """The keyword of a property's schema that names the header its value is repeated in."""
 VERSION: Final = "mcp-protocol-version"

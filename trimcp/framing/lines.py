@@ -12,8 +12,6 @@ from typing import Final
 from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, Batch, IdScanner, Message, ParseLimits, oversize, parse
 
-__all__ = ["LINES", "LineDecoder", "encode_lines"]
-
 LINES: Final = 128
 """Lines that may be looked at at once: one read can bring thirty thousand, and others wait meanwhile."""
 

@@ -13,8 +13,6 @@ import attrs
 from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
-__all__ = ["COMMENT", "DEFAULT_MAX_EVENT", "Event", "EventDecoder", "encode_event"]
-
 COMMENT: Final = b":\n\n"
 """Keeps a silent stream open: a comment, which no reader takes for an event."""
 

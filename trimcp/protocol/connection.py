@@ -6,7 +6,7 @@
 
 Encoding is apart from the state change, so that whoever owns a message pays for it (and fails alone), waits for room,
 and then changes state and enqueues without a checkpoint between. Nothing a peer sends raises: it becomes `Rejected` or
-`Ignored`. Whether a request may begin is decided in `admission`.
+`Ignored`. Whether a request may begin is asked in this order: duplicate id, envelope, revision, method, params.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 import attrs
 
 from trimcp.errors import ConnectionLost, ErrorReply, InvalidReply, LocalError, Overloaded, RemoteError
-from trimcp.protocol.admission import admit, find_verb, load_params, may_send
 from trimcp.protocol.events import (
     Admission,
     BatchReceived,
@@ -33,29 +32,18 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.legacy import Legacy
-from trimcp.protocol.modern import Modern
+from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
-from trimcp.protocol.states import (
-    INBOUND,
-    OUTBOUND,
-    Handshake,
-    Inbound,
-    InboundStep,
-    Outbound,
-    OutboundStep,
-    fire,
-)
-from trimcp.protocol.vocabulary import Verb, foreign, foreign_notice, vocabulary
+from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
+from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
 from trimcp.wire import jsonrpc
-from trimcp.wire.codes import INTERNAL_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
 from trimcp.wire.converter import NotInRevision, WireError
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
-
-__all__ = ["Connection", "Encoded", "InboundRequest", "OutboundRequest"]
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -82,7 +70,6 @@ class OutboundRequest:
     id: RequestId
     verb: Verb
     wants_progress: bool
-    state: Outbound = Outbound.PENDING
 
 
 @attrs.define(eq=False, repr=False)
@@ -144,20 +131,51 @@ class Connection:
 
                 security_event("duplicate_id", method=name, id=id, principal=principal)
                 raise ErrorReply(INVALID_REQUEST, "a request with this id is already under way")
-            admission = admit(self.role, self.legacy, self.modern, name, params.get("_meta"), principal)
+            admission = self._admit(name, params.get("_meta"), principal)
             if admission is None:
                 return self._answer_early(id, name, params)
-            verb = find_verb(self.role, admission.revision, name, self.foreign)
+            verb = self._find_verb(admission.revision, name)
             answer = self._answer(verb, params, admission)
             if answer is not None:
                 return Settled(id, name, jsonrpc.encode_result(id, answer))
             if name not in self.served:
                 raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
-            loaded = load_params(verb, params)
+            loaded = _load_params(verb, params)
         except ErrorReply as error:
             return self._reject(request, error)
         self.inbound[id] = InboundRequest(id, verb, admission)
         return RequestReceived(id, verb, loaded, params, admission)
+
+    def _admit(self, name: str, meta: Any, principal: str | None) -> Admission | None:
+        """Return who asks, in which revision; None for what may come before anything was agreed on.
+
+        Raises:
+            ErrorReply: nobody may ask so here.
+        """
+        if meta is not None and type(meta) is not dict:
+            raise ErrorReply(INVALID_PARAMS, "_meta must be an object")
+        if self.role is Role.CLIENT:
+            if self.modern.revision is not None:
+                raise ErrorReply(METHOD_NOT_FOUND, "a server may not call its client in this revision")
+        elif self.profile.modern and (
+            self.modern.required or recognises(meta) or name == "server/discover" or not self.profile.legacy
+        ):
+            return self.modern.admit(meta, principal)
+        if name == "initialize" or (name == "ping" and not self.legacy.agreed):
+            return None
+        return self.legacy.admit(meta, principal)
+
+    def _find_verb(self, revision: Revision, name: str) -> Verb:
+        """Return the request method of this name, if the revision or an extension has it and the peer may send it."""
+        verb = vocabulary(revision).get(name)
+        if verb is None and name in self.foreign:
+            verb = foreign(name)
+        if verb is None or verb.method.is_notification or not self._peer_may_send(verb):
+            raise ErrorReply(METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
+        return verb
+
+    def _peer_may_send(self, verb: Verb) -> bool:
+        return verb.from_client if self.role is Role.SERVER else verb.from_server
 
     def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> Settled:
         """Answer what may come before anything was agreed on."""
@@ -177,7 +195,7 @@ class Connection:
         if name == "server/discover":
             return self.modern.dump_result(verb, self.modern.discovered(), admission.revision)
         if name == "logging/setLevel" and name in self.served:
-            self.legacy.log_level = load_params(verb, params).level
+            self.legacy.log_level = _load_params(verb, params).level
             return {}
         return None
 
@@ -191,11 +209,8 @@ class Connection:
     def _receive_reply(
         self, id: RequestId, result: dict[str, Any] | None, error: Exception | None
     ) -> Replied | Ignored:
-        request = self.outbound.get(id)
-        if request is None:
+        if self.outbound.pop(id, None) is None:
             return Ignored("a reply to nothing that is under way")
-        request.state = fire(OUTBOUND, request.state, OutboundStep.REPLY)
-        del self.outbound[id]
         return Replied(id, result, error)
 
     def _receive_error(self, message: jsonrpc.ErrorResponse) -> Event:
@@ -248,8 +263,8 @@ class Connection:
             revision = self.profile.revisions[-1]
         verb = vocabulary(revision).get(name)
         if verb is None and name in self.heard and name not in METHODS:
-            verb = foreign_notice(name)
-        if verb is None or not verb.method.is_notification or not may_send(self.role, verb):
+            verb = foreign(name, notification=True)
+        if verb is None or not verb.method.is_notification or not self._peer_may_send(verb):
             return Ignored(f"unknown notification: {name[:100]}")
         if name == "notifications/initialized":
             return self._receive_initialized()
@@ -448,18 +463,12 @@ class Connection:
 
     def give_up(self, id: RequestId) -> bool:
         """Forget our request `id`; False if it was answered already. A late reply will find nothing."""
-        request = self.outbound.pop(id, None)
-        if request is None:
-            return False
-        request.state = fire(OUTBOUND, request.state, OutboundStep.GIVE_UP)
-        return True
+        return self.outbound.pop(id, None) is not None
 
     def lose_all(self) -> list[OutboundRequest]:
         """Forget all requests of ours because the connection is gone, and return them."""
         lost = list(self.outbound.values())
         self.outbound.clear()
-        for request in lost:
-            request.state = fire(OUTBOUND, request.state, OutboundStep.LOSE)
         self.legacy.close()
         return lost
 
@@ -491,3 +500,17 @@ class Connection:
             return verb.load_result(raw)
         except WireError as error:
             raise InvalidReply(f"invalid answer to {verb.name}: {'; '.join(error.problems)}"[:500]) from None
+
+
+def _load_params(verb: Verb, params: Mapping[str, Any]) -> Any:
+    """Return a request's payload.
+
+    Raises:
+        ErrorReply: the params do not fit the method (-32602); `data` lists every problem.
+    """
+    try:
+        return verb.load_params(params)
+    except WireError as error:
+        problems = error.problems
+        text = f"invalid params for {verb.name}: {'; '.join(problems)}"[:500]
+        raise ErrorReply(INVALID_PARAMS, text, {"problems": problems}) from None

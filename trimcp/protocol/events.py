@@ -19,22 +19,6 @@ from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import ProgressParams
 from trimcp.wire.revisions import Revision
 
-__all__ = [
-    "Admission",
-    "Admitted",
-    "BatchReceived",
-    "Cancelled",
-    "Event",
-    "Forgotten",
-    "Ignored",
-    "Notified",
-    "Progressed",
-    "Rejected",
-    "Replied",
-    "RequestReceived",
-    "Settled",
-]
-
 
 @attrs.define(eq=False)
 @shown

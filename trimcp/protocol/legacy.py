@@ -13,7 +13,6 @@ import attrs
 
 from trimcp.errors import ErrorReply, InvalidReply, LocalError
 from trimcp.protocol.events import Admission
-from trimcp.protocol.introductions import weigh_client, weigh_server
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
 from trimcp.protocol.vocabulary import vocabulary
@@ -24,8 +23,6 @@ from trimcp.wire.converter import WireError
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import InitializeParams, InitializeResult
 from trimcp.wire.revisions import Revision, find
-
-__all__ = ["Legacy"]
 
 # What a server sends when the client never set a level: the specification leaves it to the server.
 _DEFAULT_LOG_LEVEL: LoggingLevel = "info"
@@ -62,10 +59,6 @@ class Legacy:
         """Whether a revision has been agreed on."""
         return self.handshake in (Handshake.AGREED, Handshake.READY)
 
-    def offered(self) -> tuple[Revision, ...]:
-        """Return our legacy revisions, oldest first."""
-        return self.profile.legacy
-
     # As a server
 
     def initialize(self, params: Mapping[str, Any]) -> tuple[Revision, InitializeResult]:
@@ -79,13 +72,13 @@ class Legacy:
         """
         if self.handshake is not Handshake.NEW:
             raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
-        ours = self.offered()
+        ours = self.profile.legacy
         if not ours:
             raise ErrorReply(INVALID_PARAMS, "this server speaks no revision that starts with initialize")
         wanted = find(str(params.get("protocolVersion")))
         revision = wanted if wanted in ours else ours[-1]
         said = params.get("clientInfo"), params.get("capabilities")
-        kept = weigh_client(self.profile.max_peer_info, "clientInfo and capabilities", *said)
+        kept = self.profile.weigh_client("clientInfo and capabilities", *said)
         try:
             asked: InitializeParams = vocabulary(revision)["initialize"].load_params(params)
         except WireError as error:
@@ -142,11 +135,11 @@ class Legacy:
         """
         name = raw.get("protocolVersion")
         revision = find(str(name))
-        if revision is None or revision not in self.offered():
-            offered = ", ".join(r.name for r in self.offered())
+        if revision is None or revision not in self.profile.legacy:
+            offered = ", ".join(r.name for r in self.profile.legacy)
             raise InvalidReply(f"the server answered initialize with revision {str(name)[:40]!r}; we offer {offered}")
         said = raw.get("serverInfo"), raw.get("capabilities"), raw.get("instructions")
-        kept = weigh_server(self.profile.max_peer_info, *said)
+        kept = self.profile.weigh_server(*said)
         try:
             result: InitializeResult = vocabulary(revision)["initialize"].load_result(raw)
         except WireError as error:

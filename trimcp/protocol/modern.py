@@ -14,7 +14,6 @@ import orjson
 
 from trimcp.errors import ErrorReply, InvalidReply
 from trimcp.protocol.events import Admission
-from trimcp.protocol.introductions import weigh_client
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.vocabulary import Verb
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
@@ -35,8 +34,6 @@ from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
 from trimcp.wire.revisions import Revision, find
-
-__all__ = ["Modern", "recognises"]
 
 _LOG_LEVELS: Final = get_args(LoggingLevel)
 
@@ -69,10 +66,6 @@ class Modern:
     required: bool = False
     _stamp: tuple[Any, dict[str, JSON]] | None = None
 
-    def offered(self) -> tuple[Revision, ...]:
-        """Return our modern revisions, oldest first."""
-        return self.profile.modern
-
     # As a server
 
     def admit(self, meta: Mapping[str, Any] | None, principal: str | None) -> Admission:
@@ -89,11 +82,11 @@ class Modern:
         if type(name) is not str:
             raise ErrorReply(INVALID_PARAMS, f"_meta {META_PROTOCOL_VERSION} must be a string")
         revision = find(name)
-        if revision not in self.offered():
+        if revision not in self.profile.modern:
             revision = None
         capabilities = self._capabilities(meta[META_CLIENT_CAPABILITIES], revision)
         if revision is None:
-            supported = [r.name for r in reversed(self.offered())]
+            supported = [r.name for r in reversed(self.profile.modern)]
             raise ErrorReply(
                 UNSUPPORTED_VERSION,
                 "unsupported protocol version",
@@ -129,9 +122,9 @@ class Modern:
         return info
 
     def _load(self, raw: Any, type_: type[Any], key: str, revision: Revision | None) -> Any:
-        weigh_client(self.profile.max_peer_info, f"_meta {key}", raw)
+        self.profile.weigh_client(f"_meta {key}", raw)
         try:
-            return converter_for(revision or self.offered()[-1]).load(raw, type_)
+            return converter_for(revision or self.profile.modern[-1]).load(raw, type_)
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, f"_meta {key} is invalid", {"problems": error.problems}) from None
 
@@ -140,7 +133,7 @@ class Modern:
         profile = self.profile
         assert isinstance(profile.capabilities, ServerCapabilities)
         return DiscoverResult(
-            supported_versions=[r.name for r in reversed(self.offered())],
+            supported_versions=[r.name for r in reversed(self.profile.modern)],
             capabilities=profile.capabilities,
             ttl_ms=profile.discover_ttl_ms,
             cache_scope="public",

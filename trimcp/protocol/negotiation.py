@@ -30,8 +30,6 @@ from trimcp.values import valued
 from trimcp.wire.codes import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import REVISIONS, Era, Revision
 
-__all__ = ["Decision", "Met", "Next", "ProbeResult", "decide", "opening"]
-
 
 class Met(Enum):
     """What came of a probe."""

@@ -21,8 +21,6 @@ import orjson
 from trimcp.errors import LocalError, McpError
 from trimcp.wire import jsonrpc
 
-__all__ = ["Cipher", "InvalidState", "Memory", "Sealer", "question_key", "request_digest"]
-
 _TRANSIENT = frozenset({"_meta", "inputResponses", "requestState"})
 # A state larger than this is refused before any cryptography: a header-sized secret box, not a database. JWTs in
 # the wild stay under 8 KiB; answers to a few questions, a sampled text among them, fit in this.

@@ -1,16 +1,17 @@
 """Every state machine of the protocol as a table; the lookup that misses *is* the protocol error.
 
-There are three small machines, and this file does not know which side we are on.
+There are two small machines, and this file does not know which side we are on.
 
 * The *handshake* of the legacy era, one per connection: from NEW through the exchange of `initialize` and
   `notifications/initialized` to READY. A connection that only ever speaks the modern era stays NEW, because there a
   request carries everything itself and no state is remembered (2026-07-28, "Statelessness").
 * An *inbound request*, one per id the peer has under way with us: exactly one reply leaves, or none once the peer
   cancelled it (2025-11-25 basic/utilities/cancellation; 2026-07-28 basic/patterns/cancellation).
-* An *outbound request*, one per id we have under way with the peer. A request we gave up is forgotten at once, so a
-  late reply finds nothing and is ignored, as both cancellation pages ask.
 
-What is not tabular: which revision was agreed on (`Connection.revision`), and that `initialize` cannot be cancelled.
+A request of ours has no states: it is in `Connection.outbound` until it is answered, given up or lost, so a late reply
+finds nothing and is ignored, as both cancellation pages ask.
+
+Not tabular are which revision was agreed on (`Connection.revision`) and that `initialize` cannot be cancelled.
 The diagrams in the documentation are drawn from these tables by `docs/diagrams.py`.
 """
 
@@ -21,19 +22,6 @@ from enum import Enum, auto
 from typing import TypeVar
 
 from trimcp.errors import LocalError
-
-__all__ = [
-    "HANDSHAKE",
-    "INBOUND",
-    "OUTBOUND",
-    "Handshake",
-    "HandshakeStep",
-    "Inbound",
-    "InboundStep",
-    "Outbound",
-    "OutboundStep",
-    "fire",
-]
 
 
 class Handshake(Enum):
@@ -91,34 +79,6 @@ INBOUND: Mapping[Inbound, Mapping[InboundStep, Inbound]] = {
     Inbound.ANSWERED: {},
 }
 
-
-class Outbound(Enum):
-    """A request of ours, from the moment it has its place in the outbox."""
-
-    PENDING = auto()
-    REPLIED = auto()
-    GIVEN_UP = auto()
-    LOST = auto()
-
-
-class OutboundStep(Enum):
-    """What happens to a request of ours."""
-
-    REPLY = auto()
-    GIVE_UP = auto()
-    LOSE = auto()
-
-
-OUTBOUND: Mapping[Outbound, Mapping[OutboundStep, Outbound]] = {
-    Outbound.PENDING: {
-        OutboundStep.REPLY: Outbound.REPLIED,
-        OutboundStep.GIVE_UP: Outbound.GIVEN_UP,
-        OutboundStep.LOSE: Outbound.LOST,
-    },
-    Outbound.REPLIED: {},
-    Outbound.GIVEN_UP: {},
-    Outbound.LOST: {},
-}
 
 _State = TypeVar("_State", bound=Enum)
 _Step = TypeVar("_Step", bound=Enum)

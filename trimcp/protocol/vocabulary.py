@@ -12,8 +12,6 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Verb", "foreign", "foreign_notice", "vocabulary"]
-
 
 def _nothing(value: Any) -> Any:
     return value
@@ -47,20 +45,13 @@ class Verb:
 
 
 @cache
-def foreign(name: str) -> Verb:
-    """Return a request method that no revision has, as an extension brings it: params and results are JSON objects.
+def foreign(name: str, *, notification: bool = False) -> Verb:
+    """Return a method that no revision has, as an extension brings it: params and results are JSON objects.
 
     Call it only with names of our own side's choosing: each is kept.
     """
-    method = Method(name, dict, dict, Direction.BOTH)
+    method = Method(name, dict, None if notification else dict, Direction.BOTH)
     return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, dict)
-
-
-@cache
-def foreign_notice(name: str) -> Verb:
-    """Return a notification that no revision has, likewise."""
-    method = Method(name, dict, None, Direction.BOTH)
-    return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, _nothing)
 
 
 @cache

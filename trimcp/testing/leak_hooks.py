@@ -43,12 +43,17 @@ _DEEPEST: Final = 80
 _SHOWN: Final = 3
 _LOOP: Final = "unrolled_run"
 _PATHS: Final = sysconfig.get_paths()
-_MACHINERY: Final = (
-    *(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # ours
+_INSTALLED: Final = (
+    *(_PATHS[name] + os.sep for name in ("purelib", "platlib")),
+    os.path.dirname(os.path.dirname(trio.__file__)) + os.sep,  # below another environment, perhaps
+)
+_LIBRARIES: Final = (
+    *_INSTALLED,
+    *(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib")),
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,  # trimcp itself
     "<",
 )
-_PYTEST: Final = tuple(_PATHS[name] + os.sep + "_pytest" + os.sep for name in ("purelib", "platlib"))
+_PYTEST: Final = tuple(f"{folder}_pytest{os.sep}" for folder in _INSTALLED)
 
 
 def _here(started: Place | None) -> Place:
@@ -80,7 +85,7 @@ def place_of(frames: Iterable[FrameType], lines: Iterable[int] | None = None) ->
 def user_lines(place: Place, *, most: int = _SHOWN) -> list[str]:
     """Return the innermost lines of the user's own code, as text; the innermost of all if there are none."""
     place = tuple(takewhile(lambda step: not step[0].startswith(_PYTEST), place))  # further out is the test runner
-    own = [step for step in place if not step[0].startswith(_MACHINERY)]
+    own = [step for step in place if not step[0].startswith(_LIBRARIES)]
     return [_line(*step) for step in own[:most] or place[:1]]
 
 

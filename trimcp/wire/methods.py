@@ -11,8 +11,16 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.wire import input_requests, lifecycle, prompts, resources, tasks, tools
+from trimcp.wire import lifecycle, prompts, resources, tasks, tools
 from trimcp.wire.common import EmptyResult, NotificationParams, PageParams, RequestParams
+from trimcp.wire.input_requests import (
+    CreateMessageParams,
+    CreateMessageResult,
+    ElicitationCompleteParams,
+    ElicitParams,
+    ElicitResult,
+    ListRootsResult,
+)
 from trimcp.wire.revisions import OLDEST, V2025_06_18, V2025_11_25, V2026_07_28, Revision
 
 
@@ -27,8 +35,6 @@ class Direction(Flag):
 C2S: Final = Direction.CLIENT_TO_SERVER
 S2C: Final = Direction.SERVER_TO_CLIENT
 BOTH: Final = Direction.BOTH
-
-_CLIENT_CAPABILITIES: Final = ("roots", "sampling", "elicitation")
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -46,10 +52,8 @@ class Method:
         capability: what must be declared for it to be used, as `capabilities.declares` takes it, or None.
         cacheable: its result says how long it may be kept.
         may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
-        asked_from: the first revision in which it is a question inside an `InputRequiredResult`, or None.
         mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
         failed: makes a result of a text on what went wrong, where results can say that; else None.
-        experimental: modelled so that it can be read, never offered by us.
     """
 
     name: str
@@ -61,11 +65,9 @@ class Method:
     capability: str | None = attrs.field(default=None, kw_only=True)
     cacheable: bool = attrs.field(default=False, kw_only=True)
     may_ask_from: Revision | None = attrs.field(default=None, kw_only=True)
-    asked_from: Revision | None = attrs.field(default=None, kw_only=True)
     narrowed: tuple[Revision, Direction] | None = attrs.field(default=None, kw_only=True)
     mirrored: str | None = attrs.field(default=None, kw_only=True)
     failed: Callable[[str], Any] | None = attrs.field(default=None, kw_only=True)
-    experimental: bool = attrs.field(default=False, kw_only=True)
     is_notification: bool = attrs.field(
         init=False, default=attrs.Factory(lambda method: method.result is None, takes_self=True)
     )
@@ -80,15 +82,6 @@ class Method:
             return self.narrowed[1]
         return self.direction
 
-    def may_ask(self, revision: Revision) -> bool:
-        """Whether its result may be questions instead, in that revision."""
-        return self.may_ask_from is not None and revision >= self.may_ask_from
-
-    @property
-    def client_declares(self) -> bool:
-        """Whether `capability` is the client's to declare; else the server's (`tasks`: the receiver's)."""
-        return self.capability is not None and self.capability.split(".")[0] in _CLIENT_CAPABILITIES
-
 
 def _lists(name: str, result: Any, capability: str) -> Method:
     return Method(name, PageParams, result, C2S, capability=capability, cacheable=True)
@@ -98,20 +91,20 @@ def _changed(name: str, capability: str, direction: Direction = S2C, until: Revi
     return Method(name, NotificationParams, None, direction, capability=capability, until=until)
 
 
-def _legacy(name: str, params: Any, result: Any, direction: Direction, capability: str | None = None) -> Method:
-    return Method(name, params, result, direction, until=V2026_07_28, capability=capability)
-
-
-def _question(name: str, params: Any, result: Any, capability: str, since: Revision = OLDEST) -> Method:
-    return Method(
-        name, params, result, S2C, since=since, until=V2026_07_28, capability=capability, asked_from=V2026_07_28
-    )
+def _legacy(
+    name: str,
+    params: Any,
+    result: Any,
+    direction: Direction,
+    capability: str | None = None,
+    since: Revision = OLDEST,
+) -> Method:
+    return Method(name, params, result, direction, since=since, until=V2026_07_28, capability=capability)
 
 
 def _task(name: str, params: Any, result: Any, capability: str) -> Method:
-    return Method(
-        name, params, result, BOTH, since=V2025_11_25, until=V2026_07_28, capability=capability, experimental=True
-    )
+    """One of the experimental tasks: modelled so that it can be read, never offered by us."""
+    return _legacy(name, params, result, BOTH, capability, V2025_11_25)
 
 
 _ROWS: Final = (
@@ -179,22 +172,11 @@ _ROWS: Final = (
         S2C,
         since=V2026_07_28,
     ),
-    _question(
-        "sampling/createMessage", input_requests.CreateMessageParams, input_requests.CreateMessageResult, "sampling"
-    ),
-    _question(
-        "elicitation/create", input_requests.ElicitParams, input_requests.ElicitResult, "elicitation", V2025_06_18
-    ),
-    Method(
-        "notifications/elicitation/complete",
-        input_requests.ElicitationCompleteParams,
-        None,
-        S2C,
-        since=V2025_11_25,
-        until=V2026_07_28,
-        capability="elicitation.url",
-    ),
-    _question("roots/list", RequestParams, input_requests.ListRootsResult, "roots"),
+    # Since 2026-07-28 these three are asked in an `InputRequiredResult`.
+    _legacy("sampling/createMessage", CreateMessageParams, CreateMessageResult, S2C, "sampling"),
+    _legacy("elicitation/create", ElicitParams, ElicitResult, S2C, "elicitation", V2025_06_18),
+    _legacy("roots/list", RequestParams, ListRootsResult, S2C, "roots"),
+    _legacy("notifications/elicitation/complete", ElicitationCompleteParams, None, S2C, "elicitation.url", V2025_11_25),
     _changed("notifications/roots/list_changed", "roots.listChanged", C2S, V2026_07_28),
     _task("tasks/get", tasks.TaskIdParams, tasks.GetTaskResult, "tasks"),
     _task("tasks/result", tasks.TaskIdParams, tasks.GetTaskPayloadResult, "tasks"),
@@ -205,6 +187,3 @@ _ROWS: Final = (
 
 METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}
 """Every method by its name; `METHODS.get(name)` is how a message finds its row."""
-
-INPUT_METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS if row.asked_from is not None}
-"""The questions an `InputRequiredResult` may hold: load an answer with the `result` of its question's row."""

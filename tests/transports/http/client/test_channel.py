@@ -29,7 +29,7 @@ from tests.transports.http.scripted import (
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, InvalidReply, Overloaded, RemoteError
 from trimcp.session.listening import ToolsChanged
-from trimcp.transports.http.client import request as client_request
+from trimcp.transports.http.client import posts as client_request
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.jsonrpc import ErrorResponse, Notification, Response

@@ -339,7 +339,7 @@ async def test_nothing_is_sent_to_another_origin(to: str) -> None:
             assert reply.status == 307
             assert reply.elsewhere is not None
             assert "user" not in reply.elsewhere
-            assert "nothing is sent" in http.refusal(reply)
+            assert "nothing is sent" in reply.refusal()
         assert len(server.asked) == 1
 
 

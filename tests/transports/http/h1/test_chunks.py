@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.transports.http.h1.chunks import ChunkDecoder, RequestRefused
+from trimcp.transports.http.h1.parser import ChunkDecoder, RequestRefused
 
 
 def decode(pieces: list[bytes]) -> tuple[bytes, bytes]:

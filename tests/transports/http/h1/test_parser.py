@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.transports.http.h1.chunks import RequestRefused
-from trimcp.transports.http.h1.parser import H1Request, RequestParser
+from trimcp.transports.http.h1.parser import H1Request, RequestParser, RequestRefused
 from trimcp.transports.http.settings import HttpLimits
 
 LIMITS = HttpLimits()

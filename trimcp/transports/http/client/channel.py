@@ -8,70 +8,30 @@ connection.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Hashable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.channel import Incoming, Kind, MessageChannel, OneTask, Outgoing
 from trimcp.transports.http.client.exchanges import ExchangeBroken, Http
 from trimcp.transports.http.client.handshake import LegacySession
-from trimcp.transports.http.client.incoming import Inbox
-from trimcp.transports.http.client.listen import GetStream
-from trimcp.transports.http.client.notices import Notices
+from trimcp.transports.http.client.incoming import Cursor, Inbox
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts, Trouble
-from trimcp.transports.http.client.request import Post, PostQueue
+from trimcp.transports.http.client.posts import Notices, Post, PostQueue
 from trimcp.transports.http.client.sse2024 import SseConnection
 from trimcp.transports.http.client.state import ClientState
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import ErrorResponse, Lost
 
-__all__ = ["HttpChannel", "opened"]
+__all__ = ["GetStream", "HttpChannel"]
 
+_LEAST_PAUSE: Final = 1.0
+_BUSY: Final = 409  # some servers have not noticed yet that the stream before has ended
 _OLDER: Final = (400, 404, 405)  # 2026-07-28 "Backward Compatibility": what a server of HTTP+SSE says to a POST
 
 _log = logging.getLogger("trimcp.http")
-
-
-@asynccontextmanager
-async def opened(
-    exchanges: AbstractAsyncContextManager[Http],
-    mode: Mode,
-    timeouts: Timeouts,
-    backoff: Backoff,
-    retry_calls: bool,
-    max_posts: int,
-) -> AsyncIterator[HttpChannel]:
-    """Yield a channel to a server and run its tasks; see `target.HttpServer`, whose settings these are."""
-    failure: BaseException | None = None
-    async with exchanges as http, trio.open_nursery() as nursery:
-        # The channel ends its tasks when it is closed, and whoever closes it is not one of them.
-        own = await nursery.start(_own_nursery)
-        channel = HttpChannel(http, own, mode, timeouts, backoff, retry_calls, max_posts)
-        try:
-            yield channel
-        except BaseException as exc:
-            failure = exc  # kept out of the nursery, which would put it into a group
-        try:
-            await channel.aclose()
-        except trio.Cancelled as exc:
-            failure = exc if failure is None else failure
-        finally:
-            nursery.cancel_scope.cancel(reason="the channel was closed")
-    channel._let_go()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # it refers to this frame, which would refer to it
-
-
-async def _own_nursery(task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.sleep_forever)
-        task_status.started(nursery)
 
 
 class HttpChannel(MessageChannel):
@@ -100,7 +60,8 @@ class HttpChannel(MessageChannel):
         self._inbox = Inbox()
         self._listening: GetStream | None = None
         self._events: SseConnection | None = None
-        self._sending = self._closed = False
+        self._sending = OneTask("sending on")
+        self._closed = False
         session = LegacySession(http, self._inbox, timeouts.notice, self._renewed)
         self._state = ClientState(http, self._inbox, session, backoff, retry_calls, self._fall_back)
         self._posts = PostQueue(nursery, max_posts)
@@ -127,18 +88,13 @@ class HttpChannel(MessageChannel):
         an error. The order of what is sent without an answer in between is the server's to choose, except over
         HTTP+SSE. A message that does not reach the server breaks nothing else.
         """
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this channel")
-        self._sending = True
-        try:
+        with self._sending:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_open()
             for outgoing in batch:
                 await self._send(outgoing)
                 self._check_open()
             await trio.lowlevel.cancel_shielded_checkpoint()
-        finally:
-            self._sending = False
 
     async def _send(self, outgoing: Outgoing) -> None:
         if self._events is not None:
@@ -201,8 +157,14 @@ class HttpChannel(MessageChannel):
     def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this channel was closed")
+        if self._state.over:
+            raise trio.BrokenResourceError("the connection is being ended")
 
-    def _let_go(self) -> None:
+    def end(self) -> None:
+        """Send nothing more: the tasks that would do it are being ended."""
+        self._state.over = True
+
+    def let_go(self) -> None:
         """Break the cycles between this and its parts, so that nothing of it waits for a garbage collection."""
         del self._notices, self._state.session, self._state.fall_back
 
@@ -261,3 +223,50 @@ class HttpChannel(MessageChannel):
         if events is self._events:
             self._state.last_failure = events.why  # the session tells the log
             self._inbox.end()
+
+
+@attrs.define(eq=False)
+class GetStream:
+    """One session's stream for messages that belong to no request.
+
+    Attributes:
+        scope: cancel it to close the stream for good.
+        written: set once the first GET is with the operating system, or has failed.
+    """
+
+    _state: ClientState
+    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    written: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _cursor: Cursor = attrs.field(init=False, factory=Cursor)
+    _opened: bool = attrs.field(init=False, default=False)
+
+    async def run(self) -> None:
+        """Listen until the session ends or the server turns out to offer no stream. Cancelling it closes the stream."""
+        with self.scope:
+            try:
+                await self._state.read_again(self._cursor, self._read, least=_LEAST_PAUSE)
+            except Exception:  # a bug here or in the library below; requests go on without the stream
+                _log.exception("listening over HTTP crashed")
+        self.written.set()
+
+    async def _read(self) -> bool:
+        """Open the stream and read it to its end; whether to open it again."""
+        state = self._state
+        session_id = state.session.id
+        try:
+            refused = await state.read_stream(self._cursor, state.inbox.take, self.written.set)
+        finally:
+            self.written.set()
+        if refused is None:
+            self._opened = True
+            return True
+        if refused.status == 404 and self._opened and session_id is not None:
+            # Until now there was a stream, so it is the session that is gone. The new one opens a stream of its own.
+            trouble = await state.session.renew(session_id)
+            why = "" if trouble is None else f": {trouble.why}"
+            _log.debug("the stream for unasked messages is gone with its session%s", why)
+            return trouble is not None and trouble.passing
+        if refused.passing or (refused.status == _BUSY and self._opened):
+            return True
+        _log.debug("the server offers no stream for unasked messages (status %d)", refused.status)
+        return False

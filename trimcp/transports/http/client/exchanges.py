@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import math
 import socket
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from http.cookiejar import Cookie, CookieJar
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Final
 from urllib.request import getproxies
 
 import attrs
@@ -26,6 +25,7 @@ from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.targets import shown_url, status_text, unreachable
+from trimcp.wire.jsonrpc import ErrorResponse
 
 __all__ = [
     "EVENT_STREAM",
@@ -78,6 +78,7 @@ class OpenReply:
 
     _response: httpx2.Response
     _http: Http
+    _asked: httpx2.URL
 
     @property
     def status(self) -> int:
@@ -111,6 +112,10 @@ class OpenReply:
         """Return a header's value, or "" where there is none."""
         value: str = self._response.headers.get(name, "")
         return value
+
+    def refusal(self, error: ErrorResponse | None = None) -> str:
+        """Say what its status means, where it is no success; `error` is what its body holds. See `policy.refusal`."""
+        return refusal(self.status, error, self.elsewhere, shown_url(str(self._asked)))
 
     @property
     def retry_after(self) -> float | None:
@@ -205,7 +210,7 @@ class Http:
             try:
                 self.last_status = status_text(response.status_code)
                 self._note_version(response)
-                yield OpenReply(response, self)
+                yield OpenReply(response, self, url or self.url)
             finally:
                 await response.aclose()
         finally:
@@ -219,8 +224,12 @@ class Http:
         url: httpx2.URL,
         written: Callable[[], object] | None,
     ) -> httpx2.Response:
+        async def trace(name: str, info: object) -> None:
+            if written is not None and name.endswith("send_request_body.complete"):
+                written()
+
         url = self._moved.get(url, url)
-        extensions = {} if written is None else {"trace": _tracer(written)}
+        extensions = {} if written is None else {"trace": trace}
         redirects = 0
         while True:
             request = self._client.build_request(
@@ -283,15 +292,6 @@ class Http:
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
             raise ExchangeBroken(f"the connection to {origin(self.url)} broke: {_reason(error)}") from error
 
-    def refusal(self, reply: OpenReply) -> str:
-        """Say what a reply's status means; see `policy.refusal`."""
-        return refusal(reply.status, None, reply.elsewhere, self.shown)
-
-    @property
-    def shown(self) -> str:
-        """The endpoint as an error may name it."""
-        return shown_url(str(self.url))
-
 
 @asynccontextmanager
 async def opened_http(
@@ -308,9 +308,10 @@ async def opened_http(
     url = httpx2.URL(address)
     auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
     headers = {"user-agent": "trimcp", "accept-encoding": "gzip", **headers}
+    timeout = httpx2.Timeout(connect=timeouts.connect, write=timeouts.write, read=timeouts.silence, pool=None)
     used = client or _client(url, uds)
     try:
-        yield Http(url.copy_with(userinfo=b""), used, headers, _timeout(timeouts), auth, uds)
+        yield Http(url.copy_with(userinfo=b""), used, headers, timeout, auth, uds)
     finally:
         if client is None:
             # It closes idle sockets and waits for nobody, so it may do so while everything is being cancelled.
@@ -330,12 +331,8 @@ def _client(url: httpx2.URL, uds: str | None) -> httpx2.AsyncClient:
     verify = url.scheme == "https"
     if uds is None and not _is_this_machine(url.host) and getproxies():
         return httpx2.AsyncClient(verify=verify, limits=limits, cookies=BoundedCookieJar())
-    transport = httpx2.AsyncHTTPTransport(
-        verify=verify,
-        limits=limits,
-        uds=uds,
-        socket_options=_KEEP_ALIVE if uds is None else None,
-    )
+    options = _KEEP_ALIVE if uds is None else None
+    transport = httpx2.AsyncHTTPTransport(verify=verify, limits=limits, uds=uds, socket_options=options)
     return httpx2.AsyncClient(transport=transport, cookies=BoundedCookieJar())
 
 
@@ -364,7 +361,7 @@ def _cookie_size(cookie: Cookie) -> int:
 
 @attrs.define(eq=False)
 class _Pieces:
-    """A body, decompressed, piece by piece."""
+    """A body, decompressed, piece by piece. A generator would have to be closed, which costs more."""
 
     _raw: AsyncIterator[bytes]
     _unpacker: zlib._Decompress | None
@@ -422,16 +419,15 @@ async def _abandon(raw: AsyncIterator[bytes]) -> None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-def _keep_alive() -> list[tuple[int, int, int]]:
-    """Let the system find out within two minutes that the other side of a silent connection is gone."""
-    options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            options.append((socket.IPPROTO_TCP, getattr(socket, name), value))
-    return options
-
-
-_KEEP_ALIVE: Final = _keep_alive()
+# The system finds out within two minutes that the other side of a silent connection is gone.
+_KEEP_ALIVE: Final = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+        if hasattr(socket, name)
+    ),
+]
 
 
 def _is_this_machine(host: str) -> bool:
@@ -439,23 +435,6 @@ def _is_this_machine(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _timeout(timeouts: Timeouts) -> httpx2.Timeout:
-    def seconds(value: float) -> float | None:
-        return None if math.isinf(value) else value
-
-    return httpx2.Timeout(
-        connect=seconds(timeouts.connect), write=seconds(timeouts.write), read=seconds(timeouts.silence), pool=None
-    )
-
-
-def _tracer(written: Callable[[], object]) -> Callable[[str, Any], Awaitable[None]]:
-    async def trace(name: str, info: Any) -> None:
-        if name.endswith("send_request_body.complete"):
-            written()
-
-    return trace
 
 
 def _reason(error: BaseException) -> str:

@@ -178,7 +178,7 @@ class LegacySession:
 
     def _refused(self, reply: OpenReply) -> Trouble:
         later = reply.status in PASSING
-        return Trouble(self._http.refusal(reply), untouched=later, passing=later, after=reply.retry_after)
+        return Trouble(reply.refusal(), untouched=later, passing=later, after=reply.retry_after)
 
     async def _answer(self, reply: OpenReply, id: str) -> Message | None:
         """Return the answer to `initialize`, as JSON or as the first answer of a stream; the rest is of no interest."""

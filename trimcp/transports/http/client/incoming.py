@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import attrs
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, OneTask
 from trimcp.framing.sse import Event, EventDecoder
 from trimcp.transports.http.client.exchanges import ExchangeBroken, OpenReply
 from trimcp.wire.jsonrpc import Message, parse
@@ -45,7 +46,7 @@ class Inbox:
     _bytes: int = attrs.field(init=False, default=0)
     _ended: bool = attrs.field(init=False, default=False)
     _closed: bool = attrs.field(init=False, default=False)
-    _receiving: bool = attrs.field(init=False, default=False)
+    _receiving: OneTask = attrs.field(init=False, factory=partial(OneTask, "receiving from"))
     _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _streams: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
@@ -69,19 +70,20 @@ class Inbox:
         self._bytes += incoming.size
         self._reader.unpark()
 
+    async def take(self, event: Event) -> None:
+        """Add the message that an event carries, if it carries one, as `put` does."""
+        message = message_in(event)
+        if message is not None:
+            await self.put(Incoming(message, len(event.data)))
+
     async def receive(self) -> Sequence[Incoming]:
         """Wait for messages and return all there are; see `MessageChannel.receive`."""
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this channel")
-        self._receiving = True
-        try:
+        with self._receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
-            waited = False
-            while not self._queue and not self.ended:
-                waited = True
-                await self._reader.park()
-            if not waited:
+            if self._queue or self.ended:
                 await trio.lowlevel.cancel_shielded_checkpoint()
+            while not self._queue and not self.ended:
+                await self._reader.park()
             if self._closed:
                 raise trio.ClosedResourceError("this channel was closed")
             if not self._queue:
@@ -91,8 +93,6 @@ class Inbox:
             self._bytes = 0
             self._streams.unpark_all()
             return batch
-        finally:
-            self._receiving = False
 
     def end(self) -> None:
         """Take nothing more; what has arrived is still received."""

@@ -23,7 +23,6 @@ __all__ = [
     "REPEATABLE",
     "Backoff",
     "Mode",
-    "Reopening",
     "Timeouts",
     "Trouble",
     "answers",
@@ -47,8 +46,6 @@ PASSING: Final = frozenset((429, 502, 503, 504))
 """Statuses that say: not now."""
 
 _LONGEST: Final = 200
-_BRIEF: Final = 1.0  # seconds; a stream that ends sooner counts as cut short, whatever it brought
-_MOST_BRIEF: Final = 2  # where it brought something, pauses grow to a second and no further
 
 
 @attrs.frozen(field_transformer=checked(zero=("close",)))
@@ -139,34 +136,6 @@ class Backoff:
         if trouble.after is None:
             return pause
         return None if trouble.after > self.asked else max(pause, trouble.after)
-
-
-@attrs.define(eq=False)
-class Reopening:
-    """How long to wait before a stream that ended is opened again. What the server asks for can only make it longer.
-
-    Args:
-        backoff: the pauses where streams bring nothing.
-        least: the shortest pause, in seconds.
-
-    Attributes:
-        failures: how many streams in a row brought nothing.
-    """
-
-    _backoff: Backoff
-    _least: float = 0.0
-    failures: int = attrs.field(init=False, default=0)
-    _brief: int = attrs.field(init=False, default=0)
-
-    def ended(self, moved: bool, lasted: float) -> None:
-        """Note that a stream ended after `lasted` seconds, or could not be opened; `moved`: it brought an event."""
-        self.failures = 0 if moved else self.failures + 1
-        self._brief = 0 if lasted >= _BRIEF else min(self._brief + 1, _MOST_BRIEF)
-
-    def pause(self, asked: float | None) -> float:
-        """Return the seconds to wait, where the server asked for `asked` or for nothing."""
-        own = self._backoff.pause(max(self.failures, self._brief))
-        return max(self._least, own, asked or 0.0)
 
 
 def seconds_to_wait(retry_after: str, now: Callable[[], float]) -> float | None:

@@ -30,9 +30,8 @@ from trimcp.transports.http.client.exchanges import (
 )
 from trimcp.transports.http.client.handshake import LISTEN, VERSION, method_of, revision_in
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
-from trimcp.transports.http.client.policy import Trouble, error_in, refusal
+from trimcp.transports.http.client.policy import Trouble, error_in
 from trimcp.transports.http.client.state import ClientState
-from trimcp.transports.targets import shown_url
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, Response
 
@@ -71,7 +70,7 @@ class SseConnection:
     @property
     def open(self) -> bool:
         """Whether messages can be sent."""
-        return self._endpoint is not None and self.why is None
+        return self._endpoint is not None and self.why is None and not self._over.is_set()
 
     # What comes in
 
@@ -112,7 +111,7 @@ class SseConnection:
             with scope:
                 async with http.open("GET", LISTEN) as reply:
                     if reply.status != 200 or reply.content_type != EVENT_STREAM:
-                        return http.refusal(reply)
+                        return reply.refusal()
                     base, self._reply = reply.url, reply
                     broken = await read_events(reply, Cursor(), self._state.inbox, take)
         except ExchangeBroken as error:
@@ -172,7 +171,7 @@ class SseConnection:
             while self._under_way >= _MOST and self.open:
                 await self._accepted.park()
             if not self.open:
-                raise trio.BrokenResourceError(self.why or "the server named no endpoint")
+                raise trio.BrokenResourceError(self.why or "the connection is being ended")
             over = trio.Event()
             self._under_way += 1
             self._nursery.start_soon(self._send, outgoing, over)
@@ -202,8 +201,7 @@ class SseConnection:
             if reply.status < 300:
                 return None
             error = error_in(body, outgoing.request_id) if outgoing.kind is Kind.REQUEST else None
-            why = refusal(reply.status, error, reply.elsewhere, shown_url(str(self._endpoint)))
-            return Trouble(why, answer=error, status=reply.status)
+            return Trouble(reply.refusal(error), answer=error, status=reply.status)
 
     def _give_up(self, outgoing: Outgoing, trouble: Trouble) -> None:
         _log.debug("a %s was not taken: %s", outgoing.kind.value, trouble.why)

@@ -1,9 +1,11 @@
-"""What all messages and streams of one channel share, and the one way in which something is sent again."""
+"""What all messages and streams of one channel share: how something is sent again, and how a stream is reopened."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 import trio
@@ -11,11 +13,16 @@ import trio
 from trimcp.channel import Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, ExchangeBroken, Http
-from trimcp.transports.http.client.handshake import LISTEN, LegacySession
+from trimcp.transports.http.client.handshake import ACCEPT, LISTEN, LegacySession
 from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Trouble
 
 __all__ = ["ClientState"]
+
+_BRIEF: Final = 1.0  # seconds; a stream that ends sooner counts as cut short, whatever it brought
+_MOST_BRIEF: Final = 2  # where it brought something, pauses grow to a second and no further
+
+_log = logging.getLogger("trimcp.http")
 
 FallBack: TypeAlias = Callable[[Trouble, Outgoing], Awaitable[Trouble | None]]
 
@@ -33,6 +40,7 @@ class ClientState:
         fall_back: tries `initialize` by the older transport after it met trouble; returns None if that has taken over.
         unreachable: whether the last request could not be sent in all its attempts; then the next make one each.
         last_failure: why something got no answer, None if nothing is known.
+        over: whether the channel's tasks are being ended, so that nothing more can be sent.
     """
 
     http: Http
@@ -43,6 +51,11 @@ class ClientState:
     fall_back: FallBack
     unreachable: bool = False
     last_failure: str | None = None
+    over: bool = False
+
+    def post_headers(self, outgoing: Outgoing) -> dict[str, str]:
+        """Return the headers of the POST that carries a message."""
+        return {**ACCEPT, **self.session.headers(), **(outgoing.headers or {})}
 
     async def persist(
         self,
@@ -89,4 +102,40 @@ class ClientState:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
                 await read_events(reply, cursor, self.inbox, take)
                 return None
-            return Trouble(self.http.refusal(reply), passing=reply.status in PASSING, status=reply.status)
+            return Trouble(reply.refusal(), passing=reply.status in PASSING, status=reply.status)
+
+    async def read_again(
+        self,
+        cursor: Cursor,
+        read: Callable[[], Awaitable[bool]],
+        *,
+        ended: bool = False,
+        least: float = 0.0,
+        most: float = math.inf,
+    ) -> None:
+        """Open a stream again and again, with pauses in between, until `read` returns False.
+
+        Args:
+            cursor: notes whether the stream brought an event, and the pause that the server asks for.
+            read: opens the stream and reads it to its end; returns whether to open it again.
+            ended: the stream was open before, so a pause comes first.
+            least: seconds of the shortest pause.
+            most: streams in a row that may bring nothing before this gives up.
+        """
+        failures = brief = 0
+        while True:
+            if ended:
+                own = self.backoff.pause(max(failures, brief))
+                await trio.sleep(max(least, own, cursor.retry or 0.0))
+            cursor.moved = False
+            began = trio.current_time()
+            try:
+                if not await read():
+                    return
+            except ExchangeBroken as broken:
+                _log.debug("a stream could not be opened: %s", broken.why)
+            ended = True
+            failures = 0 if cursor.moved else failures + 1
+            if failures > most:
+                return
+            brief = 0 if trio.current_time() - began >= _BRIEF else min(brief + 1, _MOST_BRIEF)

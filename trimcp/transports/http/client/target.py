@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import attrs
+import trio
 
 from trimcp.bounds import checked
 from trimcp.channel import MessageChannel, require_trio
 from trimcp.errors import LocalError
+from trimcp.nurseries import open_service_nursery
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 from trimcp.transports.trace import Write, traced
@@ -98,12 +100,26 @@ class HttpServer:
         out as itself.
         """
         require_trio()
-        from trimcp.transports.http.client.channel import opened
+        from trimcp.transports.http.client.channel import HttpChannel
 
-        backoff = Backoff(self.retries, self.random)
-        settings = (self.mode, self.timeouts, backoff, self.retry_calls, self.max_posts)
-        async with opened(self.exchanges(), *settings) as channel:
-            yield channel if self.trace is None else traced(channel, self.trace)
+        async def run(task_status: trio.TaskStatus[HttpChannel]) -> None:
+            # The channel ends its tasks when it is closed, and whoever closes it is not one of them.
+            async with trio.open_nursery() as own:
+                backoff = Backoff(self.retries, self.random)
+                channel = HttpChannel(http, own, self.mode, self.timeouts, backoff, self.retry_calls, self.max_posts)
+                task_status.started(channel)
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    channel.end()
+
+        async with self.exchanges() as http, open_service_nursery() as nursery:
+            channel: HttpChannel = await nursery.start(run)
+            try:
+                async with channel:
+                    yield channel if self.trace is None else traced(channel, self.trace)
+            finally:
+                channel.let_go()
 
     def exchanges(self) -> AbstractAsyncContextManager[Http]:
         """Return a context manager that yields HTTP exchanges with the server, below any channel."""

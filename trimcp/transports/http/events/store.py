@@ -155,6 +155,15 @@ class _Held(Generic[K]):
             self.other_weight -= entry.weight
 
 
+@attrs.define(eq=False)
+class _Total:
+    """What all sessions of a store hold together."""
+
+    events: int = 0
+    weight: int = 0
+    evicted: int = 0
+
+
 @attrs.define(
     eq=False, field_transformer=checked(zero=("max_events", "max_bytes", "max_reply_bytes", "max_total_bytes"))
 )
@@ -173,9 +182,8 @@ class BoundedEvents(EventStore, Generic[K]):
     # Sessions by the number of bits of what they hold. To know the largest exactly would take a heap with an entry
     # per event; for fairness a factor of two is exact enough.
     _by_size: dict[int, OrderedDict[str, None]] = attrs.field(init=False, factory=dict)
-    _events: int = attrs.field(init=False, default=0)
-    _weight: int = attrs.field(init=False, default=0)
-    _evicted: int = attrs.field(init=False, default=0)
+    # Apart, for to set an attribute here costs a validation.
+    _total: _Total = attrs.field(init=False, factory=_Total)
 
     def drop_stream(self, session: str, stream: int) -> None:
         """Forget a stream's events."""
@@ -193,14 +201,14 @@ class BoundedEvents(EventStore, Generic[K]):
 
     def statistics(self) -> EventStatistics:
         """Return what is held now."""
-        return EventStatistics(self._events, self._weight, self._evicted)
+        return EventStatistics(self._total.events, self._total.weight, self._total.evicted)
 
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
         """Add an entry; return those that had to go for it, which may include itself."""
         bound = self.max_reply_bytes if entry.reply else self.max_bytes
         weight = entry.weight
         if weight > bound or weight > self.max_total_bytes or (not entry.reply and self.max_events < 1):
-            self._evicted += 1
+            self._total.evicted += 1
             return [entry]
         held = self._sessions.get(session)
         if held is None:
@@ -213,7 +221,7 @@ class BoundedEvents(EventStore, Generic[K]):
             gone.append(self._evict(session, held, next(iter(held.replies))))
         while len(held.others) > self.max_events or held.other_weight > self.max_bytes:
             gone.append(self._evict(session, held, next(iter(held.others))))
-        while self._weight > self.max_total_bytes:
+        while self._total.weight > self.max_total_bytes:
             largest = next(iter(self._by_size[max(self._by_size)]))
             held = self._sessions[largest]
             gone.append(self._evict(largest, held, next(iter(held.others or held.replies))))
@@ -241,23 +249,23 @@ class BoundedEvents(EventStore, Generic[K]):
         """Remove the data of entries that were dropped."""
 
     def _evict(self, session: str, held: _Held[K], entry: Entry[K]) -> Entry[K]:
-        self._evicted += 1
+        self._total.evicted += 1
         self._change(session, held, entry, put=False)
         return entry
 
     def _change(self, session: str, held: _Held[K], entry: Entry[K], *, put: bool) -> None:
         """Put an entry or take it, and keep the sums. A session that holds nothing costs nothing."""
-        weight = held.reply_weight + held.other_weight
+        total, weight = self._total, held.reply_weight + held.other_weight
         before = weight.bit_length()
         if put:
             held.put(entry)
-            self._events += 1
+            total.events += 1
             change = entry.weight
         else:
             held.take(entry)
-            self._events -= 1
+            total.events -= 1
             change = -entry.weight
-        self._weight += change
+        total.weight += change
         now = (weight + change).bit_length()
         if now == before:
             return

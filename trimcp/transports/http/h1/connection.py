@@ -22,11 +22,9 @@ from trimcp.budget import LARGE, Amount, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
-from trimcp.transports.http.h1.chunks import RequestRefused
-from trimcp.transports.http.h1.parser import H1Request, RequestParser
-from trimcp.transports.http.h1.reply import H1Reply, encode_head
+from trimcp.transports.http.h1.parser import H1Request, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
-from trimcp.transports.http.h1.writer import H1Writer
+from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
 from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 

@@ -1,4 +1,4 @@
-"""What a connection reads from and writes to: a socket itself, or any Trio byte stream (TLS, memory). Knows no HTTP.
+"""What a connection reads from and writes to: a socket itself, or any Trio byte stream (TLS, memory). No HTTP here.
 
 A socket is used without Trio's stream around it, because what is written should leave at once, from whoever writes, and
 only what the system refuses should cost a task.
@@ -10,52 +10,67 @@ import errno
 import socket
 import struct
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import Final, Protocol
+from contextlib import suppress
+from typing import Final
 
 import trio
 
 from trimcp.transports.descriptors import hung_up, progress_of, socket_under, unread_bytes
 
-__all__ = ["PrefixedStream", "SocketWire", "StreamWire", "Wire"]
+__all__ = ["RESET", "PrefixedStream", "SocketWire", "StreamWire", "Wire"]
 
 _PIECE: Final = 64 * 1024
-_RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, for no time
+RESET: Final = struct.pack("ii", 1, 0)
+"""The value of SO_LINGER (on, for no time) with which closing resets a connection."""
 
 
-class Wire(Protocol):
+class Wire(ABC):
     """One connection's bytes. One task reads and closes; one task at a time drains; anybody tries to write.
 
     Attributes:
         timed_out: whether it broke because the system saw nothing taken for too long (`open_tcp`, `unacknowledged`).
     """
 
-    __slots__ = ()
+    __slots__ = ("_open", "_scope", "timed_out")
 
-    timed_out: bool
+    def __init__(self) -> None:
+        self._open = True
+        self._scope: trio.CancelScope | None = None  # around a wait that `wake` ends
+        self.timed_out: bool = False
 
+    @abstractmethod
     async def read(self, max_bytes: int) -> bytes | None:
         """Return what has arrived, b"" once the peer is gone, None after `wake`. Cancelling it loses nothing."""
-        ...
 
     async def hung_up(self) -> bool:
         """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
 
         Not every wire can tell; see `descriptors.hung_up`.
         """
-        ...
+        with trio.CancelScope() as self._scope:
+            try:
+                self._note(await hung_up(self._socket()))
+                return True
+            finally:
+                self._scope = None
+        return False
 
     def wake(self) -> None:
         """Let the `read` or `hung_up` under way return None or False; no effect if there is none."""
+        if self._scope is not None:
+            self._scope.cancel(reason="the connection has something else to do than to wait")
 
+    @abstractmethod
     def try_write(self, data: bytes | bytearray) -> int:
         """Write what is taken at once and return how much that was.
 
         Raises:
             trio.BrokenResourceError: the peer is gone.
         """
-        ...
 
+    @abstractmethod
     async def write_some(self, data: bytearray) -> int:
         """Wait until a part of `data` from its beginning is taken, and return how much. Others may append meanwhile.
 
@@ -64,25 +79,33 @@ class Wire(Protocol):
         Raises:
             trio.BrokenResourceError: the peer is gone.
         """
-        ...
 
+    @abstractmethod
     def progress(self) -> Hashable:
         """Return what changes while the peer reads what was written; None if nobody can tell."""
-        ...
 
+    @abstractmethod
     async def shut_write(self) -> None:
         """Say that nothing more will be written, where the wire can say so without closing."""
 
+    @abstractmethod
     def into_stream(self) -> trio.abc.Stream:
         """Return a Trio stream for somebody who goes on with it and closes it; the wire is of no use afterwards."""
-        ...
 
+    @abstractmethod
     async def close(self, *, reset: bool = False) -> None:
         """Close, within a second if the peer does not help; nobody reads or drains any more. Safe to call twice.
 
         Args:
             reset: let the peer see an error instead of an end of file, and give up what was not delivered.
         """
+
+    @abstractmethod
+    def _socket(self) -> socket.socket | trio.socket.SocketType | None: ...
+
+    def _note(self, error: int | None) -> None:
+        """Note with which error of the system the connection ended."""
+        self.timed_out = self.timed_out or error == errno.ETIMEDOUT
 
 
 class SocketWire(Wire):
@@ -92,19 +115,17 @@ class SocketWire(Wire):
         sock: owned from here on; made non-blocking.
     """
 
-    __slots__ = ("_fd", "_open", "_reading", "_scope", "_sock", "timed_out")
+    __slots__ = ("_fd", "_reading", "_sock")
 
     def __init__(self, sock: socket.socket) -> None:
+        super().__init__()
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
             # A response is one write: there is nothing to gather, and an event must not wait for an acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._fd = sock.fileno()
-        self._open = True
         self._reading = False
-        self._scope: trio.CancelScope | None = None
-        self.timed_out: bool = False
 
     async def read(self, max_bytes: int) -> bytes | None:
         """Return what has arrived. Always lets other tasks run first, also if something is there."""
@@ -116,24 +137,13 @@ class SocketWire(Wire):
         except (BlockingIOError, trio.ClosedResourceError):
             return None
         except OSError as error:
-            self.timed_out = self.timed_out or error.errno == errno.ETIMEDOUT
+            self._note(error.errno)
             return b""
         finally:
             self._reading = False
 
-    async def hung_up(self) -> bool:
-        with trio.CancelScope() as self._scope:
-            try:
-                error = await hung_up(self._sock)
-                self.timed_out = self.timed_out or error == errno.ETIMEDOUT
-                return True
-            finally:
-                self._scope = None
-        return False
-
     def wake(self) -> None:
-        if self._scope is not None:
-            self._scope.cancel(reason="the connection has something else to do than to wait")
+        super().wake()
         if self._reading:
             trio.lowlevel.notify_closing(self._fd)  # nothing is closed: this is Trio's way to end a wait from outside
 
@@ -143,7 +153,7 @@ class SocketWire(Wire):
         except BlockingIOError:
             return 0
         except OSError as error:
-            self.timed_out = self.timed_out or error.errno == errno.ETIMEDOUT
+            self._note(error.errno)
             raise trio.BrokenResourceError(f"writing failed: {error}") from error
 
     async def write_some(self, data: bytearray) -> int:
@@ -161,10 +171,8 @@ class SocketWire(Wire):
         return unread_bytes(self._fd) if self._open else None
 
     async def shut_write(self) -> None:
-        try:
+        with suppress(OSError):  # the peer was faster
             self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the peer was faster
 
     def into_stream(self) -> trio.abc.Stream:
         self._open = False
@@ -176,12 +184,13 @@ class SocketWire(Wire):
             return
         self._open = False
         if reset:
-            try:
-                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-            except OSError:
-                pass
+            with suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         trio.lowlevel.notify_closing(self._fd)
         self._sock.close()
+
+    def _socket(self) -> socket.socket:
+        return self._sock
 
 
 class StreamWire(Wire):
@@ -191,14 +200,12 @@ class StreamWire(Wire):
         stream: owned from here on.
     """
 
-    __slots__ = ("_heard", "_open", "_scope", "_stream", "timed_out")
+    __slots__ = ("_heard", "_stream")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
+        super().__init__()
         self._stream = stream
-        self._scope: trio.CancelScope | None = None
-        self._heard = False  # whether the peer has said anything: before that, TLS could not say goodbye
-        self._open = True
-        self.timed_out: bool = False
+        self._heard = False  # whether the peer has sent anything: before that, TLS could not be closed in order
 
     async def read(self, max_bytes: int) -> bytes | None:
         with trio.CancelScope() as self._scope:
@@ -207,25 +214,11 @@ class StreamWire(Wire):
                 self._heard = True
                 return data
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self.timed_out = self.timed_out or _is_timeout(error)
+                self._note(_errno_of(error))
                 return b""
             finally:
                 self._scope = None
         return None
-
-    async def hung_up(self) -> bool:
-        with trio.CancelScope() as self._scope:
-            try:
-                error = await hung_up(socket_under(self._stream))
-                self.timed_out = self.timed_out or error == errno.ETIMEDOUT
-                return True
-            finally:
-                self._scope = None
-        return False
-
-    def wake(self) -> None:
-        if self._scope is not None:
-            self._scope.cancel(reason="the connection has something else to do than to wait")
 
     def try_write(self, data: bytes | bytearray) -> int:
         return 0
@@ -236,7 +229,7 @@ class StreamWire(Wire):
         try:
             await self._stream.send_all(piece)
         except trio.BrokenResourceError as error:
-            self.timed_out = self.timed_out or _is_timeout(error)
+            self._note(_errno_of(error))
             raise
         return len(piece)
 
@@ -246,10 +239,8 @@ class StreamWire(Wire):
     async def shut_write(self) -> None:
         """TLS has no such thing."""
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
-            try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the peer was faster
                 await self._stream.send_eof()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the peer was faster
 
     def into_stream(self) -> trio.abc.Stream:
         self._open = False
@@ -267,23 +258,24 @@ class StreamWire(Wire):
                 scope.deadline = trio.current_time() + 1
                 await self._stream.aclose()
 
+    def _socket(self) -> trio.socket.SocketType | None:
+        return socket_under(self._stream)
 
-def _is_timeout(error: BaseException | None) -> bool:
-    """Return whether the system gave the connection up, as far as Trio says what broke it."""
+
+def _errno_of(error: BaseException | None) -> int | None:
+    """Return the system's error behind what Trio raised, as far as Trio says what broke the connection."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
-    return error is not None and error.errno == errno.ETIMEDOUT
+    return None if error is None else error.errno
 
 
 def _without_timeout(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Take off the system's limit of time for what is unread: whoever takes over from HTTP pings its peer."""
     transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     if sys.platform == "linux" and isinstance(transport, trio.SocketStream):
-        try:
+        with suppress(OSError):  # a Unix socket, or gone
             # The system counts as unacknowledged also what is acknowledged, but finds no room (see `open_tcp`).
             transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        except OSError:
-            pass  # a Unix socket, or gone
     return stream
 
 

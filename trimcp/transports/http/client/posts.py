@@ -1,40 +1,34 @@
-"""Requests over Streamable HTTP: each from its first POST to its answer, and the queue of those under way."""
+"""What is POSTed over Streamable HTTP: requests, each until its answer, and messages that get no answer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Outgoing
+from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
-from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, OpenReply, TooLarge
-from trimcp.transports.http.client.handshake import ACCEPT, SESSION, VERSION, method_of
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
+from trimcp.transports.http.client.handshake import SESSION, VERSION, method_of
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
-from trimcp.transports.http.client.policy import (
-    PASSING,
-    Reopening,
-    Trouble,
-    answers,
-    error_in,
-    refusal,
-)
+from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
 from trimcp.transports.http.client.state import ClientState
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
-__all__ = ["Post", "PostQueue"]
+__all__ = ["Notices", "Post", "PostQueue"]
 
-_LINGER: Final = 0.5
+_LINGER: Final = 0.5  # seconds a server has to end a stream after the answer
 _MAX_ERROR: Final = 1024 * 1024
 _WAITING: Final = 20_000
 _WAITING_BYTES: Final = 64 * 1024 * 1024
+_MAX_NOTICES: Final = 64
+_MAX_BODY: Final = 64 * 1024
 
 _log = logging.getLogger("trimcp.http")
 
@@ -57,25 +51,25 @@ class Post:
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     written: trio.Event = attrs.field(init=False, factory=trio.Event)
     _answered: bool = attrs.field(init=False, default=False)
-    _method: str | None = attrs.field(init=False, default=None)
+    _begins: str | None = attrs.field(init=False, default=None)  # the session's id, in the reply to `initialize`
 
     @property
-    def method(self) -> str:
-        """What is called."""
-        if self._method is None:
-            headers = self.outgoing.headers or {}
-            self._method = headers.get("mcp-method") or method_of(self.outgoing.data)
-        return self._method
+    def _headers(self) -> Mapping[str, str]:
+        return self.outgoing.headers or {}
+
+    @property
+    def _method(self) -> str:
+        return self._headers.get("mcp-method") or method_of(self.outgoing.data)
 
     @property
     def listens(self) -> bool:
         """Whether it lasts as long as somebody listens (subscriptions/listen)."""
-        return (self.outgoing.headers or {}).get("mcp-method") == "subscriptions/listen"
+        return self._headers.get("mcp-method") == "subscriptions/listen"
 
     @property
     def ends_with_its_stream(self) -> bool:
         """Whether closing its stream tells the server to stop, so that no cancellation has to be sent."""
-        version = (self.outgoing.headers or {}).get(VERSION)
+        version = self._headers.get(VERSION)
         revision = None if version is None else find(version)
         return revision is not None and revision.disconnect_cancels
 
@@ -86,8 +80,7 @@ class Post:
             try:
                 await state.session.confirmed()
                 trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
-            except Exception:
-                # A bug here or in the library below must not end what goes on beside it.
+            except Exception:  # a bug here or in the library below, which must not end the other requests
                 _log.exception("a request over HTTP crashed")
                 trouble = Trouble("the request could not be sent; the log has the details")
             if trouble is not None and not self._answered:
@@ -98,15 +91,14 @@ class Post:
         state = self._state
         if trouble.untouched and state.unreachable:
             return None
-        repeatable = state.retry_calls and self.method == "tools/call"
-        pause = state.backoff.before_next(attempts, trouble, self.method, repeatable)
+        method = self._method
+        pause = state.backoff.before_next(attempts, trouble, method, state.retry_calls and method == "tools/call")
         if pause is not None:
-            _log.debug("%s is sent again in %.2f s: %s", self.method, pause, trouble.why)
+            _log.debug("%s is sent again in %.2f s: %s", method, pause, trouble.why)
         return pause
 
     def _give_up(self, trouble: Trouble) -> None:
-        state = self._state
-        id = self.outgoing.request_id
+        state, id = self._state, self.outgoing.request_id
         state.last_failure = trouble.why
         state.unreachable = trouble.untouched
         message: Message
@@ -121,33 +113,31 @@ class Post:
     # One attempt
 
     async def _attempt(self) -> Trouble | None:
-        state = self._state
-        session = state.session
-        outgoing = self.outgoing
-        first = not outgoing.headers and session.revision is None and self.method == "initialize"
+        state, session, outgoing = self._state, self._state.session, self.outgoing
+        first = not outgoing.headers and session.revision is None and self._method == "initialize"
         if first:
             session.offered(outgoing.data)
         session_id = session.id
-        headers = {**ACCEPT, **session.headers(), **(outgoing.headers or {})}
         cursor = Cursor()
         # Only a cancellation that is sent waits for the request that it cancels.
         written = None if self.ends_with_its_stream else self.written.set
-        async with state.http.open("POST", headers, outgoing.data, written=written) as reply:
+        async with state.http.open("POST", state.post_headers(outgoing), outgoing.data, written=written) as reply:
             state.unreachable = False
             trouble: Trouble | None
             if reply.status >= 300:
                 trouble = await self._refused(reply, session_id)
             else:
                 session.alive()
-                trouble = await self._read(reply, cursor, reply.header(SESSION) if first else None)
+                self._begins = reply.header(SESSION) if first else None
+                trouble = await self._read(reply, cursor)
         if trouble is not None:
             return await state.fall_back(trouble, outgoing) if first else trouble
         return None if self._answered else await self._resume(cursor, session_id)
 
-    async def _read(self, reply: OpenReply, cursor: Cursor, session_id: str | None) -> Trouble | None:
+    async def _read(self, reply: OpenReply, cursor: Cursor) -> Trouble | None:
         """Read a reply that is no refusal. A stream may end without the answer, which is no trouble yet."""
         if reply.content_type == EVENT_STREAM:
-            scope, take = self._taking(session_id)
+            scope, take = self._taking()
             with scope:
                 await read_events(reply, cursor, self._state.inbox, take)
             return None
@@ -167,27 +157,27 @@ class Post:
         if isinstance(message, Malformed):
             # Which request it was meant to answer is clear, whatever can be read of it.
             message = attrs.evolve(message, id=self.outgoing.request_id, is_response=True, is_request=False)
-        await self._take(message, len(body), session_id)
+        await self._take(message, len(body))
         return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
 
-    def _taking(self, session_id: str | None = None) -> tuple[trio.CancelScope, Callable[[Event], Awaitable[None]]]:
+    def _taking(self) -> tuple[trio.CancelScope, Callable[[Event], Awaitable[None]]]:
         """Return a scope to read a stream in, which ends soon after the answer, and what takes in its events."""
         scope = trio.CancelScope()
 
         async def take(event: Event) -> None:
             message = message_in(event)
             if message is not None:
-                await self._take(message, len(event.data), session_id)
+                await self._take(message, len(event.data))
                 if self._answered:
                     # The server should end it now, and an exchange that ends in order leaves its connection usable.
                     scope.deadline = min(scope.deadline, trio.current_time() + _LINGER)
 
         return scope, take
 
-    async def _take(self, message: Message, size: int, session_id: str | None = None) -> None:
+    async def _take(self, message: Message, size: int) -> None:
         answer = answers(message, self.outgoing.request_id)
-        if answer and session_id is not None:
-            self._state.session.agreed(message, session_id)
+        if answer and self._begins is not None:
+            self._state.session.agreed(message, self._begins)
         await self._state.inbox.put(Incoming(message, size))
         self._answered = self._answered or answer
 
@@ -196,7 +186,7 @@ class Post:
         status = reply.status
         error = error_in(await reply.small_body(_MAX_ERROR), self.outgoing.request_id)
         after = reply.retry_after
-        why = refusal(status, error, reply.elsewhere, self._state.http.shown)
+        why = reply.refusal(error)
         if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
             return Trouble(why, status=status, forgotten=session_id)
         if status in (401, 403) or (status == 404 and error is not None and error.code == INVALID_REQUEST):
@@ -205,34 +195,28 @@ class Post:
         passing = status in PASSING and (error is None or after is not None)
         return Trouble(why, passing=passing, after=after, answer=error, status=status)
 
-    # A stream that ended before the answer
-
     async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:
-        """Take the stream up where it ended, again and again as long as that brings something new."""
+        """Reopen a stream that ended before the answer, as long as that brings something new."""
         state = self._state
         revision = state.session.revision
         lost = Trouble("the server's reply ended before the answer to the request", passing=True)
-        if self.outgoing.headers or revision is None or not revision.resumable:
+        if self._headers or revision is None or not revision.resumable or not cursor.header:
             return lost
-        reopening = Reopening(state.backoff)
-        while reopening.failures <= state.backoff.retries:
-            if not cursor.header:
-                return lost
-            await trio.sleep(reopening.pause(cursor.retry))
+
+        async def read() -> bool:
+            nonlocal lost
             if state.session.id != session_id:
-                return lost  # another session knows nothing of this stream
-            cursor.moved = False
-            began = trio.current_time()
-            refused: Trouble | None = None
+                return False  # another session knows nothing of this stream
             scope, take = self._taking()
-            with suppress(ExchangeBroken), scope:
+            with scope:
                 refused = await state.read_stream(cursor, take)
-            if self._answered:
-                return None
-            if refused is not None and not refused.passing:
-                return attrs.evolve(lost, why=f"{lost.why}, and {refused.why}")
-            reopening.ended(cursor.moved, trio.current_time() - began)
-        return lost
+                if refused is not None and not refused.passing:
+                    lost = attrs.evolve(lost, why=f"{lost.why}, and {refused.why}")
+                    return False
+            return not self._answered and bool(cursor.header)
+
+        await state.read_again(cursor, read, ended=True, most=state.backoff.retries)
+        return None if self._answered else lost
 
 
 @attrs.define(eq=False)
@@ -298,3 +282,110 @@ class PostQueue:
         self._waiting.clear()
         for post in self._running.values():
             post.scope.cancel(reason="the channel was closed")
+
+
+@attrs.define(eq=False)
+class Notices:
+    """Sends messages without an answer, at most 64 at a time, each in a task.
+
+    The server may take `timeout` seconds to accept one; `confirmed` is called once it has taken
+    `notifications/initialized`.
+    """
+
+    _state: ClientState
+    _nursery: trio.Nursery
+    _timeout: float
+    _confirmed: Callable[[], Awaitable[object]]
+    _under_way: int = attrs.field(init=False, default=0)
+    _last: dict[RequestId | None, trio.Event] = attrs.field(init=False, factory=dict)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    async def send(self, outgoing: Outgoing) -> None:
+        """Begin to send a notification or an answer, once fewer than 64 are on their way.
+
+        This waits for nothing but the server: it accepts them one by one, whatever becomes of calls.
+        """
+        while self._under_way >= _MAX_NOTICES:
+            await self._changed.park()
+        if self._state.over:
+            raise trio.BrokenResourceError("the connection is being ended")
+        self._start(outgoing, None)
+
+    def cancel(self, outgoing: Outgoing, post: Post) -> None:
+        """Begin to send the cancellation of a request, after the request itself; then its stream is closed."""
+        self._start(outgoing, post)
+
+    async def idle(self) -> None:
+        """Wait until none is on its way."""
+        while self._under_way:
+            await self._changed.park()
+
+    def _start(self, outgoing: Outgoing, post: Post | None) -> None:
+        key = outgoing.request_id
+        before, over = self._last.get(key), trio.Event()
+        self._last[key] = over
+        self._under_way += 1
+        session = self._state.session
+        confirms = outgoing.kind is Kind.NOTIFICATION and session.is_confirmation(outgoing)
+        self._nursery.start_soon(self._run, outgoing, post, before, over, session.confirming if confirms else None)
+
+    async def _run(
+        self,
+        outgoing: Outgoing,
+        post: Post | None,
+        before: trio.Event | None,
+        over: trio.Event,
+        confirming: trio.Event | None,
+    ) -> None:
+        try:
+            if before is not None:
+                await before.wait()
+            if post is not None:
+                await post.written.wait()
+            with trio.move_on_after(self._timeout) as scope:
+                await self._deliver(outgoing)
+            if scope.cancelled_caught:
+                _log.warning("the server did not accept %s in %g s", _called(outgoing), self._timeout)
+            if confirming is not None:
+                await self._confirmed()
+        except Exception:  # a bug here or in the library below; nobody waits for a notification who could be told
+            _log.exception("%s could not be sent", _called(outgoing))
+        finally:
+            if post is not None:
+                post.scope.cancel(reason="the request was cancelled")
+            over.set()
+            if self._last.get(outgoing.request_id) is over:
+                del self._last[outgoing.request_id]
+            self._under_way -= 1
+            self._changed.unpark_all()
+            if confirming is not None:
+                confirming.set()
+
+    async def _deliver(self, outgoing: Outgoing) -> None:
+        state = self._state
+        # An answer or a cancellation means nothing in another session.
+        renewable = outgoing.kind is Kind.NOTIFICATION
+        trouble = await state.persist(lambda: self._attempt(outgoing), state.backoff.before_next, renewable)
+        if trouble is not None:
+            level = logging.WARNING if outgoing.kind is Kind.REPLY else logging.DEBUG
+            _log.log(level, "%s did not reach the server: %s", _called(outgoing), trouble.why)
+
+    async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
+        http, session = self._state.http, self._state.session
+        session_id = session.id
+        async with http.open("POST", self._state.post_headers(outgoing), outgoing.data) as reply:
+            status = reply.status
+            if status >= 300:
+                if status == 404 and session_id is not None:
+                    return Trouble(reply.refusal(), status=status, forgotten=session_id)
+                # What a server turned away for now it has not taken.
+                untouched, passing = status in (429, 503), status in PASSING
+                return Trouble(reply.refusal(), untouched=untouched, passing=passing, after=reply.retry_after)
+            session.alive()
+            if reply.content_type != EVENT_STREAM:
+                await reply.small_body(_MAX_BODY)  # so that its connection can be used again
+            return None
+
+
+def _called(outgoing: Outgoing) -> str:
+    return "an answer of ours" if outgoing.kind is Kind.REPLY else f"a {outgoing.kind.value} of ours"
