@@ -1,13 +1,13 @@
-"""Nurseries for tasks that serve a body of code, and the exceptions that come out of nurseries."""
+"""Nurseries for tasks that serve a body of code, what is closed after it, and the exceptions of nurseries."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
-__all__ = ["open_service_nursery", "parted", "reconciled", "sole"]
+__all__ = ["closing_with", "open_service_nursery", "parted", "reconciled", "sole"]
 
 
 def sole(error: BaseException) -> BaseException:
@@ -69,3 +69,15 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
             raise failure
     finally:
         failure = None  # a frame and what was raised from it would keep each other alive
+
+
+@asynccontextmanager
+async def closing_with(close: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Await `close()` when the body ends. The body's own exception tells more than a cancellation of the close."""
+    try:
+        yield
+    except BaseException:  # the close is due whatever it was
+        with suppress(trio.Cancelled):
+            await close()
+        raise
+    await close()

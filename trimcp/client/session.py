@@ -22,7 +22,7 @@ from trimcp.errors import InvalidReply, LocalError, RemoteError
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Calling, Rounds
 from trimcp.session.clock import Clocks
-from trimcp.session.listening import Subscription, Subscriptions
+from trimcp.session.listening import Subscription, Subscriptions, changes_wanted
 from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics
 from trimcp.wire.capabilities import ServerCapabilities, declares
@@ -30,7 +30,7 @@ from trimcp.wire.common import META_LOG_LEVEL, Cacheable, Implementation, Loggin
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequest
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.lifecycle import SetLevelParams, SubscriptionFilter
+from trimcp.wire.lifecycle import SetLevelParams
 from trimcp.wire.methods import METHODS
 from trimcp.wire.prompts import (
     CompleteParams,
@@ -259,14 +259,7 @@ class ClientSession:
 
         The iteration ends when the server closes the subscription, and raises `ConnectionLost` when it is cut.
         """
-        uris = list(dict.fromkeys(resources))
-        wanted = SubscriptionFilter(
-            tools_list_changed=tools or ABSENT,
-            prompts_list_changed=prompts or ABSENT,
-            resources_list_changed=resources_list or ABSENT,
-            resource_subscriptions=uris or ABSENT,
-        )
-        return self.subscriptions.listening(wanted)
+        return self.subscriptions.listening(changes_wanted(tools, prompts, resources_list, resources))
 
     # Logging, ping, roots
 

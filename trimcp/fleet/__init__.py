@@ -6,9 +6,8 @@ from trimcp.lazy import lazy_names as _lazy_names
 _NAMES = {
     "trimcp.fleet.combinators": "Mapped Outcome call_all first_of hedge map_bounded",
     "trimcp.fleet.group": "Group",
-    "trimcp.fleet.relistening": "UpstreamSubscription",
     "trimcp.fleet.supervision": "Breaker Health Restarts UpstreamState UpstreamStatistics",
-    "trimcp.fleet.upstream": "Upstream supervise",
+    "trimcp.fleet.upstream": "Upstream UpstreamSubscription supervise",
 }
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, _NAMES)

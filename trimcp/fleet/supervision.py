@@ -130,16 +130,16 @@ class UpstreamStatistics:
 
     state: UpstreamState
     since: float
-    next_attempt: float | None
-    connections: int
-    restarts: int
-    failed_attempts: int
-    losses: int
-    unanswered_calls: int
-    repeated_calls: int
-    refused_calls: int
-    pings: int
-    reasons: Sequence[str]
+    next_attempt: float | None = None
+    connections: int = 0
+    restarts: int = 0
+    failed_attempts: int = 0
+    losses: int = 0
+    unanswered_calls: int = 0
+    repeated_calls: int = 0
+    refused_calls: int = 0
+    pings: int = 0
+    reasons: Sequence[str] = ()
 
     @property
     def last_reason(self) -> str | None:

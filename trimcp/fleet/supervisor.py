@@ -1,7 +1,7 @@
 """Keeps one connection open: opens it again when it is lost, pauses for a failing server, pings a silent one.
 
-One task owns the connection and goes through the states of `UpstreamState`; `upstream` is what callers use. Why the
-circuit breaker and the pauses are one machine is told in docs/design/upstreams.md.
+One task owns the connection and goes through the states of `UpstreamState`; callers use `upstream`. Why the circuit
+breaker and the pauses are one state machine: docs/design/upstreams.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import math
 from collections import deque
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -27,7 +27,7 @@ __all__ = ["Supervisor"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-_REASONS_KEPT: Final = 10
+_MOST_REASONS: Final = 10
 _LISTEN: Final = "subscriptions/listen"
 _SHUT: Final = (UpstreamState.OPEN, UpstreamState.GIVEN_UP, UpstreamState.ENDED)
 _LEVELS: Final = {
@@ -43,7 +43,8 @@ class Supervisor:
     """One upstream: its connection, its state, its counts. `run` is its task.
 
     Attributes:
-        session: the connection there is, or None.
+        session: the current connection, or None.
+        statistics: its state and counts, a new record after each change.
     """
 
     client: Client
@@ -54,19 +55,8 @@ class Supervisor:
     breaker: Breaker | None
     health: Health | None
     random: Random
-    state: UpstreamState = attrs.field(init=False, default=UpstreamState.CONNECTING)
     session: ClientSession | None = attrs.field(init=False, default=None)
-    since: float = attrs.field(init=False, factory=trio.current_time)
-    next_attempt: float | None = attrs.field(init=False, default=None)
-    attempts: int = attrs.field(init=False, default=0)
-    connections: int = attrs.field(init=False, default=0)
-    failed_attempts: int = attrs.field(init=False, default=0)
-    losses: int = attrs.field(init=False, default=0)
-    unanswered: int = attrs.field(init=False, default=0)
-    repeated: int = attrs.field(init=False, default=0)
-    refused: int = attrs.field(init=False, default=0)
-    pings: int = attrs.field(init=False, default=0)
-    reasons: deque[str] = attrs.field(init=False, factory=lambda: deque(maxlen=_REASONS_KEPT))
+    statistics: UpstreamStatistics = attrs.field(init=False)
     _recent: deque[float] = attrs.field(init=False, factory=deque)
     _in_a_row: int = attrs.field(init=False, default=0)
     _calls_in_a_row: int = attrs.field(init=False, default=0)
@@ -77,20 +67,24 @@ class Supervisor:
     _opening: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
+    def __attrs_post_init__(self) -> None:
+        self.statistics = UpstreamStatistics(UpstreamState.CONNECTING, since=trio.current_time())
+
     # For callers
 
-    async def usable(self, wait: bool) -> ClientSession:
-        """Return the connection that calls may use.
+    @property
+    def state(self) -> UpstreamState:
+        return self.statistics.state
 
-        Args:
-            wait: wait for one, except where the circuit is open or the upstream was given up.
+    async def usable(self, wait: bool) -> ClientSession:
+        """Return the connection that calls may use. `wait` for one, unless the circuit is open or it was given up.
 
         Raises:
             UpstreamDown: there is none.
         """
         while (session := self._usable) is None:
             if not wait or self.state in _SHUT:
-                self.refused += 1
+                self.count("refused_calls")
                 raise self.down()
             await self._changed.park()
         return session
@@ -122,21 +116,29 @@ class Supervisor:
 
     def down(self) -> UpstreamDown:
         """Return the error for a caller who gets no connection now."""
+        known = self.statistics
         text = f"the upstream {self.name!r} "
-        reason = one_line(self.reasons[-1]) if self.reasons else ""
+        reason = one_line(known.last_reason or "")
         if self.state is UpstreamState.ENDED:
-            return UpstreamDown(f"{text}was left", self.reasons, None, True)
+            return UpstreamDown(f"{text}was left", known.reasons, None, True)
         if self.state is UpstreamState.GIVEN_UP:
             most, within = self.restarts.most, self.restarts.within
             text += f"was given up after {most} restarts within {within:g} s; the last reason: {reason}"
-            return UpstreamDown(text, self.reasons, None, True)
-        text += "is down" if self.connections or self.failed_attempts else "is not connected yet"
+            return UpstreamDown(text, known.reasons, None, True)
+        text += "is down" if known.connections or known.failed_attempts else "is not connected yet"
         text += f": {reason}" if reason else ""
-        if self.next_attempt is None:
+        if known.next_attempt is None:
             now = self.state in (UpstreamState.CONNECTING, UpstreamState.PROBING)
-            return UpstreamDown(f"{text}; it is {'being tried now' if now else 'tried again soon'}", self.reasons)
-        left = max(0.0, self.next_attempt - trio.current_time())
-        return UpstreamDown(f"{text}; it is tried again in {left:.3g} s", self.reasons, self.next_attempt)
+            return UpstreamDown(f"{text}; it is {'being tried now' if now else 'tried again soon'}", known.reasons)
+        left = max(0.0, known.next_attempt - trio.current_time())
+        return UpstreamDown(f"{text}; it is tried again in {left:.3g} s", known.reasons, known.next_attempt)
+
+    def count(self, name: str) -> None:
+        """Add 1 to a count of the statistics."""
+        self._change(**{name: getattr(self.statistics, name) + 1})
+
+    def _change(self, **changes: Any) -> None:
+        self.statistics = attrs.evolve(self.statistics, **changes)
 
     def answered(self) -> None:
         """Note that a call was answered, if only with an error."""
@@ -145,7 +147,7 @@ class Supervisor:
     def unanswered_by(self, session: ClientSession) -> None:
         """Note that a call got no answer over this connection: unless that is lost as well, it is to be checked."""
         if session is self.session and session.session.lost is None:
-            self.unanswered += 1
+            self.count("unanswered_calls")
             self._calls_in_a_row += 1
             self._suspected.set()
 
@@ -185,27 +187,10 @@ class Supervisor:
         if self.session is None:
             self._opening.cancel(reason="the upstream was left" if self._leaving else "the upstream is restarted")
 
-    def statistics(self) -> UpstreamStatistics:
-        """Return a snapshot."""
-        return UpstreamStatistics(
-            state=self.state,
-            since=self.since,
-            next_attempt=self.next_attempt,
-            connections=self.connections,
-            restarts=max(0, self.attempts - 1),
-            failed_attempts=self.failed_attempts,
-            losses=self.losses,
-            unanswered_calls=self.unanswered,
-            repeated_calls=self.repeated,
-            refused_calls=self.refused,
-            pings=self.pings,
-            reasons=tuple(self.reasons),
-        )
-
     # Its task
 
     async def run(self) -> None:
-        """Keep a connection open until `leave`."""
+        """Keep a connection open until `leave`; the state is ENDED when the last one is closed."""
         try:
             while not self._leaving:
                 self._interrupted = trio.Event()
@@ -213,6 +198,8 @@ class Supervisor:
                 await self._connect()
                 if not self._interrupted.is_set():
                     await self._pause()
+                if not self._leaving:
+                    self.count("restarts")
         finally:
             self._become(UpstreamState.ENDED)
 
@@ -223,8 +210,7 @@ class Supervisor:
         return breaker is not None and (self._in_a_row >= breaker.failures or self._open_until > -math.inf)
 
     async def _connect(self) -> None:
-        """Open a connection and hold it for as long as it lives; what went wrong is noted."""
-        self.attempts += 1
+        """Open a connection and hold it for as long as it lives; note what went wrong."""
         why: str | None = "it was given up"
         stood: float | None = None
         opening = self._opening = trio.CancelScope()
@@ -247,7 +233,7 @@ class Supervisor:
 
         A loss is noted before the connection is closed, which may take a while where a process has to be ended.
         """
-        self.connections += 1
+        self.count("connections")
         self.session = session
         if self.breaker is not None:  # earlier failures open the circuit only together with a new one
             self._calls_in_a_row = min(self._calls_in_a_row, self.breaker.failures - 1)
@@ -268,15 +254,15 @@ class Supervisor:
 
     def _note(self, why: str, stood: float | None) -> None:
         """Count a connection that failed, or that was lost."""
-        self.reasons.append(why)
-        if stood is None:
-            self.failed_attempts += 1
-        else:
-            self.losses += 1
+        self._add_reason(why)
+        self.count("failed_attempts" if stood is None else "losses")
         if stood is not None and trio.current_time() - stood >= self.restarts.lasting:
             self._in_a_row = 0
         else:
             self._in_a_row += 1
+
+    def _add_reason(self, why: str) -> None:
+        self._change(reasons=(*self.statistics.reasons, why)[-_MOST_REASONS:])
 
     async def _pause(self) -> None:
         """Wait until the next attempt is due, or for `restart` if there were too many."""
@@ -296,14 +282,13 @@ class Supervisor:
             await self._interrupted.wait()
 
     def _become(self, state: UpstreamState, next_attempt: float | None = None) -> None:
-        """Go into a state, say so in the log, and wake whoever waits for a change."""
-        before, self.state, self.next_attempt = self.state, state, next_attempt
-        now = trio.current_time()
-        self.since = self.since if before is state else now
+        """Change the state, log it, and wake whoever waits for a change."""
+        before, now = self.state, trio.current_time()
+        self._change(state=state, since=self.statistics.since if before is state else now, next_attempt=next_attempt)
         self._changed.unpark_all()
-        text = "" if state in (UpstreamState.UP, UpstreamState.ENDED) or not self.reasons else self.reasons[-1]
+        text = "" if state is UpstreamState.ENDED else self.statistics.last_reason or ""
         if state is UpstreamState.UP:
-            text = f"connection {self.connections}"
+            text = f"connection {self.statistics.connections}"
         elif next_attempt is not None:
             text = f"tried again in {next_attempt - now:.3g} s: {text}"
         level = logging.DEBUG if state is before else _LEVELS.get(state, logging.DEBUG)
@@ -339,7 +324,7 @@ class Supervisor:
     async def _open_circuit(self, session: ClientSession, breaker: Breaker) -> bool:
         """Open the circuit although the connection is up, then probe it; return whether it is still up."""
         failed = self._calls_in_a_row
-        self.reasons.append("a call got no answer" if failed == 1 else f"{failed} calls in a row got no answer")
+        self._add_reason("a call got no answer" if failed == 1 else f"{failed} calls in a row got no answer")
         self._open_until = trio.current_time() + breaker.open_for
         self._become(UpstreamState.OPEN, self._open_until)
         await trio.sleep_until(self._open_until)
@@ -353,7 +338,7 @@ class Supervisor:
 
     async def _answers(self, session: ClientSession, health: Health) -> bool:
         """Ping the upstream. If nothing arrives the connection is given up, and pending calls fail now."""
-        self.pings += 1
+        self.count("pings")
         _reset_activity(session)
         try:
             with trio.fail_after(health.patience):
@@ -376,7 +361,7 @@ class Supervisor:
 
 
 # `arriving` is the size of the message that the session's reader took last. What a channel itself reports of a failed
-# exchange has no size and is no sign of life.
+# exchange has no size, so it does not count as a message of the server's.
 
 
 def _reset_activity(session: ClientSession) -> None:

@@ -1,11 +1,12 @@
 """A supervised upstream as callers use it: the verbs of a session, over whichever connection there is.
 
-What each verb sends and returns is documented in `client.session`; here is decided over which connection it goes, and
-whether it is repeated.
+`client.session` documents what each verb sends and returns. This module decides over which connection it goes, and
+whether it is repeated. `UpstreamSubscription` does the same for subscriptions.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -18,20 +19,24 @@ import trio
 from trimcp.channel import require_trio
 from trimcp.client.client import Client, Connectable, Target, named, pinned
 from trimcp.client.session import ClientSession
-from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError, UpstreamDown
-from trimcp.fleet.relistening import UpstreamSubscription, Wanted, relistening
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
 from trimcp.fleet.supervisor import Supervisor
+from trimcp.nurseries import closing_with, open_service_nursery
 from trimcp.session.calls import Call
-from trimcp.session.scopes import open_service_nursery
+from trimcp.session.listening import Change, ResourceUpdated, changes_wanted, possible_changes
+from trimcp.session.queues import Changes
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.prompts import Completion, GetPromptResult, Prompt, Reference
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
 
-__all__ = ["Supervising", "Upstream", "WhenDown", "supervise"]
+__all__ = ["Supervising", "Upstream", "UpstreamSubscription", "WhenDown", "supervise"]
+
+log: logging.Logger = logging.getLogger("trimcp.client")
 
 T = TypeVar("T")
 
@@ -113,29 +118,14 @@ async def _supervising(
 ) -> AsyncIterator[Upstream]:
     require_trio()
     supervisor = make()
-    failure: BaseException | None = None
-    async with open_service_nursery() as nursery:
-        ended = trio.Event()
 
-        async def run() -> None:
-            await supervisor.run()
-            ended.set()
-
-        nursery.start_soon(run, name=f"upstream {supervisor.name}")
-        try:
-            yield Upstream(supervisor, when_down, repeat_safe_tools)
-        except BaseException as error:  # the body's own: it leaves as itself, once the connection has ended in order
-            failure = error
+    async def end() -> None:
         supervisor.leave()
-        try:
-            await ended.wait()
-        except trio.Cancelled as cancelled:
-            failure = cancelled if failure is None else failure  # the body's own error tells more
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # it refers to this frame, which would refer to it
+        await supervisor.wait_state((UpstreamState.ENDED,))
+
+    async with open_service_nursery() as nursery, closing_with(end):
+        nursery.start_soon(supervisor.run, name=f"upstream {supervisor.name}")
+        yield Upstream(supervisor, when_down, repeat_safe_tools)
 
 
 @attrs.define(eq=False, repr=False)
@@ -170,7 +160,7 @@ class Upstream:
 
     def statistics(self) -> UpstreamStatistics:
         """Return a snapshot: its state, and what was counted so far."""
-        return self._supervisor.statistics()
+        return self._supervisor.statistics
 
     async def wait_state(self, *states: UpstreamState) -> UpstreamState:
         """Wait until it is in one of these states, and return which; one that passes within a moment may be missed.
@@ -225,7 +215,7 @@ class Upstream:
         return await self._ask(ask, lambda session: idempotent)
 
     async def _usable(self) -> ClientSession:
-        return await self._supervisor.usable(self.when_down == "wait")
+        return await self._supervisor.usable(wait=self.when_down == "wait")
 
     async def _ask(
         self, ask: Callable[[ClientSession], Awaitable[T]], repeatable: Callable[[ClientSession], bool]
@@ -244,7 +234,7 @@ class Upstream:
             raise lost from None
         finally:
             del lost  # a frame and what was raised in it would keep each other alive
-        self._supervisor.repeated += 1
+        self._supervisor.count("repeated_calls")
         return await self._counted(ask, session)
 
     async def _counted(self, ask: Callable[[ClientSession], Awaitable[T]], session: ClientSession) -> T:
@@ -357,11 +347,100 @@ class Upstream:
             UpstreamDown: there is no connection to subscribe over; see above.
             RemoteError, LocalError: the server offers no such subscription.
         """
-        wanted = Wanted(tools, prompts, resources_list, tuple(resources))
-        return relistening(self._supervisor, wanted, self.when_down == "wait")
+        wanted = changes_wanted(tools, prompts, resources_list, resources)
+        return _relistening(self._supervisor, wanted, self.when_down == "wait")
 
 
 def _is_safe(tool: Tool | None) -> bool:
     """Whether the server's list says that calling this tool twice does no more than calling it once."""
     hints = None if tool is None else tool.annotations
     return isinstance(hints, ToolAnnotations) and (hints.read_only_hint is True or hints.idempotent_hint is True)
+
+
+@asynccontextmanager
+async def _relistening(
+    supervisor: Supervisor, wanted: SubscriptionFilter, wait: bool
+) -> AsyncIterator[UpstreamSubscription]:
+    subscription = UpstreamSubscription(supervisor, wanted, wait)
+    async with open_service_nursery() as nursery:
+        nursery.start_soon(subscription._run)
+        await subscription._opened.wait()
+        if subscription._changes.end is not None:
+            raise subscription._changes.end
+        yield subscription
+
+
+@attrs.define(eq=False, repr=False)
+class UpstreamSubscription:
+    """Changes as they come, over one connection after another; iterate over it, or `receive` them one by one.
+
+    Attributes:
+        acknowledged: what the server agreed to report in the last subscription.
+        restarts: how often the subscription was made again.
+    """
+
+    _supervisor: Supervisor
+    _wanted: SubscriptionFilter
+    _wait: bool
+    acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
+    restarts: int = attrs.field(init=False, default=0)
+    _changes: Changes[Change] = attrs.field(init=False, factory=Changes)
+    _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _since: float = attrs.field(init=False, default=0.0)
+
+    async def receive(self) -> Change:
+        """Wait for the next change. Of equal changes not received yet only one is kept. Cancelling it loses nothing.
+
+        Raises:
+            UpstreamDown: the upstream was given up, or left.
+            RemoteError, LocalError: the server refuses the subscription after a reconnect.
+        """
+        return await self._changes.receive()
+
+    def __aiter__(self) -> UpstreamSubscription:
+        return self
+
+    async def __anext__(self) -> Change:
+        return await self.receive()
+
+    def _add(self, changes: Iterable[Change], session: ClientSession) -> None:
+        for change in changes:
+            size = len(change.uri) if isinstance(change, ResourceUpdated) else 0
+            self._changes.keep(change, size, session.session.limits, session.session.counts)
+
+    # Its task
+
+    async def _run(self) -> None:
+        """Subscribe as often as there is a connection, until the upstream is given up or refuses."""
+        in_a_row = 0
+        supervisor, restarts = self._supervisor, self._supervisor.restarts
+        try:
+            session = await supervisor.usable(self._wait)
+            while True:
+                try:
+                    await self._listen(session)
+                except ConnectionLost as error:
+                    log.debug("the subscription to %r is lost: %s", supervisor.name, error)
+                    supervisor.suspect(session)
+                if session.session.lost is None:
+                    # The server ended it, or only the subscription was cut. If that comes at once, pause longer.
+                    lasted = trio.current_time() - self._since >= restarts.lasting
+                    in_a_row = 0 if lasted else in_a_row + 1
+                    await trio.sleep(restarts.pause(in_a_row, supervisor.random))
+                session = await supervisor.connected()
+        except McpError as error:
+            self._changes.finish(error)
+            self._opened.set()
+
+    async def _listen(self, session: ClientSession) -> None:
+        """Listen over one connection until it, or the subscription, ends."""
+        self._since = trio.current_time()
+        async with session.subscriptions.listening(self._wanted) as changes:
+            self.acknowledged = changes.acknowledged
+            if self._opened.is_set():
+                # Anything may have changed while there was no subscription.
+                self.restarts += 1
+                self._add(possible_changes(self._wanted), session)
+            self._opened.set()
+            async for change in changes:
+                self._add((change,), session)

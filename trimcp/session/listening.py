@@ -9,7 +9,7 @@ the updated or not, so a slow reader costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias
 
@@ -38,6 +38,8 @@ __all__ = [
     "Subscription",
     "Subscriptions",
     "ToolsChanged",
+    "changes_wanted",
+    "possible_changes",
 ]
 
 _LISTEN: Final = "subscriptions/listen"
@@ -243,6 +245,22 @@ class Subscriptions:
                     # Nobody waits for the answer here, so a cancelled block can send it too.
                     pending = await session.begin("resources/unsubscribe", UnsubscribeParams(uri=uri))
                     self._leaving[uri] = pending
+
+
+def changes_wanted(tools: bool, prompts: bool, resources_list: bool, resources: Iterable[str]) -> SubscriptionFilter:
+    """Return what a subscriber wants to be told of, as the protocol says it."""
+    return SubscriptionFilter(
+        tools_list_changed=tools or ABSENT,
+        prompts_list_changed=prompts or ABSENT,
+        resources_list_changed=resources_list or ABSENT,
+        resource_subscriptions=list(dict.fromkeys(resources)) or ABSENT,
+    )
+
+
+def possible_changes(wanted: SubscriptionFilter) -> list[Change]:
+    """Return every change there may have been while there was no subscription."""
+    lists = [change for name, change in _LISTS.values() if getattr(wanted, name)]
+    return [*lists, *map(ResourceUpdated, wanted.resource_subscriptions or ())]
 
 
 def _lies_in(updated: str, uri: str) -> bool:
