@@ -1,8 +1,8 @@
 """Several calls at once: the first good answer, a second attempt after a while, a bounded map, every outcome.
 
-They take any async callables, most often calls of tools. What is no longer wanted is cancelled (a call at its server,
-too, so that its handler stops) and waited for. A failure leaves as itself; an exception group appears only where two
-attempts really failed. Cancelling the caller cancels everything.
+They take any async callables, most often calls of tools. A call that is no longer needed is cancelled, at its server
+too, and waited for. A failure leaves as itself; there is an exception group only where several attempts failed.
+Cancelling the caller cancels everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.errors import NoGoodAnswer
-from trimcp.session.scopes import open_service_nursery, parted, reconciled, sole
+from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
 from trimcp.values import valued
 
 __all__ = ["Mapped", "Outcome", "call_all", "first_of", "hedge", "map_bounded"]
@@ -29,7 +29,7 @@ ResultT = TypeVar("ResultT")
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-_LOST_RACE = "another attempt was answered first"
+_LATE = "another attempt was answered first"
 
 
 # The first good answer
@@ -38,18 +38,18 @@ _LOST_RACE = "another attempt was answered first"
 async def first_of(*attempts: Callable[[], Awaitable[T]], good: Callable[[T], bool] | None = None) -> T:
     """Make all attempts at once and return the first good answer: `await first_of(partial(a.call_tool, "x"), ...)`.
 
-    The others are then cancelled, at their servers too, and waited for; how they end matters to nobody any more.
-    Cancelling it cancels all of them.
+    The others are then cancelled, at their servers too, and waited for; their failures are only logged. Cancelling it
+    cancels all of them.
 
     Args:
         attempts: functions without arguments, at least one.
-        good: whether an answer is what is wanted, such as `lambda result: not result.is_error`; by default any is.
+        good: whether an answer is good, such as `lambda result: not result.is_error`; by default any is.
 
     Raises:
         ValueError: there is no attempt to make.
         NoGoodAnswer: all were answered, and no answer was good.
-        Exception: what the only failing attempt raised, if none was answered well; an `ExceptionGroup` of what they
-            raised where several failed.
+        Exception: what the only failing attempt raised, if there was no good answer; an `ExceptionGroup` where several
+            failed.
     """
     return await _race(attempts, 0.0, good)
 
@@ -57,9 +57,9 @@ async def first_of(*attempts: Callable[[], Awaitable[T]], good: Callable[[T], bo
 async def hedge(*attempts: Callable[[], Awaitable[T]], after: float, good: Callable[[T], bool] | None = None) -> T:
     """Make an attempt, and another one if there is no answer `after` so many seconds; return the first good answer.
 
-    A delay at which one call in twenty is still under way (its 95th percentile) takes the long tail off the waiting
-    for a twentieth more work. An attempt that fails is followed by the next one at once. The losers are cancelled, at
-    their servers too, and waited for. The call may be carried out more than once, so it should be one that only reads.
+    With the 95th percentile of the call's time as the delay, one call in twenty is made twice. An attempt that fails
+    is followed by the next one at once. The others are cancelled, at their servers too, and waited for. The call may
+    be carried out more than once, so it should be one that only reads.
 
     Args:
         attempts: functions without arguments, in the order in which they are begun. A single one is made twice.
@@ -76,67 +76,49 @@ async def hedge(*attempts: Callable[[], Awaitable[T]], after: float, good: Calla
 async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, good: Callable[[T], bool] | None) -> T:
     if not attempts:
         raise ValueError("there has to be at least one attempt")
-    race = _Race[T](good)
-    try:
-        async with trio.open_nursery() as nursery:
-            for attempt in attempts:
-                failed = trio.Event()
-                nursery.start_soon(race.run, attempt, failed, nursery.cancel_scope)
-                if delay:
-                    with trio.move_on_after(delay):
-                        await failed.wait()
-    except BaseExceptionGroup as group:  # no attempt's failure comes here, so it is an interrupt
-        raise sole(group) from None
-    return race.outcome()
+    answers: list[T] = []  # of which at most one is good
+    rejected: list[T] = []
+    failures: list[Exception] = []
 
-
-@attrs.define(eq=False, repr=False)
-class _Race(Generic[T]):
-    """Attempts under way, and what came of them."""
-
-    good: Callable[[T], bool] | None
-    _won: list[T] = attrs.field(init=False, factory=list)
-    _answers: list[T] = attrs.field(init=False, factory=list)
-    _failures: list[Exception] = attrs.field(init=False, factory=list)
-
-    async def run(self, attempt: Callable[[], Awaitable[T]], failed: trio.Event, scope: trio.CancelScope) -> None:
-        """Make an attempt: the first good answer cancels `scope`, any other end sets `failed`."""
+    async def make(attempt: Callable[[], Awaitable[T]], failed: trio.Event, scope: trio.CancelScope) -> None:
         try:
             answer = await attempt()
-            if self.good is not None and not self.good(answer):
-                self._answers.append(answer)
-            elif not self._won:
-                self._won.append(answer)
-                scope.cancel(reason=_LOST_RACE)
+            if good is not None and not good(answer):
+                rejected.append(answer)
+            elif not answers:
+                answers.append(answer)
+                scope.cancel(reason=_LATE)
                 return
         except BaseException as error:  # a nursery of the attempt's may have put its failure beside our cancellation
             crash, cancelled = parted(error)
             if crash is not None and not isinstance(crash, Exception):
                 raise
-            if crash is not None:
-                self._fail(crash)
+            if crash is not None and answers:
+                log.debug("an attempt that was too late failed", exc_info=crash)
+            elif crash is not None:
+                failures.append(crash)
             if cancelled is not None:
                 raise cancelled from None
         failed.set()
 
-    def _fail(self, error: Exception) -> None:
-        if self._won:
-            log.debug("an attempt that was too late failed", exc_info=error)
-        else:
-            self._failures.append(error)
-
-    def outcome(self) -> T:
-        """Return what won, or raise what went wrong."""
-        if self._won:
-            return self._won[0]
-        failures = list(self._failures)
-        if self._answers:
-            failures.append(NoGoodAnswer("no answer was as it was wanted", self._answers))
-        try:
-            raise failures[0] if len(failures) == 1 else ExceptionGroup("every attempt failed", failures)
-        finally:
-            self._failures.clear()  # a frame and what was raised from it would keep each other alive
-            del failures
+    try:
+        async with trio.open_nursery() as nursery:
+            for attempt in attempts:
+                failed = trio.Event()
+                nursery.start_soon(make, attempt, failed, nursery.cancel_scope)
+                if delay:
+                    with trio.move_on_after(delay):
+                        await failed.wait()
+    except BaseExceptionGroup as group:  # no attempt's failure comes here, so it is an interrupt
+        raise sole(group) from None
+    if answers:
+        return answers[0]
+    if rejected:
+        failures.append(NoGoodAnswer("no answer was as it was wanted", rejected))
+    try:
+        raise failures[0] if len(failures) == 1 else ExceptionGroup("every attempt failed", failures)
+    finally:
+        failures.clear()  # a frame and what was raised from it would keep each other alive
 
 
 # Every outcome
@@ -145,10 +127,10 @@ class _Race(Generic[T]):
 @attrs.frozen
 @valued
 class Outcome(Generic[KeyT, ResultT]):
-    """What came of one of several calls.
+    """The result or the failure of one of several calls.
 
     Attributes:
-        key: which one it was: an item of `map_bounded`, a name of `call_all`.
+        key: which call: an item of `map_bounded`, a name of `call_all`.
         value: what it returned, None if it failed.
         error: what it raised, None if it did not fail.
     """
@@ -170,7 +152,7 @@ class Outcome(Generic[KeyT, ResultT]):
 
 
 async def _outcome(key: KeyT, function: Callable[[], Awaitable[ResultT]]) -> Outcome[KeyT, ResultT]:
-    """Call, and return what came of it; only a cancellation and what is no `Exception` pass."""
+    """Call, and return the result or the failure; only a cancellation and what is no `Exception` pass."""
     try:
         return Outcome(key, await function())
     except Exception as error:  # whatever it is, the caller gets it with the others' outcomes
@@ -180,7 +162,7 @@ async def _outcome(key: KeyT, function: Callable[[], Awaitable[ResultT]]) -> Out
 async def call_all(
     calls: Mapping[KeyT, Callable[[], Awaitable[ResultT]]], *, most: int | None = None
 ) -> dict[KeyT, Outcome[KeyT, ResultT]]:
-    """Make all calls and return what came of each, by its key and in the order of `calls`; none ends another.
+    """Make all calls and return each one's outcome by its key, in the order of `calls`; no failure ends another call.
 
     Cancelling it cancels those under way, at their servers too.
 
@@ -244,17 +226,17 @@ def map_bounded(
         async with map_bounded(session.read_resource, uris, most=8) as results:
             async for result in results: ...
 
-    `items` is read only as far as it is worked on, so it may be endless. At most `most` items are under way or done
-    and not yet read: who reads slowly makes the work wait. Leaving the block early cancels what is under way, at its
-    servers too, and waits for it.
+    `items` is read as the work goes on, so it may be endless. At most `most` items are under way or have a result that
+    was not received yet: a slow reader makes the work wait. Leaving the block early cancels the calls under way, at
+    their servers too, and waits for them.
 
     Args:
         function: called with one item.
         items: what it is called with.
         most: how many at a time.
-        ordered: results come in the order of the items; if not, as they come.
+        ordered: results come in the order of the items; if not, in the order in which they are ready.
         collect: yield an `Outcome` for each item, failed or not. If not, the first failure cancels the rest and is
-            raised where the results are read, or on leaving if they are read no more.
+            raised by the next `receive`, or on leaving the block.
 
     Raises:
         ValueError: `most` is less than 1.
@@ -273,7 +255,7 @@ async def _mapping(
         async with open_service_nursery() as nursery:
             nursery.start_soon(mapped._feed)
             yield mapped
-    except BaseException as error:  # whatever leaves the block, an item's failure must not be lost with it
+    except BaseException as error:  # whatever it is, an item's failure must not be lost with it
         late = mapped.unseen
         if late is None or parted(error)[0] is None:
             raise
@@ -334,7 +316,7 @@ class Mapped(Generic[ResultT]):
 
     @property
     def unseen(self) -> Exception | None:
-        """The failure that cancelled the rest, if no reader was told of it yet; else None."""
+        """The failure that cancelled the rest, if no `receive` has raised it yet; else None."""
         return None if self._raised else self._failure
 
     def _next(self) -> _Slot | None:
@@ -353,7 +335,7 @@ class Mapped(Generic[ResultT]):
             raise StopAsyncIteration from None
 
     async def _feed(self) -> None:
-        """Begin with item after item, as long as there is room and nothing failed."""
+        """Start item after item, as long as there is room and nothing failed."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -363,7 +345,7 @@ class Mapped(Generic[ResultT]):
                         item = next(self._items)
                     except StopIteration:
                         break
-                    except Exception as error:  # the caller's own iterator may raise any; who reads is told
+                    except Exception as error:  # the caller's own iterator; `receive` raises it
                         self._fail(error)
                         break
                     self._taken += 1

@@ -1,14 +1,13 @@
 """Several servers at once: each connection in a task of its own, all of them in one nursery.
 
-Any task may open, use and close any member. A member that fails or dies takes no other with it.
+Any task may open, use and close any member. A member that fails or is lost ends no other.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +21,7 @@ from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervision import UpstreamState
 from trimcp.fleet.upstream import Supervising, Upstream, supervise
+from trimcp.nurseries import closing_with, open_service_nursery
 from trimcp.session.calls import Call
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.revisions import Revision
@@ -34,32 +34,34 @@ __all__ = ["Group"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-_THERE: Final = (UpstreamState.UP, UpstreamState.CONNECTING)
+_UP: Final = (UpstreamState.UP, UpstreamState.CONNECTING)
 
 
 @attrs.define(eq=False)
 class _Member:
-    """One connection, or a supervised upstream, and the task that owns it."""
+    """One connection, or a supervised upstream, and what its task is told and tells.
+
+    Attributes:
+        scope: of its task.
+        usable: what calls go to; None before it is opened.
+        error: why it could not be opened, or how it failed.
+        ready: it can be used, or could not be opened.
+        closing: its task is to close it.
+        ended: its task has closed it.
+    """
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    session: ClientSession | None = None
-    upstream: Upstream | None = None
+    usable: ClientSession | Upstream | None = None
     error: Exception | None = None
     ready: trio.Event = attrs.field(factory=trio.Event)
     closing: trio.Event = attrs.field(factory=trio.Event)
     ended: trio.Event = attrs.field(factory=trio.Event)
 
     @property
-    def usable(self) -> ClientSession | Upstream | None:
-        """What calls go to, or None before it is opened."""
-        return self.upstream if self.session is None else self.session
-
-    @property
     def living(self) -> ClientSession | Upstream | None:
-        """What calls go to, or None where nobody would answer."""
-        if self.ended.is_set() or (self.upstream is not None and self.upstream.state not in _THERE):
-            return None
-        return self.usable
+        """What calls go to, or None where there is no connection and none is being opened."""
+        down = isinstance(self.usable, Upstream) and self.usable.state not in _UP
+        return None if down or self.ended.is_set() else self.usable
 
 
 @attrs.define(eq=False)
@@ -93,25 +95,19 @@ class Group:
 
     @asynccontextmanager
     async def _living(self) -> AsyncIterator[None]:
-        failure: BaseException | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                try:
-                    yield
-                except BaseException as error:  # the body's own: it leaves as itself, once all members have ended
-                    failure = error
-                finally:
-                    self._nursery = None
-                    for member in self._members.values():
-                        member.closing.set()
-                        if not member.ready.is_set():
-                            member.scope.cancel(reason="the group was left")
-        except trio.Cancelled:
-            if failure is None:
-                raise
-        if failure is not None:
-            raise failure
+        async with open_service_nursery() as nursery, closing_with(self._close_all):
+            self._nursery = nursery
+            yield
+
+    async def _close_all(self) -> None:
+        self._nursery = None
+        members = list(self._members.values())
+        for member in members:
+            member.closing.set()
+            if not member.ready.is_set():
+                member.scope.cancel(reason="the group was left")
+        for member in members:
+            await member.ended.wait()
 
     # Members
 
@@ -124,9 +120,9 @@ class Group:
             LocalError: there is an open member of that name, or the group is not entered.
             McpError: the connection failed, as `Client.connect` says.
         """
-        member = await self._open(name, partial(self._connected, target=target, revision=revision))
-        assert member.session is not None
-        return member.session
+        session = await self._open(name, lambda: self.client.connect(target, revision=revision))
+        assert isinstance(session, ClientSession)
+        return session
 
     async def supervise(self, name: str, target: Target, **options: Unpack[Supervising]) -> Upstream:
         """Add a server that is connected to again when it is lost, until `close(name)` or the group's end.
@@ -141,12 +137,14 @@ class Group:
         Raises:
             LocalError: as `open`, and as `trimcp.supervise`.
         """
-        member = await self._open(name, partial(self._supervised, name=name, target=target, options=options))
-        assert member.upstream is not None
-        return member.upstream
+        upstream = await self._open(name, lambda: supervise(self.client, target, name=name, **options))
+        assert isinstance(upstream, Upstream)
+        return upstream
 
-    async def _open(self, name: str, serve: Callable[[_Member], Awaitable[None]]) -> _Member:
-        """Start the task that owns a member, and return the member once it can be used."""
+    async def _open(
+        self, name: str, connect: Callable[[], AbstractAsyncContextManager[ClientSession | Upstream]]
+    ) -> ClientSession | Upstream:
+        """Start the task that owns a member, and return what it opens, once it can be used."""
         if self._nursery is None:
             raise LocalError("a group opens servers only inside its `async with` block")
         if self.separator in name:
@@ -155,7 +153,7 @@ class Group:
             raise LocalError(f"a server named {name!r} is open already")
         self._members.pop(name, None)
         member = self._members[name] = _Member()
-        self._nursery.start_soon(self._own, member, serve, name=f"server {name}")
+        self._nursery.start_soon(self._own, member, connect, name=f"server {name}")
         try:
             await member.ready.wait()
         except trio.Cancelled:
@@ -163,34 +161,29 @@ class Group:
             self._forget(name, member)
             raise
         if member.usable is not None:
-            return member
+            return member.usable
         self._forget(name, member)
         raise member.error or ConnectionLost(f"the group was left while {name!r} was being opened")
 
-    async def _own(self, member: _Member, serve: Callable[[_Member], Awaitable[None]]) -> None:
-        """Hold one member until it is closed or lost."""
+    async def _own(
+        self, member: _Member, connect: Callable[[], AbstractAsyncContextManager[ClientSession | Upstream]]
+    ) -> None:
+        """Hold one member until it is closed; a plain connection also until it is lost."""
         try:
             with member.scope:
-                await serve(member)
-        except Exception as error:  # one member's failure, whatever it is, takes no other with it
+                async with connect() as member.usable:
+                    member.ready.set()
+                    if isinstance(member.usable, ClientSession):
+                        await first_of(member.closing.wait, member.usable.wait_lost)
+                    else:
+                        await member.closing.wait()
+        except Exception as error:  # one member's failure, whatever it is, ends no other
             if member.usable is not None:
                 log.exception("a connection of the group failed")
             member.error = error
         finally:
             member.ready.set()
             member.ended.set()
-
-    async def _connected(self, member: _Member, target: Target, revision: Revision | None) -> None:
-        async with self.client.connect(target, revision=revision) as session:
-            member.session = session
-            member.ready.set()
-            await first_of(member.closing.wait, session.wait_lost)
-
-    async def _supervised(self, member: _Member, name: str, target: Target, options: Supervising) -> None:
-        async with supervise(self.client, target, name=name, **options) as upstream:
-            member.upstream = upstream
-            member.ready.set()
-            await member.closing.wait()
 
     async def close(self, name: str) -> None:
         """Close a member and wait until its connection, and its process if it has one, is gone.
@@ -206,18 +199,18 @@ class Group:
         self._forget(name, member)
 
     def _forget(self, name: str, member: _Member) -> None:
-        """Take a member out, unless another has taken its name: who waited for it may run after who opens anew."""
+        """Remove a member, unless the name belongs to a newer one by now: the waiting task may run late."""
         if self._members.get(name) is member:
             del self._members[name]
 
     def __getitem__(self, name: str) -> ClientSession:
-        """Return the session of a member; one that died is still there until it is closed or opened again.
+        """Return the session of a member; a lost one is there until it is closed or opened again.
 
         Raises:
             KeyError: there is no such member, or it is still being opened, or supervised: see `upstream`.
         """
-        session = self._members[name].session
-        if session is None:
+        session = self._members[name].usable
+        if not isinstance(session, ClientSession):
             raise KeyError(name)
         return session
 
@@ -227,8 +220,8 @@ class Group:
         Raises:
             KeyError: there is no such member.
         """
-        upstream = self._members[name].upstream
-        if upstream is None:
+        upstream = self._members[name].usable
+        if not isinstance(upstream, Upstream):
             raise KeyError(name)
         return upstream
 
@@ -244,20 +237,20 @@ class Group:
     # All of them as one
 
     async def list_tools(self) -> list[Tool]:
-        """Return the tools of all living members, named `server__tool`, in the order the members were opened.
+        """Return the tools of all connected members, named `server__tool`, in the order the members were opened.
 
         A supervised one that is being connected to is waited for; one that is down is left out. So is a member that
-        cannot tell, with a warning in the log.
+        fails to list its tools, with a warning in the log.
         """
         found: dict[str, list[Tool]] = {}
 
         async def ask(name: str, member: ClientSession | Upstream) -> None:
             try:
-                tools = await member.list_tools()
+                tools: list[Any] = await member.list_tools()
             except (McpError, trio.TooSlowError) as error:
                 log.warning("the server %r cannot list its tools: %s", name, error)
                 return
-            found[name] = [_renamed(tool, f"{name}{self.separator}{tool.name}") for tool in tools]
+            found[name] = [attrs.evolve(tool, name=f"{name}{self.separator}{tool.name}") for tool in tools]
 
         async with trio.open_nursery() as nursery:
             for name, member in self._members.items():
@@ -285,8 +278,3 @@ class Group:
         if member is None:
             raise LocalError(f"no open server offers {name!r}; the servers are {', '.join(self) or 'none'}")
         return member, tool
-
-
-def _renamed(tool: Any, name: str) -> Tool:
-    renamed: Tool = attrs.evolve(tool, name=name)
-    return renamed
