@@ -12,6 +12,7 @@ import trio
 from trimcp.budget import Budget
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.transports.http.asgi.app import AsgiApp
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.seams import Admitted, Face, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire.jsonrpc import Request, encode_result
@@ -60,6 +61,7 @@ class DummyFace:
     heads: list[Head] = attrs.field(factory=list)
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     connections: int = 0
+    deadlines: Deadlines = attrs.field(factory=Deadlines)
     budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> Admitted:

@@ -11,6 +11,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from trimcp.budget import Budget
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
 from trimcp.transports.http.h1.wires import StreamWire
 from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse, Upgrade
@@ -76,6 +77,7 @@ class DummyFace:
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     held: trio.Event | None = None
     connections: int = 0
+    deadlines: Deadlines = attrs.field(factory=Deadlines)
     budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> Admitted:
@@ -227,6 +229,6 @@ async def memory(
     async with trio.open_nursery() as nursery:
         face = DummyFace() if face is None else face
         hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, upgrade_websocket)
-        nursery.start_soon(hosting.deadlines.run)
+        nursery.start_soon(face.deadlines.run)
         yield Memory(face, hosting)
         nursery.cancel_scope.cancel()

@@ -228,7 +228,6 @@ async def _listening(busy: Busy, settings: HttpSettings | None = None) -> AsyncI
     """The real face behind the real listener's connections, in memory, where time is virtual."""
     async with http_face(busy.server, settings) as face, trio.open_nursery() as nursery:
         hosting = Hosting(face, HttpLimits(), nursery)
-        nursery.start_soon(hosting.deadlines.run)
 
         def connect() -> RawClient:
             ours, theirs = lockstep_stream_pair()

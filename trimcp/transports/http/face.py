@@ -18,6 +18,7 @@ from trimcp.budget import Budget, Holding, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.identity import Refused, identify
 from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal
@@ -57,6 +58,7 @@ class HttpFace:
     shared: Shared = attrs.field(init=False)
     sse2024: Sse2024 = attrs.field(init=False)
     connections: int = attrs.field(init=False, default=0)
+    deadlines: Deadlines = attrs.field(init=False)
     budget: Budget = attrs.field(init=False)
     _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
     # Weak, because a host that loses a connection before the body is there has no response to report.
@@ -65,6 +67,7 @@ class HttpFace:
     def __attrs_post_init__(self) -> None:
         self.shared = Shared(self.service, self.settings)
         self.sse2024 = Sse2024(self.shared)
+        self.deadlines = self.shared.deadlines
         self.budget = self.shared.budget
 
     def statistics(self) -> dict[str, int]:
@@ -222,7 +225,7 @@ class HttpFace:
         async with trio.open_nursery() as nursery:
             self.budget.when_low = lambda: nursery.start_soon(give_back)
             try:
-                await self.shared.deadlines.run()
+                await self.deadlines.run()
             finally:
                 self.budget.when_low = None
 

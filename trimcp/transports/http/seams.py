@@ -21,6 +21,7 @@ import attrs
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, Sink
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 from trimcp.wire.revisions import Revision
@@ -207,10 +208,12 @@ class Face(Protocol):
 
     Attributes:
         connections: open now; our own listener counts them.
-        budget: what counts what all peers make us keep.
+        deadlines: the clock of its host, too; whoever runs the face runs it.
+        budget: counts what all peers make us keep.
     """
 
     connections: int
+    deadlines: Deadlines
     budget: Budget
 
     async def admit(self, head: Head) -> Admitted:

@@ -551,7 +551,7 @@ async def test_draining_ends_idle_connections_and_lets_others_finish(autojump_cl
 
         site.hosting.draining = True
         for connection in site.connections:
-            connection.drain()
+            connection.wake()
         await idle.closed()
         await fresh.closed()
         site.face.handlers[1].reply.send(HttpResponse(200, (), b"done"))
@@ -668,7 +668,7 @@ async def test_an_upgrade_gets_the_head_as_it_was_read_and_all_that_follows(auto
         await client.send(ask + b"frame")
         await wait_all_tasks_blocked()
         site.hosting.draining = True
-        site.connections[0].drain()  # not for us to end
+        site.connections[0].wake()  # not for us to end
         await trio.sleep(1_000)
         await client.send(b"end")
         assert await client.rest() == b"seen: frameend"

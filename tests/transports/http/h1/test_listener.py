@@ -36,13 +36,20 @@ def open_descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
+async def serve_with_clock(face: DummyFace, *, task_status: trio.TaskStatus[list[str]], **settings: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(face.deadlines.run)
+        await serve_http1(face, task_status=task_status, **settings)
+        nursery.cancel_scope.cancel()
+
+
 @asynccontextmanager
 async def serving(face: DummyFace, **settings: Any) -> AsyncIterator[list[str]]:
     """Serve in the background, on a free port unless told otherwise; leaving cuts everything."""
     if not settings.keys() & {"port", "path", "sockets"}:
         settings["port"] = 0
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(partial(serve_http1, face, **settings))
+        yield await nursery.start(partial(serve_with_clock, face, **settings))
         nursery.cancel_scope.cancel()
 
 
@@ -590,7 +597,7 @@ async def test_it_stops_when_it_is_told_to(tmp_path: Path, steady_clock: trio.ab
     before = open_descriptors()
     path = tmp_path / "mcp.sock"
     async with trio.open_nursery() as nursery:
-        serve = partial(serve_http1, face, port=0, path=path, stop=stop, grace=10)
+        serve = partial(serve_with_clock, face, port=0, path=path, stop=stop, grace=10)
         urls: list[str] = await nursery.start(serve)
         idle, fresh, busy = [await connect(urls[0]) for _ in range(3)]
         await idle.ask("POST", body=HELLO)
@@ -616,7 +623,7 @@ async def test_it_stops_when_it_is_told_to(tmp_path: Path, steady_clock: trio.ab
 async def test_connections_stay_until_the_work_is_drained() -> None:
     face, stop, drained = DummyFace(), trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(serve_http1, face, port=0, stop=stop, drained=drained))
+        (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop, drained=drained))
         client = await connect(url)
         await client.ask("POST", body=HELLO)
         stop.set()
@@ -633,7 +640,7 @@ async def test_connections_stay_until_the_work_is_drained() -> None:
 async def test_what_does_not_end_in_time_is_cut(steady_clock: trio.abc.Clock) -> None:
     face, stop = DummyFace(), trio.Event()
     async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(serve_http1, face, port=0, stop=stop, grace=0.05))
+        (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop, grace=0.05))
         client = await connect(url)
         await client.request("POST", "/wait", body=HELLO)
         await until(lambda: face.handlers and face.handlers[0].body is not None)

@@ -119,7 +119,7 @@ class _Told:
     def drained(self) -> None:
         self.heard.append("drained")
 
-    def broke(self) -> None:
+    def wake(self) -> None:
         self.heard.append("broke")
 
 

@@ -19,6 +19,7 @@ from trimcp.budget import Budget, Holding, owner_of
 from trimcp.transports.http.asgi.request import HttpCall
 from trimcp.transports.http.asgi.scope import Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.seams import Face, Head, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
@@ -152,6 +153,7 @@ class _Refusing:
 
     response: HttpResponse
     connections: int = 0
+    deadlines: Deadlines = attrs.field(factory=Deadlines)
     budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> HttpResponse:

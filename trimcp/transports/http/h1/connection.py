@@ -21,7 +21,6 @@ import trio
 from trimcp.budget import LARGE, Amount, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
-from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.parser import H1Request, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
@@ -49,7 +48,6 @@ class Hosting:
         limits: what a client may cost.
         nursery: runs connections, and the tasks that write what a socket did not take at once.
         upgrade_websocket: serves a WebSocket, or None to refuse them.
-        deadlines: of all connections; somebody runs them.
         draining: whether connections end with the response under way.
     """
 
@@ -57,7 +55,6 @@ class Hosting:
     limits: HttpLimits
     nursery: trio.Nursery
     upgrade_websocket: UpgradeWebSocket | None = None
-    deadlines: Deadlines = attrs.field(factory=Deadlines)
     draining: bool = False
 
 
@@ -96,11 +93,11 @@ class H1Connection:
         owner = owner_of(None, peer)
         self._holding = holding = hosting.face.budget.holding(owner, self)
         self._parser = RequestParser(hosting.limits, peer=peer, loopback=loopback, secure=secure, holding=holding)
-        self._deadline = hosting.deadlines.new(self._wake)
+        self._deadline = hosting.face.deadlines.new(self.wake)
         self._reply: H1Reply | None = None  # the response under way
         self._parked = trio.lowlevel.ParkingLot()
         self.writer: H1Writer = H1Writer(
-            self, wire, hosting.nursery, hosting.deadlines, hosting.limits, Amount(holding)
+            self, wire, hosting.nursery, hosting.face.deadlines, hosting.limits, Amount(holding)
         )
         self._closing = False  # after the response under way
         self._lost = False  # at once: the client is gone, or shall be
@@ -125,10 +122,6 @@ class H1Connection:
             raise cancelled from None
         finally:
             await self._end()
-
-    def drain(self) -> None:
-        """End now if no request is under way. `Hosting.draining` sees to the rest."""
-        self._wake()
 
     # For the budget
 
@@ -175,10 +168,6 @@ class H1Connection:
         elif reply.handler is not None:
             reply.handler.writable()
 
-    def broke(self) -> None:
-        """Wake the reader, which looks at `writer.broken`."""
-        self._wake()
-
     def _replied(self) -> None:
         reply = self._reply
         if reply is None:
@@ -187,12 +176,12 @@ class H1Connection:
         self._closing = self._closing or self._hosting.draining
         self._deadline.set(self._limits.idle_timeout)
         if self._closing or self._parser.buffered or reply.handler is None:
-            self._wake()  # else the reader waits for what it would wait for anyway
+            self.wake()  # else the reader waits for what it would wait for anyway
         reply.detach()
         self._face.done(reply.request.head, reply.status, reply.sent)
 
-    def _wake(self) -> None:
-        """Wake the reader to look at what has changed."""
+    def wake(self) -> None:
+        """Wake the reader to look at what has changed: `writer.broken`, `Hosting.draining`, the end of a response."""
         if self._parked:
             self._parked.unpark_all()
         else:

@@ -98,7 +98,6 @@ async def serve_http1(
             urls.append(f"unix:{os.fspath(path)}")
         async with trio.open_nursery() as nursery:
             hosting = Hosting(face, limits, nursery, upgrade_websocket)
-            nursery.start_soon(hosting.deadlines.run)
             listener = _Listener(hosting, ssl_context)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
@@ -170,7 +169,7 @@ class _Listener:
         """End all connections, those with a request under way after its response, for which there is `grace`."""
         self._hosting.draining = True
         for connection in self._connections:
-            connection.drain()
+            connection.wake()
         with trio.move_on_after(grace):
             while self._connections:
                 await self._ended.park()

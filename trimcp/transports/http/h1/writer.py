@@ -53,8 +53,8 @@ class _Connection(Protocol):
     def drained(self) -> None:
         """Note that what waited was taken."""
 
-    def broke(self) -> None:
-        """Note that nothing can be written any more."""
+    def wake(self) -> None:
+        """Look at `H1Writer.broken`: nothing can be written any more."""
 
 
 @attrs.define(eq=False)
@@ -154,7 +154,7 @@ class H1Writer:
         if self._room is not None:
             self._room.unpark_all()
         if self._owner is not None:
-            self._owner.broke()
+            self._owner.wake()
 
     def close(self) -> None:
         """Give up without telling the owner, and forget it."""
