@@ -23,13 +23,10 @@ _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 
 def accepts(header: str | None) -> tuple[bool, bool]:
-    """Return whether a client takes JSON, and whether it takes a stream of events.
+    """Return whether a client takes JSON, and whether it takes a stream of events, by the value of Accept.
 
     The most specific range decides, with `q=0` for no; of equal ones the kindest. A parameter other than `q` makes no
     range another one. A missing header, an empty one, and one without a readable range mean any form.
-
-    Args:
-        header: the value of Accept, or None.
     """
     if header is None:
         return True, True
@@ -77,9 +74,6 @@ def is_json(content_type: str | None) -> bool:
 
     A body without a Content-Type is not: the specification's requests all have it, and without it a page could send one
     with `fetch(..., {mode: "no-cors"})`, which asks nobody for permission. Nor is `application/...+json`.
-
-    Args:
-        content_type: the value of Content-Type, or None.
     """
     if content_type is None:
         return False
@@ -90,11 +84,7 @@ def is_json(content_type: str | None) -> bool:
 
 
 def is_compressed(content_encoding: str | None) -> bool:
-    """Return whether a body is in a coding: none is undone here, for what is small on the way may be huge after it.
-
-    Args:
-        content_encoding: the value of Content-Encoding, or None.
-    """
+    """Return whether a body is in a coding: none is undone here, for what is small compressed may be huge after it."""
     return content_encoding is not None and content_encoding.strip().lower() not in ("", "identity")
 
 

@@ -59,8 +59,8 @@ class AccessLog:
             status: of the response, 0 if there was none.
             sent: bytes of its body.
             started: when the head had arrived, on Trio's clock.
-            principal: the id of who asked, if anybody knows.
-            method: of the JSON-RPC message, if there was one.
+            principal: the id of who asked, or None.
+            method: of the JSON-RPC message, or None.
         """
         if not self._logger.isEnabledFor(logging.INFO):
             return
@@ -102,7 +102,6 @@ class JsonFormatter(logging.Formatter):
     _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line."""
         ours: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

@@ -74,7 +74,6 @@ class Exchange(Handler, StreamSink):
 
     @property
     def max_body(self) -> int:
-        """Bytes of the largest message."""
         return self.shared.service.max_message
 
     def start(self, body: bytes, reply: HttpReply) -> None:
@@ -104,7 +103,6 @@ class Exchange(Handler, StreamSink):
             self._accept(message, own)
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        """Refuse a message beyond the limit."""
         return self.shared.too_large(self.head, self.principal, self.headers, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
@@ -164,17 +162,14 @@ class Exchange(Handler, StreamSink):
 
     @property
     def name(self) -> str:
-        """What to call it in a log."""
         return "POST"
 
     @property
     def client(self) -> str:
-        """The client's address, without the port."""
         return self.head.peer.rpartition(":")[0]
 
     @property
     def sink(self) -> Sink:
-        """Itself: what belongs to its request goes here."""
         return self
 
     def post(self, outgoing: Outgoing) -> None:
@@ -192,7 +187,6 @@ class Exchange(Handler, StreamSink):
             self._drop(outgoing)
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Send a message, or keep it while the reader is behind."""
         stream = None if self.at_rest else self.become_stream()
         if stream is not None:
             stream.send_latest(key, outgoing)
@@ -347,7 +341,6 @@ class SessionGet(Handler):
     _reply: HttpReply | None = attrs.field(init=False, default=None)
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        """Begin to send events."""
         session = self.session
         session.shared.sessions.use(session)
         last = self.head.headers.get("last-event-id") if session.resumable else None
@@ -367,12 +360,10 @@ class SessionGet(Handler):
             self._stream, self._reply = stream, reply
 
     def disconnected(self, slow: str | None = None) -> None:
-        """Note that nobody reads the stream, unless another connection has taken it over."""
         if self._stream is not None and self._stream.reply is self._reply:
             self._stream.detach()
 
     def writable(self) -> None:
-        """Write what was held back."""
         if self._stream is not None and self._stream.reply is self._reply:
             self._stream.writable()
 
@@ -385,6 +376,5 @@ class SessionDelete(Handler):
     headers: tuple[tuple[str, str], ...] = ()
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        """End the session."""
         self.session.end("the client ended its session")
         reply.send(HttpResponse(200, self.headers))

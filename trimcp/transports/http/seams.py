@@ -1,10 +1,10 @@
-"""What the HTTP face says to the software that hosts it, and to what it serves.
+"""What the HTTP face, the software that hosts it, and what it serves expect of each other.
 
 A host parses requests and writes replies: our own listener (`h1.connection`), or an ASGI server (`asgi.app`). The face
 knows routes, headers, revisions and streams. For each request
 
     found = await face.admit(head)          the head alone, before anything of the body was read
-        HttpResponse   send it, and be done with the request without reading its body
+        HttpResponse   send it; the body need not be read
         Upgrade        make it a WebSocket and run `found.serve(channel)`
         Handler        read at most `found.max_body` bytes of body, then `found.start(body, reply)`
 
@@ -47,7 +47,7 @@ _LATER: Final = (("Retry-After", "1"),)
 # Head and HttpResponse are mutable only because making a frozen value takes attrs three times as long.
 @attrs.define(eq=False)
 class Head:
-    """The head of one request. What it contains is a stranger's: never log it unescaped.
+    """The head of one request. The client wrote what it contains: never log it unescaped.
 
     Attributes:
         method: as sent ("POST").
@@ -60,7 +60,7 @@ class Head:
         secure: whether it came in over TLS.
         root: the prefix under which the face is mounted, or "".
         websocket: whether it asks for an upgrade to WebSocket.
-        holding: what is counted of the memory that its connection makes us keep; None counts nothing.
+        holding: counts the memory that its connection makes us keep; None counts nothing.
     """
 
     method: str
@@ -95,14 +95,7 @@ def refusal(
 ) -> HttpResponse:
     """Return a response that says in JSON-RPC what is wrong; with 503, that the client may try again in a second.
 
-    Args:
-        status: of HTTP.
-        text: one line for a person.
-        headers: beside the content's type.
-        id: the request's, or None if it was not read.
-        code: of the error.
-        data: of the error, or None.
-        null_id: as for `encode_error`.
+    The error has this id (None where it was not read), code and data; `headers` come beside the content's type.
     """
     again = _LATER if status == 503 else ()
     body = encode_error(id, code, text, data, null_id=null_id)
@@ -147,7 +140,7 @@ class HttpReply(Protocol):
 class Handler(Protocol):
     """Answers one request. Called by the host, in this order; each method returns at once.
 
-    What is not overridden does what suits a request whose body does not matter and which is answered at once.
+    The defaults suit a request whose body does not matter and which is answered at once.
     """
 
     __slots__ = ()
@@ -189,8 +182,7 @@ class Upgrade:
         serve: runs one connection until the peer leaves; closes the channel. Cancelling it ends the connection.
         subprotocol: the one to agree to, or None if the client offered none that is ours.
         max_message: bytes of the largest message to take.
-        principal: who asks; put on every `Incoming`.
-        headers: the request's, by lower-case name; put on every `Incoming`.
+        principal, headers: who asks, and the request's headers by lower-case name; put on every `Incoming`.
     """
 
     serve: Callable[[MessageChannel], Awaitable[None]]
@@ -244,11 +236,11 @@ class PushedSession(Protocol):
 
     @property
     def counts(self) -> LaneCounts:
-        """Where it is counted what gave way because its reader was slow or gone."""
+        """Where messages are counted that gave way because their reader was slow or gone."""
         ...
 
     def assume(self, revision: Revision) -> None:
-        """Skip the handshake: the client did it where it is not remembered."""
+        """Skip the handshake: another worker did it, which is not known here."""
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Take what arrived. Never waits, and never raises because of what a peer sent."""
@@ -284,14 +276,14 @@ class Service(Protocol):
     def open_brief(self, holding: Holding | None = None, via: object = None) -> PushedSession:
         """Return a session for one request of 2026-07-28 or later, for which it is taken also without its envelope.
 
-        What it makes us keep is counted in `holding`.
+        `holding` counts its memory; it is drained with `via`.
         """
         ...
 
     def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> PushedSession:
         """Return a new session; `sink` takes what belongs to no request, and is closed with it.
 
-        What it makes us keep is counted in `holding`.
+        `holding` counts its memory; it is drained with `via`.
         """
         ...
 

@@ -105,11 +105,9 @@ class HttpSession(StreamSink):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work in it; see `Holder`."""
         return self.pushed.at_rest
 
     def give_way(self, why: str) -> None:
-        """End it; see `Holder`."""
         self.end(why)
 
     def end(self, why: str) -> None:
@@ -213,7 +211,6 @@ class HttpSession(StreamSink):
             self.pushed.counts.drop(lane_of(outgoing))
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Send a message, or keep the latest until somebody reads."""
         self._stream.send_latest(key, outgoing)
 
     def close(self) -> None:

@@ -101,7 +101,6 @@ class LegacyStream(Handler, StreamSink):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler of its session is at work."""
         return self.session.at_rest
 
     @property
@@ -124,7 +123,6 @@ class LegacyStream(Handler, StreamSink):
         self.session.disconnect(slow or "the client closed its stream", slow=slow is not None)
 
     def end(self, why: str) -> None:
-        """End the session and its stream."""
         self.session.disconnect(why)
 
     # For the session
@@ -136,15 +134,12 @@ class LegacyStream(Handler, StreamSink):
         return reply is not None and reply.waiting >= _FLOOD * self._stream.open_streams.bound
 
     def post(self, outgoing: Outgoing) -> None:
-        """Send a message."""
         self._stream.send(outgoing)
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Send a message, or keep the latest while the reader is behind."""
         self._stream.send_latest(key, outgoing)
 
     def close(self) -> None:
-        """End the stream."""
         self.table.remove(self)
         self._stream.end()
 
@@ -159,11 +154,9 @@ class LegacyPost(Handler):
 
     @property
     def max_body(self) -> int:
-        """Bytes of the largest message."""
         return self.stream.shared.service.max_message
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        """Deliver the message."""
         stream = self.stream
         if stream.flooded:
             text = "read your stream before you ask for more"
@@ -179,7 +172,6 @@ class LegacyPost(Handler):
         stream.session.deliver((Incoming(message, len(body), None, self.head.headers, stream.principal),))
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        """Refuse a message beyond the limit."""
         return self.stream.shared.too_large(self.head, self.stream.principal, self.headers, beginning)
 
 

@@ -43,23 +43,19 @@ class SessionEvents:
     _uncounted: int = attrs.field(init=False, default=0)  # bytes kept since they were last counted
 
     def append(self, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
-        """Keep an event of a stream; see `EventStore.append`."""
         self.store.append(self.session, stream, seq, data, reply=reply)
         self._uncounted += len(data) + OVERHEAD
         if self._uncounted >= _COUNTED:
             self._count()
 
     def after(self, stream: int, seq: int) -> Iterable[tuple[int, bytes]]:
-        """Return what follows an event; see `EventStore.after`."""
         return self.store.after(self.session, stream, seq)
 
     def forget(self, stream: int) -> None:
-        """Forget a stream."""
         self.store.drop_stream(self.session, stream)
         self._count()
 
     def forget_all(self) -> None:
-        """Forget every stream."""
         self.store.drop_session(self.session)
         self.amount.set(0)
 
@@ -234,13 +230,11 @@ class EventStream:
         return list(kept.items())
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Write what is kept back under `key` now, or drop it."""
         outgoing = self._latest.pop(key, None)
         if outgoing is not None and keep:
             self.send(outgoing)
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is kept back, and the bytes that the reader has not taken; see `Sink.waiting`."""
         return list(self._latest.values()), 0 if self.reply is None else self.reply.waiting
 
     def writable(self) -> None:
@@ -280,7 +274,6 @@ class StreamSink(Sink):
 
     @property
     def full(self) -> bool:
-        """Whether the reader is behind."""
         return self._stream is not None and self._stream.full
 
     async def room(self) -> None:
@@ -289,15 +282,12 @@ class StreamSink(Sink):
             await self._stream.room()
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Write what is kept back, or drop it."""
         if self._stream is not None:
             self._stream.settle_latest(key, keep=keep)
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is kept back for the reader, and the bytes that it has not taken."""
         return ((), 0) if self._stream is None else self._stream.waiting()
 
     def writable(self) -> None:
-        """Write what was kept back; see `Handler.writable`."""
         if self._stream is not None:
             self._stream.writable()

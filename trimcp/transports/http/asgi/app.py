@@ -125,7 +125,6 @@ class AsgiApp:
             await send({"type": "lifespan.shutdown.complete"})
 
     def _admit(self, scope: Scope) -> tuple[Face, Head]:
-        """Return who judges this request, and its head."""
         head = read_head(scope, self.root)
         if self._face is None:
             if not self._warned:
@@ -157,8 +156,6 @@ class _Refusing:
     budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> HttpResponse:
-        """Return the answer."""
         return self.response
 
-    def done(self, head: Head, status: int, sent: int) -> None:
-        """Note nothing."""
+    def done(self, head: Head, status: int, sent: int) -> None: ...

@@ -109,11 +109,9 @@ class GuardedConfig(Config):
 
     @property
     def ssl_enabled(self) -> bool:
-        """Whether everything is TLS."""
         return self.ssl_context is not None or super().ssl_enabled
 
     def create_ssl_context(self) -> ssl.SSLContext | None:
-        """Return what TLS is spoken with, or None; called once."""
         if self.ssl_context is None:
             return super().create_ssl_context()
         self.ssl_context.set_alpn_protocols(self.alpn_protocols)
@@ -235,8 +233,7 @@ class _ClosedParser:
     they_are_waiting_for_100_continue = False
     trailing_data = (b"", False)
 
-    def receive_data(self, data: bytes) -> None:
-        """Drop it."""
+    def receive_data(self, data: bytes) -> None: ...
 
     def next_event(self) -> type[h11.NEED_DATA]:
         return h11.NEED_DATA
@@ -329,7 +326,6 @@ class _Pause(EventWrapper):
         self._reading: trio.CancelScope | None = None
 
     async def wait(self) -> None:
-        """Wait until it is set."""
         gone = False
         while not self.is_set():
             if gone:
@@ -341,7 +337,6 @@ class _Pause(EventWrapper):
                 await self._server.protocol.handle(Closed())
 
     async def set(self) -> None:
-        """Let the waiting end."""
         await super().set()
         if self._reading is not None:
             self._reading.cancel(reason="the next request may be looked at")
@@ -389,8 +384,7 @@ async def _initiate(original: Method, protocol: H2Protocol, *upgraded: Any) -> N
 
 
 class _NoTimer(TrioSingleTask):
-    async def restart(self, task_group: Any, action: Any) -> None:
-        """Do nothing."""
+    async def restart(self, task_group: Any, action: Any) -> None: ...
 
 
 @attrs.define(eq=False)

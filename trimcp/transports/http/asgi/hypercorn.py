@@ -233,7 +233,6 @@ class _Addresses:
     _task_status: trio.TaskStatus[list[str]]
 
     def started(self, value: list[str] | None = None) -> None:
-        """Take the addresses as Hypercorn tells them."""
         found = [text.partition("://")[2] if "://unix:" in text else text for text in value or ()]
         self._task_status.started(found)
 

@@ -81,14 +81,7 @@ class SendTimer:
 
 @attrs.define(eq=False)
 class HttpCall:
-    """One `http` call of an ASGI server.
-
-    Args:
-        face: who answers.
-        head: of the request.
-        limits: how large and slow a request may be.
-        holding: what is counted of the memory that it makes us keep.
-    """
+    """One `http` call of an ASGI server: `holding` counts what it makes us keep."""
 
     face: Face
     head: Head
@@ -180,7 +173,6 @@ class HttpCall:
     # The response
 
     async def _respond(self, response: HttpResponse) -> None:
-        """Send a response of ours, or one for which the body was not read."""
         reply = AsgiReply(self.limits.low_water)
         reply.send(response)
         await self._pump(reply, None)
@@ -301,13 +293,11 @@ class AsgiReply:
     # For the face
 
     def send(self, response: HttpResponse) -> None:
-        """Send a whole response."""
         self.length = len(response.body)
         self.start(response)
         self.finish()
 
     def start(self, response: HttpResponse) -> None:
-        """Send the head of a response of unknown length, and the beginning of its body."""
         self.head = HttpResponse(
             response.status, response.headers
         )  # without the body, which would stay after it is gone
@@ -315,7 +305,6 @@ class AsgiReply:
         self._pump.unpark_all()
 
     def write(self, data: bytes) -> None:
-        """Send more of the body."""
         if data and not self.gone:
             self._chunks.append(data)
             self.waiting += len(data)
@@ -323,7 +312,6 @@ class AsgiReply:
             self._pump.unpark_all()
 
     def finish(self, data: bytes = b"") -> None:
-        """Send the rest of the body and end the response."""
         self.write(data)
         self.finished = True
         self._pump.unpark_all()
@@ -342,16 +330,13 @@ class AsgiReply:
         return self.length is None and self.handler is not None and self.handler.at_rest
 
     def give_way(self, why: str) -> None:
-        """Cut the connection; see `Holder`."""
         self.abort()
 
     @property
     def gone(self) -> bool:
-        """Whether the client has left, or the response is finished."""
         return self.finished or self.lost or self.aborted
 
     async def room(self) -> None:
-        """Wait until little waits, or the client is gone."""
         await trio.lowlevel.checkpoint()
         while self.waiting > self.low_water and not self.lost and not self.aborted:
             await self._writers.park()

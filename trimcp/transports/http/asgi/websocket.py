@@ -31,13 +31,7 @@ _CLOSING: Final = 2.0  # seconds a peer has to answer our close; a server that i
 
 @attrs.define(eq=False)
 class WebSocketCall:
-    """One `websocket` call of an ASGI server.
-
-    Args:
-        face: who is asked.
-        head: of the upgrade.
-        scope: as the server gave it.
-    """
+    """One `websocket` call of an ASGI server."""
 
     face: Face
     head: Head
@@ -148,7 +142,6 @@ class AsgiWebSocket(MessageChannel):
     # What sessions see
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Send every message as a text message; see `MessageChannel.send`."""
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this channel")
         self._sending = True
@@ -170,7 +163,6 @@ class AsgiWebSocket(MessageChannel):
         return object()
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return every message that has arrived; see `MessageChannel.receive`."""
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this channel")
         self._receiving = True
@@ -185,22 +177,19 @@ class AsgiWebSocket(MessageChannel):
         return [Incoming(parse(data, self.limits), len(data), None, self.headers, self.principal)]
 
     async def hung_up(self) -> None:
-        """Wait until the peer is gone; see `MessageChannel.hung_up`."""
         await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()
 
     def set_max_message(self, size: int) -> None:
-        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
         self.max_message = size
 
     async def aclose(self) -> None:
-        """Close once the server has what was sent; see `MessageChannel.aclose`."""
+        """Close once the server has what was sent."""
         self._closed = True
         self._leaving.close()
         self._arrived.close()
         await trio.lowlevel.checkpoint()
 
     def close_reason(self) -> str | None:
-        """Say how the connection ended."""
         return self._close_reason
 
     # What the call runs

@@ -45,7 +45,7 @@ class SqliteEvents(BoundedEvents[int]):
         self._file = _File(self.path)
 
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
-        """Keep an event, or count it if the disk does not take it; see `EventStore.append`."""
+        """Keep an event, or count it if the disk does not take it."""
         if self._closed:
             return
         entry = Entry(stream, seq, len(data) + OVERHEAD, reply, next(self._rows))
@@ -56,7 +56,7 @@ class SqliteEvents(BoundedEvents[int]):
             self._evict(session, self._sessions[session], entry)
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
-        """Return what follows an event, as far as it can be read; see `EventStore.after`."""
+        """Return what follows an event, as far as it can be read."""
         found: list[tuple[int, bytes]] = []
         for entry in self._entries_after(session, stream, seq):
             try:
@@ -69,7 +69,6 @@ class SqliteEvents(BoundedEvents[int]):
         return found
 
     def close(self) -> None:
-        """Close and remove the file; see `EventStore.close`."""
         if not self._closed:
             super().close()
             self._unwanted.clear()
@@ -160,7 +159,6 @@ class _File:
         return None if found is None else bytes(found[0])
 
     def close(self) -> None:
-        """Close and remove the file."""
         self._connection.close()
         # On a full disk the log may be left.
         for path in (Path(f"{self._path}-wal"), self._path):

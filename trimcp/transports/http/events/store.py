@@ -186,21 +186,17 @@ class BoundedEvents(EventStore, Generic[K]):
     _total: _Total = attrs.field(init=False, factory=_Total)
 
     def drop_stream(self, session: str, stream: int) -> None:
-        """Forget a stream's events."""
         self._drop(session, stream)
 
     def drop_session(self, session: str) -> None:
-        """Forget all of a session's events."""
         self._drop(session, None)
 
     def close(self) -> None:
-        """Forget everything; see `EventStore.close`."""
         self._closed = True
         for session in list(self._sessions):
             self._drop(session, None)
 
     def statistics(self) -> EventStatistics:
-        """Return what is held now."""
         return EventStatistics(self._total.events, self._total.weight, self._total.evicted)
 
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
@@ -296,15 +292,12 @@ class MemoryEvents(BoundedEvents[bytes]):
     """
 
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
-        """Keep an event; see `EventStore.append`."""
         if not self._closed:
             self._add(session, Entry(stream, seq, len(data) + OVERHEAD, reply, data))
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
-        """Return what follows an event; see `EventStore.after`."""
         return [(entry.seq, entry.kept) for entry in self._entries_after(session, stream, seq)]
 
     def held(self, session: str) -> int:
-        """Return how many bytes a session's events take; see `EventStore.held`."""
         held = self._sessions.get(session)
         return 0 if held is None else held.reply_weight + held.other_weight

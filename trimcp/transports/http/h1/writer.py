@@ -259,7 +259,6 @@ class H1Reply:
         self._bodiless = False
 
     def send(self, response: HttpResponse) -> None:
-        """Send a whole response."""
         owner = self._owner
         if owner is None or self.status:
             return
@@ -272,7 +271,6 @@ class H1Reply:
         owner.finished()
 
     def start(self, response: HttpResponse) -> None:
-        """Send the head of a response of unknown length, with the beginning of its body in the same write."""
         owner = self._owner
         if owner is None or self.status:
             return
@@ -294,7 +292,6 @@ class H1Reply:
             owner.writer.gather(piece)
 
     def finish(self, data: bytes = b"") -> None:
-        """Send the rest of the body and end the response."""
         owner = self._owner
         if owner is None or not self.status or self.ended:
             return
@@ -305,23 +302,19 @@ class H1Reply:
         owner.finished()
 
     def abort(self) -> None:
-        """Cut the connection."""
         if self._owner is not None and not self.ended:
             self.aborted = True
             self._owner.writer.give_up()
 
     @property
     def waiting(self) -> int:
-        """Bytes that the operating system has not taken yet."""
         return 0 if self._owner is None else self._owner.writer.waiting
 
     @property
     def gone(self) -> bool:
-        """Whether the client has left, or the response is finished."""
         return self.ended or self._owner is None or self._owner.writer.broken
 
     async def room(self) -> None:
-        """Wait until so few bytes wait that more are welcome, or the client is gone."""
         if self._owner is not None:
             await self._owner.writer.room()
 
