@@ -58,6 +58,7 @@ class Deadlines:
             deadline.come(when, now)
 
 
+@attrs.define(eq=False)
 class Deadline:
     """One deadline.
 
@@ -65,14 +66,11 @@ class Deadline:
         passed: whether it passed since it was last set or cleared.
     """
 
-    __slots__ = ("_due", "_looked_at", "_on_passed", "_watch", "passed")
-
-    def __init__(self, watch: Deadlines, on_passed: Callable[[], None]) -> None:
-        self._watch = watch
-        self._on_passed: Callable[[], None] | None = on_passed
-        self._due = math.inf
-        self._looked_at = math.inf  # when the watch looks here next; never later than due
-        self.passed: bool = False
+    _watch: Deadlines
+    _on_passed: Callable[[], None] | None
+    passed: bool = attrs.field(init=False, default=False)
+    _due: float = attrs.field(init=False, default=math.inf)
+    _looked_at: float = attrs.field(init=False, default=math.inf)  # when the watch looks next; never later than due
 
     def set(self, seconds: float) -> None:
         """Let it pass in so many seconds, whatever was set before."""
@@ -130,21 +128,18 @@ class Timed(Protocol):
         """Note that its time has passed. Must not raise."""
 
 
+@attrs.define(eq=False)
 class DeadlineQueue:
-    """Gives each of many things the same time, for no more than an entry in a dict.
+    """Gives each of many things the same time, for no more than an entry in a dict."""
 
-    Args:
-        deadlines: the clock.
-        seconds: how long each thing has.
-    """
+    _deadlines: Deadlines
+    _seconds: float
+    _since: dict[Timed, float] = attrs.field(init=False, factory=dict)  # the oldest first
+    _deadline: Deadline = attrs.field(init=False)
+    _is_set: bool = attrs.field(init=False, default=False)
 
-    __slots__ = ("_deadline", "_is_set", "_seconds", "_since")
-
-    def __init__(self, deadlines: Deadlines, seconds: float) -> None:
-        self._seconds = seconds
-        self._since: dict[Timed, float] = {}  # the oldest first
-        self._deadline = deadlines.new(self._look)
-        self._is_set = False
+    def __attrs_post_init__(self) -> None:
+        self._deadline = self._deadlines.new(self._look)
 
     def __len__(self) -> int:
         return len(self._since)

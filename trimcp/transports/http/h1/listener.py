@@ -40,9 +40,7 @@ async def serve_http1(
     host: str | None = "127.0.0.1",
     port: int | None = None,
     path: str | os.PathLike[str] | None = None,
-    mode: int = 0o600,
     sockets: Sequence[socket.socket] = (),
-    reuse_port: bool = False,
     ssl_context: ssl.SSLContext | None = None,
     limits: HttpLimits | None = None,
     upgrade_websocket: UpgradeWebSocket | None = None,
@@ -53,23 +51,22 @@ async def serve_http1(
 ) -> None:
     """Serve a face over HTTP/1.1 until `stop` is set, or for ever.
 
-    At least one of `port`, `path` and `sockets` says where; several may. Cancelling it cuts all connections.
+    At least one of `port`, `path` and `sockets` says where; several may. Cancelling it cuts all connections. The face's
+    clock is run by whoever runs the face.
 
     Args:
         face: what is served.
         host: the name or address to listen on; None for every address of this machine.
-        port: the TCP port; 0 lets the system choose. `task_status` tells which.
+        port: the TCP port; 0 lets the system choose.
         path: a Unix socket. A stale one is replaced; ours is removed at the end.
-        mode: its permissions.
         sockets: sockets that were bound elsewhere. They are closed when accepting ends.
-        reuse_port: share the TCP port with other processes that do so too.
-        ssl_context: speak TLS; `listening.tls_context` makes one.
+        ssl_context: speak TLS; `sockets.tls_context` makes one.
         limits: what clients may cost.
         upgrade_websocket: serves a WebSocket; None refuses them.
         stop: once it is set nothing is accepted any more, connections without a request are closed, and others end
             with the response under way.
-        drained: until it is set connections stay open after `stop`, so that clients can still say what the work under
-            way needs: an answer to its question, or that it is not wanted any more.
+        drained: until it is set connections stay open after `stop`, so that clients can still send what the work under
+            way needs: an answer to its question, or a cancellation.
         grace: seconds after that after which those that have not ended are cut.
         task_status: is told the URLs, once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
 
@@ -88,13 +85,11 @@ async def serve_http1(
             listening.append(stack.enter_context(sock))
             sock.listen(limits.backlog)
         if port is not None:
-            opened = await open_tcp(
-                host, port, backlog=limits.backlog, reuse_port=reuse_port, unacknowledged=limits.stall_timeout
-            )
+            opened = await open_tcp(host, port, backlog=limits.backlog, unacknowledged=limits.stall_timeout)
             listening += [stack.enter_context(sock) for sock in opened]
         urls += [url_of(sock, secure=ssl_context is not None) for sock in listening]
         if path is not None:
-            listening.append(stack.enter_context(open_unix(path, mode=mode, backlog=limits.backlog)))
+            listening.append(stack.enter_context(open_unix(path, backlog=limits.backlog)))
             urls.append(f"unix:{os.fspath(path)}")
         async with trio.open_nursery() as nursery:
             hosting = Hosting(face, limits, nursery, upgrade_websocket)

@@ -85,6 +85,7 @@ class H1Request:
     expects: bool
 
 
+@attrs.define(eq=False)
 class RequestParser:
     """Parses the requests of one connection.
 
@@ -93,36 +94,22 @@ class RequestParser:
         peer, loopback, secure, holding: what every `Head` says about the connection.
     """
 
-    __slots__ = (
-        *("_buffer", "_chunks", "_forgiven", "_last", "_left", "_limits", "_line_seen", "_scanned"),
-        *("_holding", "_loopback", "_peer", "_secure"),
-    )
-
-    def __init__(
-        self,
-        limits: HttpLimits,
-        *,
-        peer: str = "",
-        loopback: bool = True,
-        secure: bool = False,
-        holding: Holding | None = None,
-    ) -> None:
-        self._limits = limits
-        self._holding = holding
-        self._peer = peer
-        self._loopback = loopback
-        self._secure = secure
-        self._buffer = b""
-        self._forgiven = False  # whether an empty line before the request was skipped
-        self._scanned = 0  # bytes of the buffer in which no head ends
-        self._line_seen = False  # whether the request line is there, and sound
-        self._left = 0  # bytes of the body that are still to come
-        self._chunks: ChunkDecoder | None = None
-        self._last: tuple[bytes, H1Request] | None = None
+    _limits: HttpLimits
+    _peer: str = ""
+    _loopback: bool = True
+    _secure: bool = False
+    _holding: Holding | None = None
+    _buffer: bytes = attrs.field(init=False, default=b"")
+    _forgiven: bool = attrs.field(init=False, default=False)  # whether an empty line before the request was skipped
+    _scanned: int = attrs.field(init=False, default=0)  # bytes of the buffer in which no head ends
+    _line_seen: bool = attrs.field(init=False, default=False)  # whether the request line is there, and sound
+    _left: int = attrs.field(init=False, default=0)  # bytes of the body that are still to come
+    _chunks: ChunkDecoder | None = attrs.field(init=False, default=None)
+    _last: tuple[bytes, H1Request] | None = attrs.field(init=False, default=None)
 
     @property
     def buffered(self) -> int:
-        """Bytes fed and not yet taken."""
+        """Bytes that were fed and not taken yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
@@ -349,15 +336,13 @@ class _Next(enum.Enum):
     NOTHING = enum.auto()
 
 
+@attrs.define(eq=False)
 class ChunkDecoder:
     """Reads one chunked body (RFC 9112 section 7.1), strictly. Extensions and trailers are bounded, and ignored."""
 
-    __slots__ = ("_left", "_next", "_spent")
-
-    def __init__(self) -> None:
-        self._next = _Next.SIZE
-        self._left = 0  # bytes of the chunk that are still to come
-        self._spent = 0  # bytes of extensions, then of trailers
+    _next: _Next = attrs.field(init=False, default=_Next.SIZE)
+    _left: int = attrs.field(init=False, default=0)  # bytes of the chunk that are still to come
+    _spent: int = attrs.field(init=False, default=0)  # bytes of extensions, then of trailers
 
     @property
     def done(self) -> bool:

@@ -28,7 +28,7 @@ _TRIES: Final = 10  # to find a port that is free on every address
 
 
 async def open_tcp(
-    host: str | None, port: int, *, backlog: int = 1_024, reuse_port: bool = False, unacknowledged: float = 60.0
+    host: str | None, port: int, *, backlog: int = 1_024, unacknowledged: float = 60.0
 ) -> list[socket.socket]:
     """Return listening sockets, one for each address of `host`, all on the same port.
 
@@ -36,7 +36,6 @@ async def open_tcp(
         host: a name or an address; None stands for every address of this machine.
         port: 0 lets the system choose.
         backlog: connections the system queues.
-        reuse_port: let other processes that ask for the same listen beside us; the system spreads connections.
         unacknowledged: seconds after which a connection whose peer does not acknowledge what was sent has ended,
             where the system lets us say so (Linux); it would take a quarter of an hour otherwise.
 
@@ -46,9 +45,10 @@ async def open_tcp(
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-        sockets = _open_all(addresses, port, reuse_port, backlog)
+        sockets = _open_all(addresses, port, backlog)
     except OSError as error:
-        raise LocalError(f"cannot listen on {host or '*'}:{port}: {error.strerror or error}") from error
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        raise LocalError(f"cannot listen on {host or '*'}:{port}: {reason}") from error
     for sock in sockets:
         if sys.platform == "linux":
             # Connections inherit it.
@@ -56,23 +56,24 @@ async def open_tcp(
     return sockets
 
 
-def _open_all(addresses: _Addresses, port: int, reuse_port: bool, backlog: int) -> list[socket.socket]:
+def _open_all(addresses: _Addresses, port: int, backlog: int) -> list[socket.socket]:
     for _ in range(_TRIES if port == 0 else 0):
         try:
-            return _open_each(addresses, port, reuse_port, backlog)
+            return _open_each(addresses, port, backlog)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    return _open_each(addresses, port, reuse_port, backlog)
+    return _open_each(addresses, port, backlog)
 
 
-def _open_each(addresses: _Addresses, port: int, reuse_port: bool, backlog: int) -> list[socket.socket]:
+def _open_each(addresses: _Addresses, port: int, backlog: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     try:
         for family, address in addresses:
             try:
-                sockets.append(_open_one(family, (address[0], port, *address[2:]), reuse_port, backlog))
+                place = (address[0], port, *address[2:])
+                sockets.append(socket.create_server(place, family=family, backlog=backlog))
             except OSError as error:
                 # A name may have an address of a family that this machine does not use.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -89,25 +90,6 @@ def _open_each(addresses: _Addresses, port: int, reuse_port: bool, backlog: int)
     finally:
         missing = None  # a frame and what was raised from it would keep each other alive
     return sockets
-
-
-def _open_one(family: int, address: tuple[object, ...], reuse_port: bool, backlog: int) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if sys.platform != "win32":
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for old connections
-        if reuse_port:
-            if not hasattr(socket, "SO_REUSEPORT"):
-                raise OSError(errno.ENOTSUP, "processes cannot share a port on this system")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
-        sock.bind(address)
-        sock.listen(backlog)
-    except BaseException:  # as above
-        sock.close()
-        raise
-    return sock
 
 
 @contextmanager
