@@ -37,7 +37,7 @@ from check_far_end import (
 )
 
 import trimcp
-from trimcp.transports.descriptors import FdReceiver, FdSender
+from trimcp.transports.stdio.streams import FdReceiver, FdSender
 from trimcp.transports.stream import StreamChannel
 
 __all__ = ["CELLS", "Cell", "Work"]

@@ -42,9 +42,8 @@ from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.session.statistics import Lane, Lanes, lanes_of
 from trimcp.testing import connected
-from trimcp.transports.descriptors import FdReceiver, FdSender
 from trimcp.transports.memory import memory_channels
-from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.stdio.streams import FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import KeepAlive

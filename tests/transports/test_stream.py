@@ -23,8 +23,8 @@ import trimcp
 from tests.transports.websocket_support import turns_of
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
-from trimcp.transports.descriptors import FdReceiver, FdSender, hung_up
-from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.descriptors import hung_up
+from trimcp.transports.stdio.streams import FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notification, encode_request
 

@@ -15,8 +15,9 @@ from trimcp.bench.mux import Opener, Road
 from trimcp.bench.tally import Tally
 from trimcp.bench.writer import Writer
 from trimcp.channel import CLIENT_MAX_MESSAGE
-from trimcp.transports.descriptors import READ_SIZE, FdReceiver, FdSender
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.child import ChildChannel, StdioServer
+from trimcp.transports.stdio.streams import FdReceiver, FdSender
 
 __all__ = ["LineRoad", "stdio_opener"]
 

@@ -15,7 +15,7 @@ import trio
 from trimcp.budget import Amount
 from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
-from trimcp.transports.descriptors import PIECE, READ_SIZE, FdSender, progress_of, socket_under, unheard
+from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
 __all__ = ["StreamChannel"]
@@ -90,12 +90,7 @@ class StreamChannel(MessageChannel):
 
     async def hung_up(self) -> None:
         """Wait until nobody reads what is sent; who has only ended what it says may. See `MessageChannel.hung_up`."""
-        sender = self._sender
-        if isinstance(sender, FdSender):
-            await sender.unheard()
-        else:
-            sock = socket_under(sender)
-            await unheard(-1 if sock is None else sock.fileno())
+        await unheard(self._sender)
 
     def taken(self) -> Hashable:
         """Return what changes whenever the peer takes more of the send under way; see `MessageChannel.taken`."""

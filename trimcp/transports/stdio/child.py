@@ -17,9 +17,17 @@ import trio
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, require_trio
 from trimcp.errors import LocalError
-from trimcp.transports.descriptors import READ_SIZE, FdReceiver, FdSender
+from trimcp.nurseries import open_service_nursery
+from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.ending import MARK, Descendants, ShutdownTimes, end_process
-from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.stdio.streams import (
+    AnyReceiver,
+    AnySender,
+    FdReceiver,
+    FdSender,
+    ThreadReceiver,
+    ThreadSender,
+)
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.wrapped import WrappedChannel
@@ -102,31 +110,20 @@ class StdioServer:
             LocalError: the program could not be started; the text says why and what to do.
         """
         require_trio()
-        failure: BaseException | None = None
         channel = await _start(self)
         try:
-            async with trio.open_nursery() as nursery:
+            async with open_service_nursery() as nursery:
                 nursery.start_soon(channel._watch_stderr)
                 nursery.start_soon(channel._watch_exit)
                 try:
                     yield channel
-                except BaseException as exc:  # the body's own: it leaves as itself, once the process is gone
-                    failure = exc
-                try:
-                    channel._keep_output_readable()
-                    nursery.start_soon(channel._discard_output)
-                    await end_process(channel.process, channel._descendants, channel._sender.close, self.shutdown)
-                except trio.Cancelled as exc:
-                    failure = exc if failure is None else failure  # the body's own error tells more
-                finally:
-                    nursery.cancel_scope.cancel()
+                except BaseException:
+                    with suppress(trio.Cancelled):  # what the body raised tells more
+                        await channel._end(nursery, self.shutdown)
+                    raise
+                await channel._end(nursery, self.shutdown)
         finally:
             channel._close_streams()
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # it refers to this frame, which would refer to it
 
 
 @attrs.define(eq=False, repr=False)
@@ -143,9 +140,9 @@ class ChildChannel(WrappedChannel):
     process: trio.Process
     _command: tuple[str, ...]
     _descendants: Descendants
-    _receiver: FdReceiver | ThreadReceiver
-    _sender: FdSender | ThreadSender
-    _stderr: FdReceiver | ThreadReceiver
+    _receiver: AnyReceiver
+    _sender: AnySender
+    _stderr: AnyReceiver
     _on_stderr: Callable[[str], object] | None
     _tail: bytearray = attrs.field(factory=bytearray, init=False)
     _line: bytearray = attrs.field(factory=bytearray, init=False)
@@ -192,6 +189,12 @@ class ChildChannel(WrappedChannel):
         if lines:
             text += "; its last words on standard error:\n" + "\n".join(f"  {line[:500]}" for line in lines)
         return text
+
+    async def _end(self, nursery: trio.Nursery, times: ShutdownTimes) -> None:
+        """End the process and its descendants."""
+        self._keep_output_readable()
+        nursery.start_soon(self._discard_output)
+        await end_process(self.process, self._descendants, self._sender.close, times)
 
     async def _watch_exit(self) -> None:
         await self.process.wait()
@@ -308,17 +311,13 @@ async def _start(server: StdioServer) -> ChildChannel:
         os.close(fd)
     _log.debug("started %s as process %d", server.command[0], process.pid)
     descendants = Descendants(process.pid, mark)
-    receiver: FdReceiver | ThreadReceiver
-    sender: FdSender | ThreadSender
-    stderr: FdReceiver | ThreadReceiver
+    receiver: AnyReceiver
+    sender: AnySender
+    stderr: AnyReceiver
     if sys.platform != "win32":
         receiver, sender, stderr = FdReceiver(output_ours), FdSender(input_ours), FdReceiver(errors_ours)
     else:
-        receiver, sender, stderr = (
-            ThreadReceiver(output_ours),
-            ThreadSender(input_ours),
-            ThreadReceiver(errors_ours),
-        )
+        receiver, sender, stderr = ThreadReceiver(output_ours), ThreadSender(input_ours), ThreadReceiver(errors_ours)
     messages: MessageChannel = StreamChannel(receiver, sender)
     messages.set_max_message(CLIENT_MAX_MESSAGE)
     if server.trace is not None:

@@ -17,8 +17,14 @@ from typing import Final
 import attrs
 
 from trimcp.channel import require_trio
-from trimcp.transports.descriptors import FdReceiver, FdSender
-from trimcp.transports.stdio.threaded import ThreadReceiver, ThreadSender
+from trimcp.transports.stdio.streams import (
+    AnyReceiver,
+    AnySender,
+    FdReceiver,
+    FdSender,
+    ThreadReceiver,
+    ThreadSender,
+)
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 
@@ -66,8 +72,8 @@ class Claim:
         sender: what goes out on descriptor 1.
     """
 
-    receiver: FdReceiver | ThreadReceiver
-    sender: FdSender | ThreadSender
+    receiver: AnyReceiver
+    sender: AnySender
     _saved: tuple[int | None, int | None]
     _line_buffering: bool | None
     _released: bool = attrs.field(default=False, init=False)
@@ -149,14 +155,14 @@ def _flush_stdout() -> None:
             sys.stdout.flush()
 
 
-def _open_receiver(fd: int | None) -> FdReceiver | ThreadReceiver:
+def _open_receiver(fd: int | None) -> AnyReceiver:
     if fd is None:
         return ThreadReceiver(_above(os.open(os.devnull, os.O_RDONLY)))
     own, options = _own(fd, os.O_RDONLY)
     return ThreadReceiver(own) if options is None else FdReceiver(own, **options)
 
 
-def _open_sender(fd: int | None) -> FdSender | ThreadSender:
+def _open_sender(fd: int | None) -> AnySender:
     if fd is None:
         unread, fd = os.pipe()
         os.close(unread)

@@ -1,0 +1,385 @@
+"""Trio streams over single file descriptors.
+
+`FdReceiver` and `FdSender` do not block. `ThreadReceiver` and `ThreadSender` serve descriptors that may: regular files,
+some devices, a terminal whose flags are not ours to set, Windows. They cost five times as much, and nothing can
+interrupt a blocked thread: it is a daemon and closes its descriptor itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import socket
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Hashable
+from typing import TypeAlias
+
+import trio
+
+from trimcp.transports.descriptors import PIECE, READ_SIZE, unread_bytes
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
+
+__all__ = ["AnyReceiver", "AnySender", "FdReceiver", "FdSender", "ThreadReceiver", "ThreadSender"]
+
+
+class _Stream(trio.abc.AsyncResource):
+    """What can be closed at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close without waiting; a task that waits on this stream gets `trio.ClosedResourceError`."""
+
+    async def aclose(self) -> None:
+        """Like `close`, and a checkpoint."""
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+
+class _FdStream(_Stream):
+    """A descriptor that is used without blocking."""
+
+    def __init__(self, fd: int, *, dontwait: bool = False, restore: bool = False) -> None:
+        self._fd = fd
+        self._restore = restore
+        self._socket = socket.socket(fileno=fd) if dontwait else None
+        if not dontwait:
+            os.set_blocking(fd, False)
+
+    def close(self) -> None:
+        """Close without waiting; a task that waits on this stream gets `trio.ClosedResourceError`."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        trio.lowlevel.notify_closing(fd)
+        if self._restore:
+            os.set_blocking(fd, True)
+        if self._socket is not None:
+            self._socket.close()
+        else:
+            os.close(fd)
+
+
+class FdReceiver(_FdStream, trio.abc.ReceiveStream):
+    """Bytes from a descriptor, read without blocking. Cancelling `receive_some` loses nothing.
+
+    Args:
+        fd: a pipe's or terminal's descriptor that may be made non-blocking, or a socket's; owned from here on.
+        dontwait: a socket whose flags belong to others: ask per call (MSG_DONTWAIT) and leave them alone.
+        restore: make the descriptor blocking again when it is closed.
+    """
+
+    _left: int | None = None  # bytes until the end of input, once `end_after_buffered` was called
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return what is there, at least one byte, or b"" at the end of input.
+
+        Raises:
+            trio.ClosedResourceError: this stream was closed, before or meanwhile.
+            trio.BrokenResourceError: the system reported an error.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        try:
+            data = self.receive_nowait(max_bytes)
+        except trio.WouldBlock:
+            return await self.receive_later(max_bytes)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return data
+
+    async def receive_later(self, max_bytes: int | None = None) -> bytes:
+        """Do what `receive_some` does, for less where nothing is there yet: it waits before it looks."""
+        while True:
+            if self._fd < 0 or self._left is not None:
+                await trio.lowlevel.checkpoint()
+            else:
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                except trio.ClosedResourceError:
+                    # Either closed, which receive_nowait reports, or woken by end_after_buffered.
+                    pass
+            try:
+                return self.receive_nowait(max_bytes)
+            except trio.WouldBlock:
+                continue
+
+    def receive_nowait(self, max_bytes: int | None = None) -> bytes:
+        """Return what is there, or b"" at the end of input, or raise `trio.WouldBlock`."""
+        size = READ_SIZE if max_bytes is None else max_bytes
+        if self._fd < 0:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._left is not None:
+            size = min(size, self._left)
+            if not size:
+                return b""
+        try:
+            data = os.read(self._fd, size) if self._socket is None else self._socket.recv(size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if self._left is not None:
+                return b""
+            raise trio.WouldBlock from None
+        except OSError as exc:
+            if exc.errno == errno.EIO:  # a terminal that hung up
+                return b""
+            raise trio.BrokenResourceError(f"reading failed: {exc}") from exc
+        if self._left is not None:
+            self._left -= len(data)
+        return data
+
+    def duplicate(self) -> FdReceiver:
+        """Return a second stream over the same pipe, for who goes on reading when this one is closed."""
+        return FdReceiver(os.dup(self._fd))
+
+    def end_after_buffered(self) -> None:
+        """End the input behind what has arrived by now, even if somebody holds the other end open."""
+        if self._fd < 0 or self._left is not None:
+            return
+        self._left = 0
+        if sys.platform != "win32":
+            self._left = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        trio.lowlevel.notify_closing(self._fd)
+
+
+class FdSender(_FdStream, trio.abc.SendStream):
+    """Bytes to a descriptor, written without blocking. Takes what `FdReceiver` takes."""
+
+    _broken = False
+    _taken = 0  # bytes of writes that were not taken at once
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data`, at once if the system takes it. Cancelling may leave a part of it written.
+
+        Raises:
+            trio.BrokenResourceError: nobody reads any more.
+            trio.ClosedResourceError: this stream was closed, before or meanwhile.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        total = len(data)
+        sent = self.send_nowait(data)
+        if sent == total:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        with memoryview(data) as view:
+            while sent < total:
+                await self._writable()
+                with view[sent:] as rest:
+                    taken = self.send_nowait(rest)
+                sent += taken
+                self._taken += taken
+
+    def send_nowait(self, data: bytes | bytearray | memoryview) -> int:
+        """Write what the system takes now and return how many bytes that were. Raises what `send_all` does."""
+        self._check()
+        try:
+            if self._socket is None:
+                return os.write(self._fd, data)
+            return self._socket.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as exc:
+            raise trio.BrokenResourceError(f"writing failed: {exc}") from exc
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Wait until a write would be taken, at least in part."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
+        await self._writable()
+
+    async def _writable(self) -> None:
+        try:
+            await trio.lowlevel.wait_writable(self._fd)
+        except trio.ClosedResourceError:
+            self._check()
+
+    def _check(self) -> None:
+        if self._fd < 0:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._broken:
+            raise trio.BrokenResourceError("the peer is gone")
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever more of the write under way is taken, or more is read of what was."""
+        return self._taken, unread_bytes(self._fd)
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 once it is closed."""
+        return self._fd
+
+    def give_up(self) -> None:
+        """Let every write from now on, and the one under way, raise `trio.BrokenResourceError`."""
+        self._broken = True
+        if self._fd >= 0:
+            trio.lowlevel.notify_closing(self._fd)
+
+
+class _ThreadStream(_Stream):
+    """A descriptor that may block, owned by a thread that starts when it is first needed."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._started = False
+        self._closed = False
+
+    def _start(self, name: str) -> None:
+        if not self._started:
+            self._started = True
+            token = trio.lowlevel.current_trio_token()
+            threading.Thread(target=self._run, args=(token,), name=name, daemon=True).start()
+
+    def _run(self, token: trio.lowlevel.TrioToken) -> None:
+        try:
+            self._work(token)
+        except trio.RunFinishedError:
+            pass
+        finally:
+            os.close(self._fd)
+
+    @abstractmethod
+    def _work(self, token: trio.lowlevel.TrioToken) -> None:
+        """Read or write in the thread, until the stream is closed."""
+
+    def _close_unused(self) -> None:
+        """Close the descriptor if no thread was started that would."""
+        if not self._started:
+            self._started = True
+            os.close(self._fd)
+
+
+class ThreadReceiver(_ThreadStream, trio.abc.ReceiveStream):
+    """Bytes from a descriptor that may block, read by a thread of its own, one chunk ahead of who asks.
+
+    Owns `fd`. Cancelling `receive_some` loses nothing.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._ended = False
+        self._rest = b""
+        self._wanted = threading.Semaphore(0)
+        self._deliver, self._chunks = trio.open_memory_channel[bytes](2)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return what is there, at least one byte, or b"" at the end of input."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        self._start("trimcp reader")
+        if self._rest:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            data = self._rest
+        else:
+            try:
+                data = await self._chunks.receive()
+            except trio.EndOfChannel:
+                return b""
+            self._wanted.release()
+        size = len(data) if max_bytes is None else max_bytes
+        self._rest = data[size:]
+        return data[:size]
+
+    def _work(self, token: trio.lowlevel.TrioToken) -> None:
+        while not self._closed:
+            try:
+                data = os.read(self._fd, READ_SIZE)
+            except OSError:
+                data = b""
+            token.run_sync_soon(self._arrive, data)
+            if not data:
+                break
+            self._wanted.acquire()
+
+    def _arrive(self, data: bytes) -> None:
+        if self._closed or self._ended:
+            return
+        if data:
+            self._deliver.send_nowait(data)
+        else:
+            self.end_after_buffered()
+
+    def end_after_buffered(self) -> None:
+        """End the input behind what the thread has handed over."""
+        self._ended = True
+        self._deliver.close()
+
+    def close(self) -> None:
+        """Close without waiting for the thread; a task that is receiving gets `trio.ClosedResourceError`."""
+        self._closed = True
+        self._deliver.close()
+        self._chunks.close()
+        self._wanted.release()
+        self._close_unused()
+
+
+class ThreadSender(_ThreadStream, trio.abc.SendStream):
+    """Bytes to a descriptor that may block, written by a thread of its own, which owns `fd`."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._broken = False
+        self._todo: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._report, self._reports = trio.open_memory_channel[OSError | None](1)
+        self._taken = 0  # bytes, counted by the thread
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data`. Cancelling it leaves the write to the thread and the stream broken."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._check()
+        self._start("trimcp writer")
+        self._broken = True
+        self._todo.put(bytes(data))
+        error = await self._reports.receive()
+        if error is not None:
+            raise trio.BrokenResourceError(f"writing failed: {error}") from error
+        self._broken = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return at once: only the thread would know."""
+        await trio.lowlevel.checkpoint()
+        self._check()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._broken:
+            raise trio.BrokenResourceError("an earlier write failed or was cut short")
+
+    def _work(self, token: trio.lowlevel.TrioToken) -> None:
+        while (data := self._todo.get()) is not None:
+            error: OSError | None = None
+            try:
+                view = memoryview(data)
+                while view:
+                    taken = os.write(self._fd, view[:PIECE])  # it would block until all was taken
+                    self._taken += taken
+                    view = view[taken:]
+            except OSError as exc:
+                error = exc
+            token.run_sync_soon(self._finish, error)
+
+    def _finish(self, error: OSError | None) -> None:
+        if not self._closed:
+            self._report.send_nowait(error)
+
+    def taken(self) -> Hashable:
+        """Return what changes whenever more of the write under way is taken, or more is read of what was."""
+        return self._taken, 0 if self._closed else unread_bytes(self._fd)
+
+    def give_up(self) -> None:
+        """Let every write from now on raise `trio.BrokenResourceError`."""
+        self._broken = True
+
+    def close(self) -> None:
+        """Close without waiting for the thread; a task that is sending gets `trio.ClosedResourceError`."""
+        self._closed = True
+        self._report.close()
+        self._reports.close()
+        self._todo.put(None)
+        self._close_unused()
+
+
+AnyReceiver: TypeAlias = FdReceiver | ThreadReceiver
+AnySender: TypeAlias = FdSender | ThreadSender
