@@ -2,20 +2,19 @@
 
 `FdReceiver` and `FdSender` do not block. `ThreadReceiver` and `ThreadSender` serve descriptors that may: regular files,
 some devices, a terminal whose flags are not ours to set, Windows. They cost five times as much, and nothing can
-interrupt a blocked thread: it is a daemon and closes its descriptor itself.
+interrupt a blocked thread: the program does not wait for it, and it closes its descriptor itself.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import queue
 import socket
 import sys
-import threading
 from abc import abstractmethod
-from collections.abc import Hashable
-from typing import TypeAlias
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import trio
 
@@ -25,7 +24,13 @@ if sys.platform != "win32":
     import fcntl
     import termios
 
+if TYPE_CHECKING:
+    from outcome import Outcome
+
 __all__ = ["AnyReceiver", "AnySender", "FdReceiver", "FdSender", "ThreadReceiver", "ThreadSender"]
+
+
+T = TypeVar("T")
 
 
 class _Stream(trio.abc.AsyncResource):
@@ -217,123 +222,101 @@ class FdSender(_FdStream, trio.abc.SendStream):
 
 
 class _ThreadStream(_Stream):
-    """A descriptor that may block, owned by a thread that starts when it is first needed."""
+    """A descriptor that may block: one read or write at a time, each in a thread."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._started = False
+        self._busy = False
         self._closed = False
+        self._waiting = trio.lowlevel.ParkingLot()
 
-    def _start(self, name: str) -> None:
-        if not self._started:
-            self._started = True
-            token = trio.lowlevel.current_trio_token()
-            threading.Thread(target=self._run, args=(token,), name=name, daemon=True).start()
+    def _start(self, call: Callable[[], T], finish: Callable[[T], None]) -> None:
+        """Run `call` in a thread, which nothing can interrupt; then `finish` gets its result, unless this is closed."""
+        token = trio.lowlevel.current_trio_token()
+        self._busy = True
 
-    def _run(self, token: trio.lowlevel.TrioToken) -> None:
-        try:
-            self._work(token)
-        except trio.RunFinishedError:
-            pass
-        finally:
+        def deliver(result: Outcome[T]) -> None:
+            try:
+                token.run_sync_soon(self._finished, result, finish)
+            except trio.RunFinishedError:
+                os.close(self._fd)
+
+        trio.lowlevel.start_thread_soon(call, deliver)
+
+    def _finished(self, result: Outcome[T], finish: Callable[[T], None]) -> None:
+        self._busy = False
+        if self._closed:
             os.close(self._fd)
+        else:
+            finish(result.unwrap())
+            self._waiting.unpark_all()
 
-    @abstractmethod
-    def _work(self, token: trio.lowlevel.TrioToken) -> None:
-        """Read or write in the thread, until the stream is closed."""
-
-    def _close_unused(self) -> None:
-        """Close the descriptor if no thread was started that would."""
-        if not self._started:
-            self._started = True
-            os.close(self._fd)
+    def close(self) -> None:
+        """Close without waiting for the thread; a task that waits on this stream gets `trio.ClosedResourceError`."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.unpark_all()
+            if not self._busy:
+                os.close(self._fd)  # else the thread's end does
 
 
 class ThreadReceiver(_ThreadStream, trio.abc.ReceiveStream):
-    """Bytes from a descriptor that may block, read by a thread of its own, one chunk ahead of who asks.
+    """Bytes from a descriptor that may block, which this owns. Cancelling `receive_some` loses nothing."""
 
-    Owns `fd`. Cancelling `receive_some` loses nothing.
-    """
-
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd)
-        self._ended = False
-        self._rest = b""
-        self._wanted = threading.Semaphore(0)
-        self._deliver, self._chunks = trio.open_memory_channel[bytes](2)
+    _data = b""
+    _ended = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return what is there, at least one byte, or b"" at the end of input."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._data or self._ended:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        while not (self._data or self._ended or self._closed):
+            if not self._busy:
+                self._start(self._read, self._arrive)
+            await self._waiting.park()
         if self._closed:
             raise trio.ClosedResourceError("this stream was closed")
-        self._start("trimcp reader")
-        if self._rest:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            data = self._rest
-        else:
-            try:
-                data = await self._chunks.receive()
-            except trio.EndOfChannel:
-                return b""
-            self._wanted.release()
-        size = len(data) if max_bytes is None else max_bytes
-        self._rest = data[size:]
-        return data[:size]
+        size = len(self._data) if max_bytes is None else max_bytes
+        data, self._data = self._data[:size], self._data[size:]
+        return data
 
-    def _work(self, token: trio.lowlevel.TrioToken) -> None:
-        while not self._closed:
-            try:
-                data = os.read(self._fd, READ_SIZE)
-            except OSError:
-                data = b""
-            token.run_sync_soon(self._arrive, data)
-            if not data:
-                break
-            self._wanted.acquire()
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, READ_SIZE)
+        except OSError:
+            return b""
 
     def _arrive(self, data: bytes) -> None:
-        if self._closed or self._ended:
-            return
-        if data:
-            self._deliver.send_nowait(data)
-        else:
-            self.end_after_buffered()
+        if not self._ended:
+            self._data = data
+            self._ended = not data
 
     def end_after_buffered(self) -> None:
-        """End the input behind what the thread has handed over."""
+        """End the input behind what has been read."""
         self._ended = True
-        self._deliver.close()
-
-    def close(self) -> None:
-        """Close without waiting for the thread; a task that is receiving gets `trio.ClosedResourceError`."""
-        self._closed = True
-        self._deliver.close()
-        self._chunks.close()
-        self._wanted.release()
-        self._close_unused()
+        self._waiting.unpark_all()
 
 
 class ThreadSender(_ThreadStream, trio.abc.SendStream):
-    """Bytes to a descriptor that may block, written by a thread of its own, which owns `fd`."""
+    """Bytes to a descriptor that may block, which this owns."""
 
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd)
-        self._broken = False
-        self._todo: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._report, self._reports = trio.open_memory_channel[OSError | None](1)
-        self._taken = 0  # bytes, counted by the thread
+    _broken = False
+    _error: OSError | None = None
+    _taken = 0  # bytes, counted by the thread
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data`. Cancelling it leaves the write to the thread and the stream broken."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check()
-        self._start("trimcp writer")
         self._broken = True
-        self._todo.put(bytes(data))
-        error = await self._reports.receive()
-        if error is not None:
-            raise trio.BrokenResourceError(f"writing failed: {error}") from error
+        self._start(partial(self._write, bytes(data)), self._report)
+        while self._busy and not self._closed:
+            await self._waiting.park()
+        if self._closed:
+            raise trio.ClosedResourceError("this stream was closed")
+        if self._error is not None:
+            raise trio.BrokenResourceError(f"writing failed: {self._error}") from self._error
         self._broken = False
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -347,22 +330,20 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
         if self._broken:
             raise trio.BrokenResourceError("an earlier write failed or was cut short")
 
-    def _work(self, token: trio.lowlevel.TrioToken) -> None:
-        while (data := self._todo.get()) is not None:
-            error: OSError | None = None
-            try:
-                view = memoryview(data)
-                while view:
-                    taken = os.write(self._fd, view[:PIECE])  # it would block until all was taken
+    def _write(self, data: bytes) -> OSError | None:
+        try:
+            with memoryview(data) as view:
+                sent = 0
+                while sent < len(data):
+                    taken = os.write(self._fd, view[sent : sent + PIECE])  # it would block until all was taken
+                    sent += taken
                     self._taken += taken
-                    view = view[taken:]
-            except OSError as exc:
-                error = exc
-            token.run_sync_soon(self._finish, error)
+        except OSError as error:
+            return error
+        return None
 
-    def _finish(self, error: OSError | None) -> None:
-        if not self._closed:
-            self._report.send_nowait(error)
+    def _report(self, error: OSError | None) -> None:
+        self._error = error
 
     def taken(self) -> Hashable:
         """Return what changes whenever more of the write under way is taken, or more is read of what was."""
@@ -371,14 +352,6 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
     def give_up(self) -> None:
         """Let every write from now on raise `trio.BrokenResourceError`."""
         self._broken = True
-
-    def close(self) -> None:
-        """Close without waiting for the thread; a task that is sending gets `trio.ClosedResourceError`."""
-        self._closed = True
-        self._report.close()
-        self._reports.close()
-        self._todo.put(None)
-        self._close_unused()
 
 
 AnyReceiver: TypeAlias = FdReceiver | ThreadReceiver
