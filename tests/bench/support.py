@@ -1,4 +1,4 @@
-"""A load without a connection, and roads that lead to a server in this test."""
+"""A load without a connection, and channels that lead to a server in this test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 
 from trimcp.bench.caller import LoadCaller
 from trimcp.bench.load import Load
-from trimcp.bench.mux import Opener, Road
+from trimcp.bench.mux import LoadChannel, Opener
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.shot import prepare
 from trimcp.bench.supply import Supply
@@ -60,18 +60,18 @@ def greeting(request: dict[str, Any]) -> bytes:
 
 
 @attrs.define(eq=False)
-class FakeRoad:
+class FakeChannel:
     """A connection to a server that is a function in this test.
 
     Args:
-        serve: called with each message that is sent and the road, on which it may `answer` now or later.
+        serve: called with each message that is sent and the channel, on which it may `answer` now or later.
         greets: the first request is answered properly, and not by the function.
 
     Attributes:
         sent: every message, with the time it was sent at.
     """
 
-    serve: Callable[[dict[str, Any], FakeRoad], object]
+    serve: Callable[[dict[str, Any], FakeChannel], object]
     nursery: trio.Nursery
     greets: bool = True
     sent: list[tuple[float, dict[str, Any]]] = attrs.field(factory=list)
@@ -133,35 +133,35 @@ class FakeRoad:
 
 
 def fake_opener(
-    serve: Callable[[dict[str, Any], FakeRoad], object], roads: list[FakeRoad], *, greets: bool = True
+    serve: Callable[[dict[str, Any], FakeChannel], object], channels: list[FakeChannel], *, greets: bool = True
 ) -> Opener:
     """Return what opens such connections, and puts them into the list."""
 
     @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
         async with trio.open_nursery() as nursery:
-            road = FakeRoad(serve, nursery, greets)
-            roads.append(road)
+            channel = FakeChannel(serve, nursery, greets)
+            channels.append(channel)
             try:
-                yield road
+                yield channel
             finally:
-                road.closed = True
+                channel.closed = True
                 nursery.cancel_scope.cancel()
 
     return opened
 
 
-def at_once(message: dict[str, Any], road: FakeRoad) -> None:
+def at_once(message: dict[str, Any], channel: FakeChannel) -> None:
     """A server that answers rightly at once."""
     if message["method"] == "tools/call":
-        road.answer(reply(message))
+        channel.answer(reply(message))
 
 
-def after(seconds: float) -> Callable[[dict[str, Any], FakeRoad], object]:
+def after(seconds: float) -> Callable[[dict[str, Any], FakeChannel], object]:
     """A server that answers rightly after some time."""
 
-    def serve(message: dict[str, Any], road: FakeRoad) -> None:
+    def serve(message: dict[str, Any], channel: FakeChannel) -> None:
         if message["method"] == "tools/call":
-            road.answer_after(seconds, reply(message))
+            channel.answer_after(seconds, reply(message))
 
     return serve

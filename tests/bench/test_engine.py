@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.bench.support import FakeRoad, a_load, after, fake_opener, reply
+from tests.bench.support import FakeChannel, a_load, after, fake_opener, reply
 from trimcp.bench.discovery import Found
 from trimcp.bench.engine import Measurement, measure
 from trimcp.bench.mux import run_session
@@ -20,7 +20,7 @@ from trimcp.errors import LocalError
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.wire.revisions import LATEST
 
-Serve = Callable[[dict[str, Any], FakeRoad], object]
+Serve = Callable[[dict[str, Any], FakeChannel], object]
 
 
 async def measured(
@@ -28,14 +28,14 @@ async def measured(
     *,
     ticks: list[Snapshot] | None = None,
     stop: trio.Event | None = None,
-    roads: list[FakeRoad] | None = None,
+    channels: list[FakeChannel] | None = None,
     **options: Any,
 ) -> Report:
     """Measure a server that is a function."""
     load = a_load(**options)
     load.tally.began = math.inf
     found = Found("stdio", LATEST, "fake", "1", tuple(load.supply.shots))
-    opener = fake_opener(serve, [] if roads is None else roads)
+    opener = fake_opener(serve, [] if channels is None else channels)
     session = partial(run_session, opener=opener)
     run = Measurement(load, session, trio.Event() if stop is None else stop, None if ticks is None else ticks.append)
     await run.run()
@@ -62,24 +62,24 @@ async def test_a_count_is_measured_exactly(autojump_clock: object) -> None:
 
 
 async def test_the_warm_up_is_not_counted(autojump_clock: object) -> None:
-    roads: list[FakeRoad] = []
-    report = await measured(after(0.1), seconds=1.05, warm_up=5.0, roads=roads)
+    channels: list[FakeChannel] = []
+    report = await measured(after(0.1), seconds=1.05, warm_up=5.0, channels=channels)
     assert report.calls in (10, 11)
-    assert len(roads[0].calls) == pytest.approx(61, abs=1)
-    roads.clear()
-    report = await measured(after(0.1), count=10, warm_up_count=25, under_way=5, roads=roads)
-    assert (report.calls, len(roads[0].calls)) == (10, 35)
+    assert len(channels[0].calls) == pytest.approx(61, abs=1)
+    channels.clear()
+    report = await measured(after(0.1), count=10, warm_up_count=25, under_way=5, channels=channels)
+    assert (report.calls, len(channels[0].calls)) == (10, 35)
     assert report.seconds == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("warm_up", [{"warm_up": 1.05}, {"warm_up_count": 30}])
 async def test_what_is_counted_begins_when_the_warm_up_is_over(warm_up: dict[str, Any], autojump_clock: object) -> None:
     """The calls counted are those made after it, with nothing else under way."""
-    roads: list[FakeRoad] = []
-    report = await measured(after(0.1), count=20, under_way=4, roads=roads, **warm_up)
+    channels: list[FakeChannel] = []
+    report = await measured(after(0.1), count=20, under_way=4, channels=channels, **warm_up)
     assert (report.calls, report.latency.count) == (20, 20)
     assert report.seconds == pytest.approx(0.5)
-    at = [at for at, _ in roads[0].calls]
+    at = [at for at, _ in channels[0].calls]
     assert at[-20] - at[-21] == pytest.approx(0.1)
 
 
@@ -129,7 +129,7 @@ async def test_a_server_that_never_answers_ends_the_measurement(
     options: dict[str, Any], autojump_clock: object
 ) -> None:
     began = trio.current_time()
-    report = await measured(lambda message, road: None, under_way=3, patience=5.0, **options)
+    report = await measured(lambda message, channel: None, under_way=3, patience=5.0, **options)
     assert trio.current_time() - began <= 11.0
     assert (report.calls, counts(report)) == (0, {"no answer": 3})
     assert not report.right
@@ -138,11 +138,11 @@ async def test_a_server_that_never_answers_ends_the_measurement(
 async def test_a_server_that_falls_silent_is_told_from_one_that_answers(autojump_clock: object) -> None:
     answered = 0
 
-    def serve(message: dict[str, Any], road: FakeRoad) -> None:
+    def serve(message: dict[str, Any], channel: FakeChannel) -> None:
         nonlocal answered
         answered += 1
         if answered <= 50:
-            road.answer_after(0.01, reply(message))
+            channel.answer_after(0.01, reply(message))
 
     report = await measured(serve, count=100, under_way=2, patience=5.0)
     assert (report.calls, counts(report)) == (50, {"no answer": 2})
@@ -155,15 +155,15 @@ async def test_long_thinking_is_no_silence(autojump_clock: object) -> None:
 
 async def test_servers_that_are_all_dead_end_the_measurement(autojump_clock: object) -> None:
     began = trio.current_time()
-    report = await measured(lambda message, road: road.die(), seconds=3600.0, sessions=3, reopen=2)
+    report = await measured(lambda message, channel: channel.die(), seconds=3600.0, sessions=3, reopen=2)
     assert trio.current_time() - began < 5.0
     assert (report.calls, counts(report)) == (0, {"connection lost": 9})
 
 
 async def test_some_wrong_answers_are_counted_and_the_rest_is_measured(autojump_clock: object) -> None:
-    def serve(message: dict[str, Any], road: FakeRoad) -> None:
+    def serve(message: dict[str, Any], channel: FakeChannel) -> None:
         wrong = message["id"] % 10 == 0
-        road.answer_after(0.1, reply(message, "\x1b[0mno" if wrong else None))
+        channel.answer_after(0.1, reply(message, "\x1b[0mno" if wrong else None))
 
     report = await measured(serve, count=100, under_way=10)
     assert (report.calls, counts(report)) == (90, {"wrong text": 10})
@@ -175,11 +175,11 @@ async def test_some_wrong_answers_are_counted_and_the_rest_is_measured(autojump_
 
 async def test_it_can_be_ended_before_its_time(autojump_clock: object) -> None:
     stop = trio.Event()
-    roads: list[FakeRoad] = []
+    channels: list[FakeChannel] = []
     reports: list[Report] = []
 
     async def measure() -> None:
-        reports.append(await measured(after(0.1), stop=stop, roads=roads, seconds=3600.0))
+        reports.append(await measured(after(0.1), stop=stop, channels=channels, seconds=3600.0))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(measure)
@@ -190,13 +190,13 @@ async def test_it_can_be_ended_before_its_time(autojump_clock: object) -> None:
     assert report.seconds == pytest.approx(10.05)
     assert report.calls == pytest.approx(100, abs=1)
     assert report.errors == {}
-    assert roads[0].closed
+    assert channels[0].closed
 
 
 async def test_what_is_under_way_when_it_is_ended_is_nobodys_fault(autojump_clock: object) -> None:
     stop = trio.Event()
 
-    def serve(message: dict[str, Any], road: FakeRoad) -> None:
+    def serve(message: dict[str, Any], channel: FakeChannel) -> None:
         stop.set()
 
     began = trio.current_time()
@@ -215,25 +215,25 @@ async def test_ending_it_while_the_last_answers_are_awaited_does_not_wait_for_th
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end)
-        report = await measured(lambda message, road: None, stop=stop, seconds=1.0, patience=100.0)
+        report = await measured(lambda message, channel: None, stop=stop, seconds=1.0, patience=100.0)
     assert trio.current_time() - began < 7.0
     assert (report.seconds, report.errors) == (pytest.approx(1.0), {})
 
 
 async def test_being_cancelled_closes_every_connection(autojump_clock: object) -> None:
-    roads: list[FakeRoad] = []
+    channels: list[FakeChannel] = []
     with trio.move_on_after(3.0) as scope:
-        await measured(after(0.1), roads=roads, seconds=3600.0, sessions=5)
+        await measured(after(0.1), channels=channels, seconds=3600.0, sessions=5)
     assert scope.cancelled_caught
-    assert len(roads) == 5
-    assert all(road.closed for road in roads)
+    assert len(channels) == 5
+    assert all(channel.closed for channel in channels)
 
 
 async def test_how_things_stand_is_told_twice_a_second(autojump_clock: object) -> None:
     ticks: list[Snapshot] = []
 
-    def serve(message: dict[str, Any], road: FakeRoad) -> None:
-        road.answer_after(0.1, reply(message, "no" if message["id"] == 30 else None))
+    def serve(message: dict[str, Any], channel: FakeChannel) -> None:
+        channel.answer_after(0.1, reply(message, "no" if message["id"] == 30 else None))
 
     await measured(serve, ticks=ticks, seconds=3.01, warm_up=1.01, under_way=2)
     assert [tick.warming_up for tick in ticks[:3]] == [True, True, False]

@@ -15,7 +15,7 @@ from tests.bench.support import ECHO
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
-from trimcp.bench.stdio import LineRoad
+from trimcp.bench.stdio import LineChannel
 from trimcp.bench.tally import Tally
 from trimcp.errors import LocalError
 from trimcp.transports.stdio.child import StdioServer
@@ -192,26 +192,26 @@ def children_of(pid: int) -> set[int]:
 
 async def test_lines_are_cut_wherever_the_chunks_are() -> None:
     sender, receiver = memory_stream_one_way_pair()
-    road = LineRoad(receiver, sender, Tally(), 1000)
+    channel = LineChannel(receiver, sender, Tally(), 1000)
     text = b'{"a":1}\n\n  \r\n{"b":2}\r\n{"c":3}\n'
     found: list[bytes] = []
     for byte in text:
         await sender.send_all(bytes([byte]))
-        found += await road.receive()
+        found += await channel.receive()
     assert [line.strip() for line in found] == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
     await sender.send_all(text)
-    assert [line.strip() for line in await road.receive()] == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
+    assert [line.strip() for line in await channel.receive()] == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
     await sender.aclose()
     with pytest.raises(trio.EndOfChannel):
-        await road.receive()
-    assert await road.close_reason() == "the server closed the connection"
+        await channel.receive()
+    assert await channel.close_reason() == "the server closed the connection"
 
 
 async def test_a_line_without_end_ends_the_connection() -> None:
     sender, receiver = memory_stream_one_way_pair()
-    road = LineRoad(receiver, sender, Tally(), 1000)
+    channel = LineChannel(receiver, sender, Tally(), 1000)
     with pytest.raises(trio.BrokenResourceError):
         for _ in range(100):
             await sender.send_all(b"x" * 100)
-            assert not await road.receive()
-    assert await road.close_reason() == "the server sent a message larger than 1,000 bytes"
+            assert not await channel.receive()
+    assert await channel.close_reason() == "the server sent a message larger than 1,000 bytes"

@@ -15,7 +15,7 @@ import trio
 from trimcp.bench.caller import LoadCaller
 from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply
 from trimcp.bench.load import Load
-from trimcp.bench.mux import Opener, Road
+from trimcp.bench.mux import LoadChannel, Opener
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import Event, EventDecoder
@@ -34,19 +34,19 @@ def events_opener(server: HttpServer) -> Opener:
     site = Site.of(server)
 
     @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
-        road = _EventRoad(load, caller, site, server.address, CLIENT_MAX_MESSAGE)
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+        channel = _EventChannel(load, caller, site, server.address, CLIENT_MAX_MESSAGE)
         try:
-            await road.open()
-            yield road
+            await channel.open()
+            yield channel
         finally:
-            road.close()
+            channel.close()
 
     return opened
 
 
 @attrs.define(eq=False)
-class _EventRoad:
+class _EventChannel:
     """One session: the stream, and connections to POST on, as many as are needed and calls may be under way."""
 
     _load: Load
@@ -103,7 +103,7 @@ class _EventRoad:
         self._head = self._site.head(b"POST", _SEND, path=path.encode())
 
     async def receive(self) -> Sequence[bytes]:
-        """Return what the stream has brought; see `Road.receive`."""
+        """Return what the stream has brought; see `LoadChannel.receive`."""
         try:
             if not self._arrived:
                 if self._stream.reply.complete:
@@ -123,13 +123,13 @@ class _EventRoad:
                 self._arrived.append(event)
 
     async def close_reason(self) -> str:
-        """Say how the connection ended; see `Road.close_reason`."""
+        """Say how the connection ended; see `LoadChannel.close_reason`."""
         return self._why
 
     # Messages of ours
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Have the messages sent, each by the next connection that is free; see `Road.send`."""
+        """Have the messages sent, each by the next connection that is free; see `LoadChannel.send`."""
         self._outgoing.extend(messages)
         for _ in messages:
             if self._idle:
@@ -139,7 +139,7 @@ class _EventRoad:
                 self._nursery.start_soon(self._work)
 
     async def run(self) -> None:
-        """Have a place for the tasks that POST; see `Road.run`."""
+        """Have a place for the tasks that POST; see `LoadChannel.run`."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self.send(())

@@ -1,47 +1,37 @@
-"""Bytes to and from one address, as cheaply as Trio allows: plain sockets by hand, TLS through Trio's stream."""
+"""Bytes to and from a server, as cheaply as Trio allows: plain sockets by hand, TLS through Trio's stream."""
 
 from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, Protocol
 
 import attrs
 import trio
 
-from trimcp.errors import ConnectionLost
-from trimcp.transports.targets import unreachable
+from trimcp.bench.tally import Tally
+from trimcp.transports.targets import dial
 
-__all__ = ["Address", "LoadLink"]
+__all__ = ["Address", "LoadLink", "Writer", "linked"]
 
 _READ: Final = 65_536
 _TRUSTING: Final = "name what to trust in SSL_CERT_FILE"
 
 
 class LoadLink(Protocol):
-    """One connection. One task receives, one sends."""
+    """One connection. One task receives, one sends; where it broke, they get a `trio.BrokenResourceError`."""
 
     def send_nowait(self, data: bytes) -> int:
-        """Send what the system takes now and return how many bytes that were. 0 also where it cannot be told.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-        """
+        """Send what the system takes now and return how many bytes that were. 0 also where it cannot be told."""
         ...
 
     async def send_all(self, data: bytes) -> None:
-        """Send all of it. Cancelling may leave a part of it sent.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-        """
+        """Send all of it. Cancelling may leave a part of it sent."""
 
     async def receive(self) -> bytes:
-        """Wait for bytes and return them, b"" at the end. Cancelling it loses nothing.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-        """
+        """Wait for bytes and return them, b"" at the end. Cancelling it loses nothing."""
         ...
 
     def ended(self) -> bool:
@@ -121,6 +111,16 @@ class _StreamLink:
         self._stream.transport_stream.socket.close()
 
 
+def linked(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> LoadLink:
+    """Return the link over a stream, which is not to be used any more."""
+    if isinstance(stream, trio.SSLStream):
+        return _StreamLink(stream)
+    family, kind, protocol = stream.socket.family, stream.socket.type, stream.socket.proto
+    plain = socket.socket(family, kind, protocol, fileno=stream.socket.detach())
+    plain.setblocking(False)
+    return _SocketLink(plain)
+
+
 @attrs.frozen
 class Address:
     """Where a server listens.
@@ -137,41 +137,55 @@ class Address:
     path: str | None = None
 
     async def dial(self, patience: float, context: ssl.SSLContext | None = None) -> LoadLink:
-        """Connect.
-
-        Args:
-            patience: seconds it may take.
-            context: whom to trust; None for whom this system trusts.
+        """Connect within so many seconds; `context` is what to trust, None for what this system trusts.
 
         Raises:
             ConnectionLost: there is no connection; the text says why.
         """
-        stream: trio.SocketStream | None = None
-        try:
-            with trio.fail_after(patience):
-                if self.path is not None:
-                    stream = await trio.open_unix_socket(self.path)
-                else:
-                    stream = await trio.open_tcp_stream(self.host, self.port)
-                if not self.tls:
-                    return _SocketLink(_detached(stream))
-                context = context or ssl.create_default_context()
-                secure = trio.SSLStream(stream, context, server_hostname=self.host, https_compatible=True)
-                await secure.do_handshake()
-                return _StreamLink(secure)
-        except BaseException as error:  # whatever it was, cancelled or refused, the socket must not stay
-            if stream is not None:
-                stream.socket.close()
-            if isinstance(error, trio.TooSlowError):
-                raise ConnectionLost(f"no connection within {patience:g} seconds") from None
-            if isinstance(error, trio.BrokenResourceError | OSError):
-                raise ConnectionLost(unreachable(error, _TRUSTING) or "the connection broke at once") from error
-            raise
+        tls = (context or ssl.create_default_context()) if self.tls else None
+        stream = await dial(self.host, self.port, path=self.path, tls=tls, timeout=patience, trusting=_TRUSTING)
+        return linked(stream)
 
 
-def _detached(stream: trio.SocketStream) -> socket.socket:
-    """Return the socket of a stream, which is not to be used any more."""
-    family, kind, protocol = stream.socket.family, stream.socket.type, stream.socket.proto
-    plain = socket.socket(family, kind, protocol, fileno=stream.socket.detach())
-    plain.setblocking(False)
-    return plain
+@attrs.define(eq=False)
+class Writer:
+    """Sends what the system takes at once, and the rest as soon as it takes more, without making the reader wait.
+
+    What waits in it is bounded by the calls that may be under way.
+
+    Args:
+        send_nowait: sends what the system takes now and returns how many bytes that were; None where that cannot be.
+        send_all: sends everything.
+        tally: where bytes are counted.
+    """
+
+    _send_nowait: Callable[[bytes], int] | None
+    _send_all: Callable[[bytes], Awaitable[object]]
+    _tally: Tally
+    _waiting: list[bytes] = attrs.field(init=False, factory=list)
+    _is_busy: bool = attrs.field(init=False, default=False)
+    _more: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def write(self, data: bytes) -> None:
+        """Send now what can be sent now. Does not raise: `run` meets the same."""
+        self._tally.bytes_out += len(data)
+        if not self._is_busy and self._send_nowait is not None:
+            sent = 0
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                sent = self._send_nowait(data)
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._is_busy = True
+        self._waiting.append(data)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Send what `write` left over, until it is cancelled. Raises what `send_all` does."""
+        while True:
+            await self._more.wait()
+            self._more = trio.Event()
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                await self._send_all(b"".join(waiting))
+            self._is_busy = False

@@ -1,6 +1,6 @@
 """One session over a connection that carries many calls at a time: its handshake, its calls, its reopening.
 
-Knows neither pipes nor frames; a `Road` does.
+Knows neither pipes nor frames; a `LoadChannel` does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trimcp.bench.caller import LoadCaller
 from trimcp.bench.load import INITIALIZED, Load
 from trimcp.errors import McpError
 
-__all__ = ["Opener", "Road", "run_session"]
+__all__ = ["LoadChannel", "Opener", "run_session"]
 
 
-class Road(Protocol):
+class LoadChannel(Protocol):
     """One connection as the load needs it: whole messages, as they stand on the wire."""
 
     def send(self, messages: Sequence[bytes]) -> None:
@@ -45,7 +45,7 @@ class Road(Protocol):
         ...
 
 
-Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[Road]]
+Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[LoadChannel]]
 """Opens a connection, within `Plan.opening`. An McpError says that there is none; leaving the block closes it."""
 
 
@@ -67,8 +67,8 @@ async def run_session(
     attempt = 0
     while True:
         try:
-            async with opener(load, caller) as road:
-                kind, why = await _Conversation(load, caller, road).run(usable)
+            async with opener(load, caller) as channel:
+                kind, why = await _Conversation(load, caller, channel).run(usable)
         except McpError as error:
             kind, why = "no connection", str(error)
         except BaseException:  # cancelled, in whatever groups; noted only, where what is under way is overdue as well
@@ -93,7 +93,7 @@ class _Conversation:
 
     _load: Load
     _caller: LoadCaller
-    _road: Road
+    _channel: LoadChannel
     _scope: trio.CancelScope = attrs.field(init=False)
     _timer: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _greeted: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -127,19 +127,19 @@ class _Conversation:
         self._scope.cancel()
 
     async def _lost(self) -> None:
-        self._end("connection lost" if self._is_open else "no connection", await self._road.close_reason())
+        self._end("connection lost" if self._is_open else "no connection", await self._channel.close_reason())
 
     async def _greet(self) -> bool:
         """Shake hands, or where there is no handshake see that the server is awake; False if it does not answer."""
         load = self._load
-        self._road.send([load.greeting()])
+        self._channel.send([load.greeting()])
         with trio.move_on_after(load.plan.opening):
             await self._greeted.wait()
         greeting = self._caller.greeting
         if greeting is not None and load.revision.modern:
             return True
         if isinstance(greeting, dict):
-            self._road.send([INITIALIZED])
+            self._channel.send([INITIALIZED])
             return True
         self._end("no connection", greeting or f"the server was not ready within {load.plan.opening:g} seconds")
         return False
@@ -148,12 +148,12 @@ class _Conversation:
 
     async def _write(self) -> None:
         try:
-            await self._road.run()
+            await self._channel.run()
         except trio.BrokenResourceError:
             await self._lost()
 
     async def _read(self) -> None:
-        caller, receive = self._caller, self._road.receive
+        caller, receive = self._caller, self._channel.receive
         try:
             while True:
                 texts = await receive()
@@ -185,7 +185,7 @@ class _Conversation:
         caller = self._caller
         messages = caller.ready(now)
         if messages:
-            self._road.send(messages)
+            self._channel.send(messages)
         due = caller.due()
         if due < self._timer.deadline:
             self._timer.deadline = due

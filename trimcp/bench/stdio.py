@@ -10,29 +10,29 @@ import attrs
 import trio
 
 from trimcp.bench.caller import LoadCaller
+from trimcp.bench.link import Writer
 from trimcp.bench.load import Load
-from trimcp.bench.mux import Opener, Road
+from trimcp.bench.mux import LoadChannel, Opener
 from trimcp.bench.tally import Tally
-from trimcp.bench.writer import Writer
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.child import ChildChannel, StdioServer
 from trimcp.transports.stdio.streams import FdReceiver, FdSender
 
-__all__ = ["LineRoad", "stdio_opener"]
+__all__ = ["LineChannel", "stdio_opener"]
 
 _REAPED: Final = 0.2
 
 
 @attrs.define(eq=False)
-class LineRoad:
+class LineChannel:
     """Messages as lines over two byte streams. A line may be longer than `max_message` by what one read brings."""
 
     _receiver: trio.abc.ReceiveStream
     _sender: trio.abc.SendStream
     _tally: Tally
     _max_message: int
-    _channel: ChildChannel | None = None
+    _child: ChildChannel | None = None
     _pieces: list[bytes] = attrs.field(init=False, factory=list)
     _held: int = attrs.field(init=False, default=0)
     _writer: Writer = attrs.field(init=False)
@@ -47,15 +47,15 @@ class LineRoad:
         self._receive = receiver.receive_later if isinstance(receiver, FdReceiver) else receiver.receive_some
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Write the messages, as many as the pipe takes; see `Road.send`."""
+        """Write the messages, as many as the pipe takes; see `LoadChannel.send`."""
         self._writer.write(b"\n".join((*messages, b"")))
 
     async def run(self) -> None:
-        """Write what the pipe did not take; see `Road.run`."""
+        """Write what the pipe did not take; see `LoadChannel.run`."""
         await self._writer.run()
 
     async def receive(self) -> Sequence[bytes]:
-        """Return the lines that one read completes; see `Road.receive`."""
+        """Return the lines that one read completes; see `LoadChannel.receive`."""
         chunk = bytes(await self._receive(READ_SIZE))
         if not chunk:
             raise trio.EndOfChannel("the server closed its output")
@@ -79,25 +79,25 @@ class LineRoad:
         return [line for line in lines if line and not line.isspace()]
 
     async def close_reason(self) -> str:
-        """Say how the connection ended; see `Road.close_reason`."""
+        """Say how the connection ended; see `LoadChannel.close_reason`."""
         if self._why is not None:
             return self._why
-        if self._channel is None:
+        if self._child is None:
             return "the server closed the connection"
         # A process closes its pipes a moment before it can be waited for, and then it is known how it ended.
         with trio.move_on_after(_REAPED):
-            await self._channel.process.wait()
-        return self._channel.close_reason()
+            await self._child.process.wait()
+        return self._child.close_reason()
 
 
 def stdio_opener(server: StdioServer) -> Opener:
     """Return what starts the server anew for each session."""
 
     @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
-        async with server.connect() as channel:
-            load.pids.add(channel.process.pid)
-            receiver, sender = channel.streams
-            yield LineRoad(receiver, sender, load.tally, CLIENT_MAX_MESSAGE, channel)
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+        async with server.connect() as child:
+            load.pids.add(child.process.pid)
+            receiver, sender = child.streams
+            yield LineChannel(receiver, sender, load.tally, CLIENT_MAX_MESSAGE, child)
 
     return opened

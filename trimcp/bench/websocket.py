@@ -1,29 +1,23 @@
-"""Load over WebSocket: the handshake and the frames, no more of RFC 6455 than a client needs that is in a hurry.
+"""Load over WebSocket: the frames of RFC 6455, no more of them than a client needs that measures.
 
 trio-websocket takes some 100 microseconds per message, several times what servers are to be measured by.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 import attrs
 import trio
 
 from trimcp.bench.caller import LoadCaller
-from trimcp.bench.link import Address, LoadLink
+from trimcp.bench.link import LoadLink, Writer, linked
 from trimcp.bench.load import Load
-from trimcp.bench.mux import Opener, Road
+from trimcp.bench.mux import LoadChannel, Opener
 from trimcp.bench.tally import Tally
-from trimcp.bench.writer import Writer
 from trimcp.channel import CLIENT_MAX_MESSAGE
-from trimcp.errors import ConnectionLost
 from trimcp.framing.frames import text_frame
 from trimcp.framing.gathering import Gathered
 
@@ -32,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameReader", "websocket_opener"]
 
-_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
-_LONGEST_HEAD: Final = 64 * 1024
 _CONTINUATION, _TEXT, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x8, 0x9, 0xA
 _FIN: Final = 0x80
 _CLOSE_FRAME: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close, masked with nothing, 1000
@@ -115,7 +107,7 @@ class FrameReader:
 
 
 @attrs.define(eq=False)
-class _FrameRoad:
+class _FrameChannel:
     """Messages as text frames over one connection."""
 
     _link: LoadLink
@@ -156,55 +148,17 @@ class _FrameRoad:
 
 def websocket_opener(server: WebSocketServer) -> Opener:
     """Return what connects to the server anew for each session."""
-    parts = urlsplit(server.url)
-    tls = parts.scheme == "wss"
-    address = Address(parts.hostname or "", parts.port or (443 if tls else 80), tls, server.socket)
-    target = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
-    host = "localhost" if parts.scheme == "ws+unix" else parts.netloc
 
     @asynccontextmanager
-    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[Road]:
-        link = await address.dial(load.plan.opening, load.ssl_context or server.ssl_context)
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+        context = load.ssl_context or server.ssl_context
+        stream, early = await attrs.evolve(server, timeout=load.plan.opening, ssl_context=context).open()
+        link = linked(stream)
         try:
-            lines = "".join(f"{name}: {value}\r\n" for name, value in server.headers.items())
-            rest = await _shake(link, f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{lines}", load.plan.opening)
-            yield _FrameRoad(link, load.tally, FrameReader(CLIENT_MAX_MESSAGE), rest)
-            _part(link)
+            yield _FrameChannel(link, load.tally, FrameReader(CLIENT_MAX_MESSAGE), early)
+            with suppress(trio.BrokenResourceError):
+                link.send_nowait(_CLOSE_FRAME)  # if that can be done at once
         finally:
             link.close()
 
     return opened
-
-
-def _part(link: LoadLink) -> None:
-    """Say goodbye, if that can be done at once."""
-    try:
-        link.send_nowait(_CLOSE_FRAME)
-    except trio.BrokenResourceError:
-        return
-
-
-async def _shake(link: LoadLink, head: str, patience: float) -> bytes:
-    """Ask for WebSocket (RFC 6455, section 4.1); return what came behind the answer."""
-    key = base64.b64encode(os.urandom(16))
-    wanted = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())
-    head += "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: mcp\r\n"
-    answer = b""
-    try:
-        with trio.fail_after(patience):
-            await link.send_all(head.encode() + b"Sec-WebSocket-Key: %b\r\n\r\n" % key)
-            while b"\r\n\r\n" not in answer:
-                piece = await link.receive()
-                answer += piece
-                if not piece or len(answer) > _LONGEST_HEAD:
-                    raise ConnectionLost(f"no answer to the handshake of WebSocket but {answer[:200]!r}")
-    except trio.TooSlowError:
-        raise ConnectionLost(f"the handshake of WebSocket was not answered within {patience:g} seconds") from None
-    except trio.BrokenResourceError as error:
-        raise ConnectionLost(f"the connection broke in the handshake of WebSocket: {error}") from None
-    found, _, rest = answer.partition(b"\r\n\r\n")
-    status, *lines = found.split(b"\r\n")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    if status.split(b" ")[1:2] != [b"101"] or headers.get(b"sec-websocket-accept") != wanted:
-        raise ConnectionLost(f"the server does not speak WebSocket here: {answer[:200]!r}")
-    return rest

@@ -1,4 +1,4 @@
-"""What targets on a network have in common: their URLs and headers, and texts for what went wrong."""
+"""What targets on a network have in common: their URLs and headers, connecting, and texts for what went wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from socket import gaierror
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from trimcp.errors import LocalError
+import trio
+
+from trimcp.errors import ConnectionLost, LocalError
 
 __all__ = [
     "checked_headers",
     "checked_url",
+    "dial",
     "masked_url",
     "shown_url",
     "socket_path",
@@ -98,6 +101,43 @@ def status_text(status: int) -> str:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
         return str(status)
+
+
+async def dial(
+    host: str, port: int, *, path: str | None, tls: ssl.SSLContext | None, timeout: float, trusting: str
+) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+    """Open a stream to a server.
+
+    Args:
+        host, port: where it listens.
+        path: of the Unix socket to connect to in place of these, or None.
+        tls: what to trust; None for no TLS.
+        timeout: seconds it may take, the handshake of TLS included.
+        trusting: how a user says which certificates to trust.
+
+    Raises:
+        ConnectionLost: there is none; the text says why, without the address.
+    """
+    stream: trio.SocketStream | None = None
+    try:
+        with trio.fail_after(timeout):
+            if path is None:
+                stream = await trio.open_tcp_stream(host, port)
+            else:
+                stream = await trio.open_unix_socket(path)
+            if tls is None:
+                return stream
+            secure = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
+            await secure.do_handshake()
+            return secure
+    except BaseException as error:  # cancelled included: a stream that nobody gets must not stay open
+        if stream is not None:
+            stream.socket.close()
+        if isinstance(error, trio.TooSlowError):
+            raise ConnectionLost(f"no connection within {timeout:g} seconds") from None
+        if isinstance(error, trio.BrokenResourceError | OSError):
+            raise ConnectionLost(unreachable(error, trusting) or "the connection broke while TLS began") from error
+        raise
 
 
 def unreachable(error: BaseException, trusting: str) -> str | None:

@@ -14,7 +14,7 @@ import trio
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path, status_text, unreachable
+from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, socket_path, status_text
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.transports.websocket.handshake import HandshakeFailed, open_websocket
@@ -106,53 +106,42 @@ class WebSocketServer:
         from trimcp.transports.websocket.channel import opened
         from trimcp.transports.websocket.connection import WebSocketConnection
 
-        parts = urlsplit(self.url)
-        resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
-        deadline = trio.current_time() + self.timeout
-        stream = await self._dial(parts)
-        try:
-            with trio.move_on_at(deadline) as scope:
-                early = await open_websocket(stream, _host(parts), resource, self.headers)
-            if scope.cancelled_caught:
-                raise HandshakeFailed(f"the handshake took more than {self.timeout:g} seconds")
-        except BaseException as failure:  # cancelled included: as in `_dial`
-            await trio.aclose_forcefully(stream)
-            if isinstance(failure, HandshakeFailed):
-                raise ConnectionLost(self._why_refused(failure)) from failure
-            raise
+        stream, early = await self.open()
         connection = WebSocketConnection(
             stream, CLIENT_MAX_MESSAGE, client=True, keep_alive=self.keep_alive, early=early
         )
         async with opened(connection) as channel:
             yield channel if self.trace is None else traced(channel, self.trace)
 
-    async def _dial(self, parts: SplitResult) -> trio.abc.Stream:
-        """Open the stream to the server, with TLS if it is wanted."""
-        name = f"cannot connect to {masked_url(self.url)}"
-        stream: trio.abc.Stream | None = None
+    async def open(self) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], bytes]:
+        """Connect and shake hands; return the stream, and the bytes of the first frames that came already.
+
+        Raises:
+            ConnectionLost: there is no connection; the text says why and what to do.
+        """
+        parts = urlsplit(self.url)
+        resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
+        deadline = trio.current_time() + self.timeout
+        stream = await self._dial(parts)
         try:
-            with trio.fail_after(self.timeout):
-                if self.socket is not None:
-                    stream = await trio.open_unix_socket(self.socket)
-                else:
-                    stream = await trio.open_tcp_stream(str(parts.hostname), parts.port or _PORTS[parts.scheme])
-                if parts.scheme == "wss":
-                    context = self.ssl_context or ssl.create_default_context()
-                    secure = trio.SSLStream(stream, context, server_hostname=parts.hostname, https_compatible=True)
-                    stream = secure
-                    await secure.do_handshake()
-                return stream
-        except BaseException as error:  # cancelled included: a stream that nobody gets must not stay open
-            if stream is not None:
-                await trio.aclose_forcefully(stream)
-            if isinstance(error, trio.TooSlowError):
-                raise ConnectionLost(f"{name}: no answer within {self.timeout:g} seconds") from None
-            if isinstance(error, trio.BrokenResourceError):
-                broken = "the connection broke while TLS began"
-                raise ConnectionLost(f"{name}: {unreachable(error, _TRUSTING) or broken}") from error
-            if isinstance(error, OSError):
-                raise ConnectionLost(f"{name}: {unreachable(error, _TRUSTING)}") from error
+            with trio.move_on_at(deadline):
+                return stream, await open_websocket(stream, _host(parts), resource, self.headers)
+            raise HandshakeFailed(f"the handshake took more than {self.timeout:g} seconds")
+        except BaseException as failure:  # cancelled included: a stream that nobody gets must not stay open
+            await trio.aclose_forcefully(stream)
+            if isinstance(failure, HandshakeFailed):
+                raise ConnectionLost(self._why_refused(failure)) from failure
             raise
+
+    async def _dial(self, parts: SplitResult) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        tls = (self.ssl_context or ssl.create_default_context()) if parts.scheme == "wss" else None
+        port = parts.port or _PORTS[parts.scheme]
+        try:
+            return await dial(
+                str(parts.hostname), port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING
+            )
+        except ConnectionLost as error:
+            raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
 
     def _why_refused(self, failure: HandshakeFailed) -> str:
         """Say what the server's answer to the handshake means, and what to do about it."""
