@@ -49,18 +49,23 @@ ABSENT: Final = Absent.ABSENT
 
 @attrs.frozen
 @valued
-class FieldFacts:
-    """What `field()` was told about one member."""
-
+class _Span:
     since: Revision = OLDEST
     until: Revision | None = None
+
+    def exists_at(self, revision: Revision) -> bool:
+        return self.since <= revision and (self.until is None or revision < self.until)
+
+
+@attrs.frozen
+@valued
+class FieldFacts(_Span):
+    """What `field()` was told about one member."""
+
     required_from: Revision | None = None
     name: str | None = None
     narrow_until: Revision | None = None
     narrow: Callable[[Any], Any] | None = None
-
-    def exists_at(self, revision: Revision) -> bool:
-        return self.since <= revision and (self.until is None or revision < self.until)
 
     def required_at(self, revision: Revision) -> bool:
         return self.required_from is not None and self.required_from <= revision
@@ -71,15 +76,10 @@ class FieldFacts:
 
 @attrs.frozen
 @valued
-class WireFacts:
+class WireFacts(_Span):
     """What `@wire` was told about one class: the revisions that have it."""
 
-    since: Revision = OLDEST
-    until: Revision | None = None
     instead: Callable[[Any], Any] | None = None
-
-    def exists_at(self, revision: Revision) -> bool:
-        return self.since <= revision and (self.until is None or revision < self.until)
 
 
 _PLAIN: Final = FieldFacts()
@@ -261,11 +261,6 @@ class TooNew(Unsayable):
     """A kind of content that the revision lacks, which a list may leave out."""
 
 
-def say(problem: str) -> NoReturn:
-    """Report a problem here."""
-    raise Wrong(problem)
-
-
 def must(wanted: str, value: Any) -> NoReturn:
     """Report a value of the wrong JSON type."""
     raise Wrong(f"must be {wanted}, not {JSON_NAMES.get(type(value), type(value).__name__)}")
@@ -278,11 +273,6 @@ def too_new(cls: type, revision: Revision) -> Callable[..., NoReturn]:
         raise TooNew(f"{cls.__name__} does not exist in revision {revision}")
 
     return refuse
-
-
-def nothing_left(revision: Revision) -> NoReturn:
-    """Report a list of content of which this revision could carry nothing."""
-    raise Unsayable(f"holds only kinds of content that revision {revision} does not have")
 
 
 def is_payload(tp: Any) -> bool:
@@ -301,12 +291,6 @@ def members(tp: Any) -> tuple[Any, ...]:
     return tuple(member for member in found if member is not Absent)
 
 
-def present(tp: Any) -> Any:
-    """The type of a value that is there."""
-    found = members(tp)
-    return found[0] if len(found) == 1 else Union[found]  # noqa: UP007 - a tuple of members
-
-
 def attributes(cls: Any) -> tuple[attrs.Attribute[Any], ...]:
     """The attributes of a payload class, their annotations resolved."""
     attrs.resolve_types(cls)
@@ -317,12 +301,3 @@ def attributes(cls: Any) -> tuple[attrs.Attribute[Any], ...]:
 def known_names(cls: Any) -> frozenset[str]:
     """The names on the wire that the class declares, whatever revision has them."""
     return frozenset(wire_name(attribute) for attribute in attrs.fields(cls) if attribute.name != EXTRA)
-
-
-def tag_of(cls: type) -> tuple[str, str] | None:
-    """The member that tells this class from others, and its value."""
-    for attribute in attributes(cls):
-        values = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
-        if len(values) == 1:
-            return wire_name(attribute), values[0]
-    return None

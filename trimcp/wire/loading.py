@@ -7,7 +7,7 @@ payload does not fit, so nobody pays for those that write none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, NoReturn, TypeAlias, Union, get_args, get_origin
 
 import attrs
 from cattrs import Converter, IterableValidationError, IterableValidationNote
@@ -28,16 +28,12 @@ from trimcp.wire.fields import (
     known_names,
     members,
     must,
-    nothing_left,
-    present,
-    say,
-    tag_of,
     too_new,
     wire_name,
 )
 from trimcp.wire.revisions import Revision
 
-Hook = Callable[[Any, Any], Any]
+Hook: TypeAlias = Callable[[Any, Any], Any]
 """A cattrs structure hook: the value and the type wanted, which hooks bound to one type ignore."""
 
 MAX_PROBLEMS: Final = 10
@@ -46,12 +42,17 @@ MAX_PROBLEMS: Final = 10
 _EXTRA_KEY: Final = "\0extra"  # where a class's undeclared members are handed to cattrs
 
 
-def _string(value: Any, _: Any) -> str:
-    return value if type(value) is str else must("a string", value)
+def _say(problem: str) -> NoReturn:
+    raise Wrong(problem)
 
 
-def _boolean(value: Any, _: Any) -> bool:
-    return value if type(value) is bool else must("a boolean", value)
+def _exactly(kind: type) -> Hook:
+    wanted = JSON_NAMES[kind]
+
+    def load(value: Any, _: Any) -> Any:
+        return value if type(value) is kind else must(wanted, value)
+
+    return load
 
 
 def _number(value: Any, _: Any) -> float:
@@ -66,28 +67,18 @@ def _integer(value: Any, _: Any) -> int:
     return must("an integer", value)
 
 
-def _null(value: Any, _: Any) -> None:
-    return None if value is None else must("null", value)
-
-
-def _object(value: Any, _: Any) -> dict[str, Any]:
-    return value if type(value) is dict else must("an object", value)
-
-
-def _array(value: Any, _: Any) -> list[Any]:
-    return value if type(value) is list else must("an array", value)
-
-
 def _anything(value: Any, _: Any) -> Any:
     return value
 
 
+_object: Final = _exactly(dict)
+_array: Final = _exactly(list)
 _PRIMITIVES: Final[dict[Any, tuple[tuple[type, ...], Hook]]] = {
-    str: ((str,), _string),
-    bool: ((bool,), _boolean),
+    str: ((str,), _exactly(str)),
+    bool: ((bool,), _exactly(bool)),
     int: ((int, float), _integer),
     float: ((float, int), _number),
-    type(None): ((type(None),), _null),
+    type(None): ((type(None),), _exactly(type(None))),
 }
 
 
@@ -137,11 +128,12 @@ class Loading:
             else:
                 if said.required_at(self._revision):
                     needed.append(wire_name(attribute))
-                tp = present(attribute.type)
+                found = members(attribute.type)
+                tp = found[0] if len(found) == 1 else Union[found]  # noqa: UP007 - a tuple of members
                 optional = attribute.default is not attrs.NOTHING
                 hook = self._later(tp) if optional and is_payload(tp) else self.converter.get_structure_hook(tp)
                 narrowed = said.narrow is not None and said.narrowed_at(self._revision)
-                null_is_a_value = type(None) in members(attribute.type) or (tp is Any and not narrowed)
+                null_is_a_value = type(None) in found or (tp is Any and not narrowed)
                 if attribute.default is ABSENT and not said.required_at(self._revision) and not null_is_a_value:
                     nullable.append(wire_name(attribute))
                 if said.narrow is not None and narrowed:
@@ -179,7 +171,9 @@ class Loading:
                 if not self._explain:
                     raise
             kept = [item for _, item in self._each(enumerate(value), hook, list, drop=True)]
-            return kept if kept else nothing_left(self._revision)
+            if not kept:
+                raise Wrong(f"holds only kinds of content that revision {self._revision} does not have")
+            return kept
 
         return load
 
@@ -251,11 +245,20 @@ class Loading:
         choose = CHOOSERS.get(frozenset(payloads))
         if choose is not None:
             return _chosen(choose, hooks)
-        tags = {cls: tag for cls in payloads if (tag := tag_of(cls)) is not None}
+        tags = {cls: tag for cls in payloads if (tag := _tag_of(cls)) is not None}
         names = {name for name, _ in tags.values()}
         if len(names) != 1 or len(tags) != len(payloads):
             raise TypeError(f"nothing tells {payloads} apart")
         return _tagged(names.pop(), {tags[cls][1]: hooks[cls] for cls in payloads})
+
+
+def _tag_of(cls: type) -> tuple[str, str] | None:
+    """The member that tells this class from others, and its value."""
+    for attribute in attributes(cls):
+        values = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
+        if len(values) == 1:
+            return wire_name(attribute), values[0]
+    return None
 
 
 def _literal(values: tuple[str, ...]) -> Hook:
@@ -264,7 +267,7 @@ def _literal(values: tuple[str, ...]) -> Hook:
     def load(value: Any, _: Any) -> Any:
         if type(value) is not str:
             must(wanted, value)
-        return value if value in values else say(f"must be {wanted}")
+        return value if value in values else _say(f"must be {wanted}")
 
     return load
 
@@ -272,7 +275,7 @@ def _literal(values: tuple[str, ...]) -> Hook:
 def _narrowed(hook: Hook, narrow: Callable[[Any], Any], revision: Revision) -> Hook:
     def load(value: Any, tp: Any) -> Any:
         loaded = hook(value, tp)
-        return loaded if narrow(loaded) is loaded else say(f"is a value that revision {revision} does not allow here")
+        return loaded if narrow(loaded) is loaded else _say(f"is a value that revision {revision} does not allow here")
 
     return load
 
@@ -298,7 +301,7 @@ def _checked(
             must("an object", value)
         for name in needed:
             if name not in value:
-                say(f'must have "{name}"')
+                _say(f'must have "{name}"')
         try:
             if explain:
                 return build(without_nulls(value), tp)
@@ -330,7 +333,7 @@ def _tagged(name: str, hooks: dict[str, Hook]) -> Hook:
     def load(value: dict[str, Any], tp: Any) -> Any:
         tag = value.get(name)
         hook = hooks.get(tag) if type(tag) is str else None
-        return say(f'must have "{name}": {wanted}') if hook is None else hook(value, tp)
+        return _say(f'must have "{name}": {wanted}') if hook is None else hook(value, tp)
 
     return load
 
@@ -340,6 +343,6 @@ def _chosen(choose: Callable[[dict[str, Any]], Any], hooks: dict[Any, Hook]) -> 
 
     def load(value: dict[str, Any], tp: Any) -> Any:
         cls = choose(value)
-        return say(f"must be one of {wanted}") if cls is None else hooks[cls](value, tp)
+        return _say(f"must be one of {wanted}") if cls is None else hooks[cls](value, tp)
 
     return load
