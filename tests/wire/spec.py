@@ -17,7 +17,7 @@ import jsonschema_rs
 import pytest
 from jsonschema.validators import validator_for
 
-from trimcp.wire import capabilities, common, content, input_requests, lifecycle, prompts, resources, tasks, tools
+from trimcp.wire import capabilities, common, content, input_requests, lifecycle, prompts, resources, tools
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
@@ -43,7 +43,7 @@ PAYLOADS: dict[str, Any] = {
     "CacheableResult": common.Cacheable,
     "CallToolRequestParams": tools.CallToolParams,
     "CallToolResult": tools.CallToolResult,
-    "CancelTaskResult": tasks.GetTaskResult,
+    "CancelTaskResult": lifecycle.GetTaskResult,
     "CancelledNotificationParams": lifecycle.CancelledParams,
     "ClientCapabilities": capabilities.ClientCapabilities,
     "CompleteRequestParams": prompts.CompleteParams,
@@ -51,7 +51,7 @@ PAYLOADS: dict[str, Any] = {
     "ContentBlock": content.ContentBlock,
     "CreateMessageRequestParams": input_requests.CreateMessageParams,
     "CreateMessageResult": input_requests.CreateMessageResult,
-    "CreateTaskResult": tasks.CreateTaskResult,
+    "CreateTaskResult": lifecycle.CreateTaskResult,
     "DiscoverResult": lifecycle.DiscoverResult,
     "ElicitRequestFormParams": input_requests.ElicitFormParams,
     "ElicitRequestParams": input_requests.ElicitParams,
@@ -62,8 +62,8 @@ PAYLOADS: dict[str, Any] = {
     "EnumSchema": input_requests.PrimitiveSchema,
     "GetPromptRequestParams": prompts.GetPromptParams,
     "GetPromptResult": prompts.GetPromptResult,
-    "GetTaskPayloadResult": tasks.GetTaskPayloadResult,
-    "GetTaskResult": tasks.GetTaskResult,
+    "GetTaskPayloadResult": lifecycle.GetTaskPayloadResult,
+    "GetTaskResult": lifecycle.GetTaskResult,
     "Icon": common.Icon,
     "ImageContent": content.ImageContent,
     "Implementation": common.Implementation,
@@ -79,7 +79,7 @@ PAYLOADS: dict[str, Any] = {
     "ListResourceTemplatesResult": resources.ListResourceTemplatesResult,
     "ListResourcesResult": resources.ListResourcesResult,
     "ListRootsResult": input_requests.ListRootsResult,
-    "ListTasksResult": tasks.ListTasksResult,
+    "ListTasksResult": lifecycle.ListTasksResult,
     "ListToolsResult": tools.ListToolsResult,
     "LoggingMessageNotificationParams": lifecycle.LoggingMessageParams,
     "MetaObject": common.Meta,
@@ -98,7 +98,7 @@ PAYLOADS: dict[str, Any] = {
     "PromptReference": prompts.PromptReference,
     "ReadResourceRequestParams": resources.ReadResourceParams,
     "ReadResourceResult": resources.ReadResourceResult,
-    "RelatedTaskMetadata": tasks.RelatedTaskMetadata,
+    "RelatedTaskMetadata": lifecycle.RelatedTaskMetadata,
     "RequestMetaObject": common.RequestMeta,
     "RequestParams": common.RequestParams,
     "Resource": resources.Resource,
@@ -122,9 +122,9 @@ PAYLOADS: dict[str, Any] = {
     "SubscriptionsListenRequestParams": lifecycle.SubscriptionsListenParams,
     "SubscriptionsListenResult": lifecycle.SubscriptionsListenResult,
     "SubscriptionsListenResultMetaObject": common.ResultMeta,
-    "Task": tasks.Task,
-    "TaskMetadata": tasks.TaskMetadata,
-    "TaskStatusNotificationParams": tasks.TaskStatusParams,
+    "Task": lifecycle.Task,
+    "TaskMetadata": lifecycle.TaskMetadata,
+    "TaskStatusNotificationParams": lifecycle.TaskStatusParams,
     "TextContent": content.TextContent,
     "TextResourceContents": content.TextResourceContents,
     "TitledMultiSelectEnumSchema": input_requests.TitledMultiSelectEnumSchema,

@@ -42,6 +42,7 @@ from trimcp.wire.lifecycle import (
     LoggingMessageParams,
     ProgressParams,
     SubscriptionFilter,
+    Task,
 )
 from trimcp.wire.prompts import GetPromptParams, GetPromptResult, PromptMessage
 from trimcp.wire.revisions import (
@@ -54,7 +55,6 @@ from trimcp.wire.revisions import (
     V2026_07_28,
     Revision,
 )
-from trimcp.wire.tasks import Task
 from trimcp.wire.tools import CallToolParams, CallToolResult, ListToolsResult, Tool, ToolAnnotations
 
 LOADED = converter_for(LATEST).load

@@ -61,6 +61,7 @@ class _FrameKind(Enum):
     """Of a message in fragments, or of one that is thrown away."""
 
 
+@attrs.define(eq=False, repr=False)
 class FrameGate:
     """Lets through the frames of one direction of one connection.
 
@@ -79,52 +80,28 @@ class FrameGate:
         weight: of those, in bytes, with a little for each.
     """
 
-    __slots__ = (
-        "_final",
-        "_key",
-        "_kind",
-        "_left",
-        "_masked",
-        "_message",
-        "_out",
-        "_ready",
-        "_rest",
-        "_size",
-        "_waiting",
-        "behind",
-        "closing",
-        "fault",
-        "max_message",
-        "messages",
-        "oversized",
-        "rounds",
-        "signs",
-        "weight",
-    )
-
-    def __init__(self, max_message: int, *, masked: bool) -> None:
-        self.fault: FrameFault | None = None
-        self.closing: bool = False
-        self.behind: bool = False
-        self.signs: int = 0
-        self.rounds: int = 0
-        self.oversized: list[Malformed] = []
-        self.messages: int = 0
-        self.weight: int = 0
-        self.max_message: int = max_message
-        self._masked = masked
-        self._rest = b""  # the beginning of a header, or all that is behind
-        self._out: list[bytes | memoryview] = []
-        self._waiting = 0  # bytes in it
-        self._ready = False  # it holds the end of a frame
-        # The frame under way, its kind None between two frames:
-        self._kind: _FrameKind | None = None
-        self._left = 0  # bytes of payload still to come
-        self._key = _NO_KEY  # turned so that it fits the next byte
-        self._final = False
-        # The message under way that does not pass as it came: its text so far, or what looks for its id.
-        self._message: Gathered | IdScanner | None = None
-        self._size = 0  # of the message under way
+    max_message: int
+    _masked: bool = attrs.field(kw_only=True)
+    fault: FrameFault | None = attrs.field(init=False, default=None)
+    closing: bool = attrs.field(init=False, default=False)
+    behind: bool = attrs.field(init=False, default=False)
+    oversized: list[Malformed] = attrs.field(init=False, factory=list)
+    signs: int = attrs.field(init=False, default=0)
+    rounds: int = attrs.field(init=False, default=0)
+    messages: int = attrs.field(init=False, default=0)
+    weight: int = attrs.field(init=False, default=0)
+    _rest: bytes = attrs.field(init=False, default=b"")  # the beginning of a header, or all that is behind
+    _out: list[bytes | memoryview] = attrs.field(init=False, factory=list)
+    _waiting: int = attrs.field(init=False, default=0)  # bytes in it
+    _ready: bool = attrs.field(init=False, default=False)  # it holds the end of a frame
+    # The frame under way, its kind None between two frames:
+    _kind: _FrameKind | None = attrs.field(init=False, default=None)
+    _left: int = attrs.field(init=False, default=0)  # bytes of payload still to come
+    _key: bytes = attrs.field(init=False, default=_NO_KEY)  # turned so that it fits the next byte
+    _final: bool = attrs.field(init=False, default=False)
+    # The message under way that does not pass as it came: its text so far, or what looks for its id.
+    _message: Gathered | IdScanner | None = attrs.field(init=False, default=None)
+    _size: int = attrs.field(init=False, default=0)  # of the message under way
 
     def feed(self, data: bytes) -> None:
         """Look at what has arrived. What follows a fault or a Close frame is dropped."""

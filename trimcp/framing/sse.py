@@ -76,6 +76,7 @@ def _printable(text: str) -> str:
     return text
 
 
+@attrs.define(eq=False, repr=False)
 class EventDecoder:
     """Cuts the stream of one response into events.
 
@@ -92,38 +93,24 @@ class EventDecoder:
         retry: the newest time to wait before reconnecting, in milliseconds, or None.
     """
 
-    __slots__ = (
-        "_after_cr",
-        "_data",
-        "_id",
-        "_in_data",
-        "_opening",
-        "_retry",
-        "_scanner",
-        "_skipping",
-        "_tail",
-        "_type",
-        "last_event_id",
-        "max_event",
-        "retry",
-    )
-
-    def __init__(self, max_event: int = DEFAULT_MAX_EVENT, *, last_event_id: str | None = None) -> None:
-        self.last_event_id = last_event_id
-        self.retry: int | None = None
-        self.max_event: int = max_event
-        self._opening: bytes | None = b""  # until it is known whether the stream begins with a byte order mark
-        self._after_cr = False  # a line feed would belong to the carriage return that ended the last chunk
-        # The line under way.
-        self._tail = Gathered()
-        self._skipping = False  # its rest is of no interest
-        self._in_data = False  # it is data of an event beyond the limit: its rest goes to the scanner
-        # The event under way.
-        self._data: bytes | bytearray | None = None
-        self._scanner: IdScanner | None = None  # set while the event is beyond the limit
-        self._type = ""
-        self._id: str | None = None
-        self._retry: int | None = None
+    max_event: int = DEFAULT_MAX_EVENT
+    last_event_id: str | None = attrs.field(default=None, kw_only=True)
+    retry: int | None = attrs.field(init=False, default=None)
+    # Until it is known whether the stream begins with a byte order mark.
+    _opening: bytes | None = attrs.field(init=False, default=b"")
+    # A line feed would belong to the carriage return that ended the last chunk.
+    _after_cr: bool = attrs.field(init=False, default=False)
+    # The line under way.
+    _tail: Gathered = attrs.field(init=False, factory=Gathered)
+    _skipping: bool = attrs.field(init=False, default=False)  # its rest is of no interest
+    # It is data of an event beyond the limit: its rest goes to the scanner.
+    _in_data: bool = attrs.field(init=False, default=False)
+    # The event under way.
+    _data: bytes | bytearray | None = attrs.field(init=False, default=None)
+    _scanner: IdScanner | None = attrs.field(init=False, default=None)  # set while the event is beyond the limit
+    _type: str = attrs.field(init=False, default="")
+    _id: str | None = attrs.field(init=False, default=None)
+    _retry: int | None = attrs.field(init=False, default=None)
 
     @property
     def held(self) -> int:

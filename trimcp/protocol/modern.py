@@ -7,7 +7,7 @@ may ask about an era.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import attrs
 import orjson
@@ -35,6 +35,7 @@ from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
 from trimcp.wire.revisions import Revision, find
 
+_T = TypeVar("_T")
 _LOG_LEVELS: Final = get_args(LoggingLevel)
 
 
@@ -84,7 +85,8 @@ class Modern:
         revision = find(name)
         if revision not in self.profile.modern:
             revision = None
-        capabilities = self._capabilities(meta[META_CLIENT_CAPABILITIES], revision)
+        raw = meta[META_CLIENT_CAPABILITIES]
+        capabilities = self._load(META_CLIENT_CAPABILITIES, raw, ClientCapabilities, revision)
         if revision is None:
             supported = [r.name for r in reversed(self.profile.modern)]
             raise ErrorReply(
@@ -98,35 +100,23 @@ class Modern:
         level = meta.get(META_LOG_LEVEL)
         if level is not None and level not in _LOG_LEVELS:
             raise ErrorReply(INVALID_PARAMS, f"_meta {META_LOG_LEVEL} must be one of {', '.join(_LOG_LEVELS)}")
-        info = self._info(meta.get(META_CLIENT_INFO), revision)
+        raw = meta.get(META_CLIENT_INFO)
+        info = None if raw is None else self._load(META_CLIENT_INFO, raw, Implementation, revision)
         return Admission(revision, info, capabilities, level, token, meta, principal)
 
-    def _capabilities(self, raw: Any, revision: Revision | None) -> ClientCapabilities:
-        heard = self.profile.heard
-        last = heard.capabilities
+    def _load(self, key: str, raw: Any, type_: type[_T], revision: Revision | None) -> _T:
+        """Return what stands under a key of the envelope: what was loaded last, where the same came again."""
+        last = self.profile.heard.get(key)
         if last is not None and last[0] == raw:
-            return last[1]
-        capabilities: ClientCapabilities = self._load(raw, ClientCapabilities, META_CLIENT_CAPABILITIES, revision)
-        heard.capabilities = (raw, capabilities)
-        return capabilities
-
-    def _info(self, raw: Any, revision: Revision) -> Implementation | None:
-        if raw is None:
-            return None
-        heard = self.profile.heard
-        last = heard.info
-        if last is not None and last[0] == raw:
-            return last[1]
-        info: Implementation = self._load(raw, Implementation, META_CLIENT_INFO, revision)
-        heard.info = (raw, info)
-        return info
-
-    def _load(self, raw: Any, type_: type[Any], key: str, revision: Revision | None) -> Any:
+            loaded: _T = last[1]
+            return loaded
         self.profile.weigh_client(f"_meta {key}", raw)
         try:
-            return converter_for(revision or self.profile.modern[-1]).load(raw, type_)
+            loaded = converter_for(revision or self.profile.modern[-1]).load(raw, type_)
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, f"_meta {key} is invalid", {"problems": error.problems}) from None
+        self.profile.heard[key] = (raw, loaded)
+        return loaded
 
     def discovered(self) -> DiscoverResult:
         """Return our answer to `server/discover`; only revisions that may stand in a request's `_meta` are named."""

@@ -35,14 +35,6 @@ def _all_revisions(profile: Profile, attribute: Any, revisions: tuple[Any, ...])
 
 
 @attrs.define(eq=False, repr=False)
-class Heard:
-    """What was loaded last, each with what it was loaded from."""
-
-    capabilities: tuple[Any, ClientCapabilities] | None = None
-    info: tuple[Any, Implementation] | None = None
-
-
-@attrs.define(eq=False, repr=False)
 class Profile:
     """Our own introduction, shared by all connections of one server or client and read at every handshake.
 
@@ -56,8 +48,8 @@ class Profile:
             server's instructions) as long as the connection or session lasts.
         legacy, modern: those of `revisions` that belong to either era, since every request asks.
         named: `info` as JSON text, by revision; filled as needed.
-        heard: the last capabilities and the last name that a peer's envelope brought, raw and loaded. Clients say the
-            same with each request, and over HTTP each of those may be a connection of its own.
+        heard: the last capabilities and the last name that a peer's envelope brought, raw and loaded, by their names
+            there. Clients say the same with each request, and over HTTP each of those may be a connection of its own.
     """
 
     info: Implementation
@@ -69,7 +61,7 @@ class Profile:
     legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     named: dict[Revision, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)
-    heard: Heard = attrs.field(init=False, factory=Heard, repr=False)
+    heard: dict[str, tuple[Any, Any]] = attrs.field(init=False, factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = tuple(r for r in self.revisions if not r.modern)

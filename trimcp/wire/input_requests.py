@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from trimcp.wire.common import RESULT_INPUT_REQUIRED, Meta, Params, RequestParams, Role
 from trimcp.wire.content import SamplingContent, joined_text
 from trimcp.wire.fields import ABSENT, Absent, chooses, field, wire
+from trimcp.wire.lifecycle import TaskMetadata
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
-from trimcp.wire.tasks import TaskMetadata
 from trimcp.wire.tools import Tool, ToolChoice
 
 # Roots

@@ -18,34 +18,9 @@ from trimcp.bounds import checked
 from trimcp.errors import LocalError
 from trimcp.values import valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
-from trimcp.wire.scanner import IdScanner, RequestId, deeper_than, more_members_than, structure_of, unreadable_number
-
-__all__ = [
-    "DEFAULT_LIMITS",
-    "JSON",
-    "PATIENCE",
-    "Batch",
-    "ErrorResponse",
-    "IdScanner",
-    "Lost",
-    "Malformed",
-    "Message",
-    "Notification",
-    "ParseLimits",
-    "Request",
-    "RequestId",
-    "Response",
-    "Unencodable",
-    "encode",
-    "encode_error",
-    "encode_notification",
-    "encode_request",
-    "encode_result",
-    "oversize",
-    "parse",
-    "scan_id",
-    "too_large",
-]
+from trimcp.wire.scanner import IdScanner as IdScanner
+from trimcp.wire.scanner import RequestId as RequestId
+from trimcp.wire.scanner import deeper_than, more_members_than, structure_of, unreadable_number
 
 JSON: TypeAlias = Any
 """Any JSON value: dict with string keys, list, str, int, float, bool or None."""

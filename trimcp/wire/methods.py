@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.wire import lifecycle, prompts, resources, tasks, tools
+from trimcp.wire import lifecycle, prompts, resources, tools
 from trimcp.wire.common import EmptyResult, NotificationParams, PageParams, RequestParams
 from trimcp.wire.input_requests import (
     CreateMessageParams,
@@ -178,11 +178,11 @@ _ROWS: Final = (
     _legacy("roots/list", RequestParams, ListRootsResult, S2C, "roots"),
     _legacy("notifications/elicitation/complete", ElicitationCompleteParams, None, S2C, "elicitation.url", V2025_11_25),
     _changed("notifications/roots/list_changed", "roots.listChanged", C2S, V2026_07_28),
-    _task("tasks/get", tasks.TaskIdParams, tasks.GetTaskResult, "tasks"),
-    _task("tasks/result", tasks.TaskIdParams, tasks.GetTaskPayloadResult, "tasks"),
-    _task("tasks/cancel", tasks.TaskIdParams, tasks.GetTaskResult, "tasks.cancel"),
-    _task("tasks/list", PageParams, tasks.ListTasksResult, "tasks.list"),
-    _task("notifications/tasks/status", tasks.TaskStatusParams, None, "tasks"),
+    _task("tasks/get", lifecycle.TaskIdParams, lifecycle.GetTaskResult, "tasks"),
+    _task("tasks/result", lifecycle.TaskIdParams, lifecycle.GetTaskPayloadResult, "tasks"),
+    _task("tasks/cancel", lifecycle.TaskIdParams, lifecycle.GetTaskResult, "tasks.cancel"),
+    _task("tasks/list", PageParams, lifecycle.ListTasksResult, "tasks.list"),
+    _task("notifications/tasks/status", lifecycle.TaskStatusParams, None, "tasks"),
 )
 
 METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}

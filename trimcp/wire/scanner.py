@@ -13,6 +13,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+import attrs
 import orjson
 
 RequestId: TypeAlias = str | int
@@ -69,6 +70,7 @@ class _Expect(Enum):
     NOTHING = auto()
 
 
+@attrs.define(eq=False, repr=False)
 class IdScanner:
     """Finds the top-level `id` of a message, wherever it stands, while the text passes by in chunks.
 
@@ -82,34 +84,19 @@ class IdScanner:
         saw_outcome: a top-level `result` or `error` was seen, so this was meant as a response.
     """
 
-    __slots__ = (
-        "_ambiguous",
-        "_closers",
-        "_escaped",
-        "_expect",
-        "_id",
-        "_in_string",
-        "_key",
-        "_members",
-        "_stopped",
-        "_token",
-        "saw_method",
-        "saw_outcome",
-    )
-
-    def __init__(self) -> None:
-        self.saw_method: bool = False
-        self.saw_outcome: bool = False
-        self._id: RequestId | None = None
-        self._ambiguous = False
-        self._stopped = False
-        self._closers = bytearray()  # the closing brackets still owed, outermost first
-        self._expect = _Expect.OBJECT
-        self._in_string = False
-        self._escaped = False
-        self._token: bytearray | None = None  # the top-level key or id being read; None: not kept
-        self._key: str | None = None
-        self._members = 0
+    saw_method: bool = attrs.field(init=False, default=False)
+    saw_outcome: bool = attrs.field(init=False, default=False)
+    _id: RequestId | None = attrs.field(init=False, default=None)
+    _ambiguous: bool = attrs.field(init=False, default=False)
+    _stopped: bool = attrs.field(init=False, default=False)
+    _closers: bytearray = attrs.field(init=False, factory=bytearray)  # the closing brackets still owed, outermost first
+    _expect: _Expect = attrs.field(init=False, default=_Expect.OBJECT)
+    _in_string: bool = attrs.field(init=False, default=False)
+    _escaped: bool = attrs.field(init=False, default=False)
+    # The top-level key or id being read; None where it is not kept.
+    _token: bytearray | None = attrs.field(init=False, default=None)
+    _key: str | None = attrs.field(init=False, default=None)
+    _members: int = attrs.field(init=False, default=0)
 
     @property
     def id(self) -> RequestId | None:

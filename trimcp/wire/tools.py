@@ -7,8 +7,8 @@ from typing import Any, Literal
 from trimcp.wire.common import Cacheable, Icon, Meta, Params, Result, only_object
 from trimcp.wire.content import ContentBlock, TextContent, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.lifecycle import TaskMetadata
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
-from trimcp.wire.tasks import TaskMetadata
 
 
 @wire(since=V2025_03_26)
