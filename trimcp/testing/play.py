@@ -1,9 +1,9 @@
-"""Plays one side of a recorded conversation and compares what the other says, as far as that can be the same twice.
+"""Plays one side of a recorded conversation and compares what the other side sends with what it sent then.
 
-A message is sent once everything has come that had come before it when it was recorded. What comes is matched by what
-it is, not by when: answers by their request, questions by their method, progress by its token. The ids of the other
-side's requests, cursors and states it hands out, and secrets that were masked, are mapped to those of this time. How
-often progress is told, pings, points in time, and answers to what was cancelled may differ.
+A message is sent once all has arrived that was recorded before it. What arrives may come in any order: answers are
+matched by their request, the other side's requests by their method, progress by its token. Values that the other side
+chooses (ids of its requests, cursors, states) and masked secrets are replaced by the ones of this time. The number of
+progress messages, pings, times, and answers to cancelled requests may differ.
 """
 
 from __future__ import annotations
@@ -17,27 +17,24 @@ import orjson
 import trio
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.client.client import Target, named, opened
 from trimcp.framing.headers import request_headers
-from trimcp.run import in_process
-from trimcp.server.server import Server
 from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.revisions import find
 
-__all__ = ["differences", "outgoing_of", "play", "play_to"]
+__all__ = ["differences", "outgoing_of", "play"]
 
 Alike: TypeAlias = Callable[[Any, Any, str], bool]
 """Decides that an expected and an actual value at a path count as the same."""
 
 _PATIENCE: Final = 10.0  # seconds
-_LINGER: Final = 0.3  # seconds in which what nobody expects may still come
+_LINGER: Final = 0.3  # seconds in which unexpected messages may still arrive
 _CANCELLED: Final = "notifications/cancelled"
 _PROGRESS: Final = "notifications/progress"
-_HANDED_OUT: Final = {
-    # The key under which one side hands something out, by the key under which it comes back.
+_CHOSEN: Final = {
+    # The key under which one side sends a value of its choice, by the key under which it comes back.
     **{key: key for key in ("requestState", "progressToken", "elicitationId", "taskId", "nextCursor")},
     "cursor": "nextCursor",
 }
@@ -47,24 +44,12 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\
 
 @attrs.define(eq=False)
 class _Awaited:
-    """A message of the other side that is to come."""
+    """A message of the other side that is expected."""
 
     number: int
     message: Any
     optional: bool
-    come: bool = False
-
-
-async def play_to(
-    target: Server[Any] | Target, messages: Sequence[tuple[bool, Any]], *, ignore: Iterable[str] = ()
-) -> list[str]:
-    """Connect to a target, play the client's side, and return what differs; see `play`."""
-    if isinstance(target, Server):
-        target = in_process(target, framed=True)
-    async with opened(named(target)) as channel:
-        if not isinstance(channel, MessageChannel):
-            raise TypeError(f"cannot replay to {type(channel).__name__}; pass a Server, a target or a MessageChannel")
-        return await play(messages, channel, ignore=ignore)
+    arrived: bool = False
 
 
 async def play(
@@ -87,8 +72,8 @@ async def play(
     player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience)
     player.expect(messages)
     async with open_service_nursery() as nursery:
-        nursery.start_soon(player.listen)
-        await player.speak(messages)
+        nursery.start_soon(player.receive)
+        await player.send(messages)
     return player.problems
 
 
@@ -104,13 +89,12 @@ class _Player:
     _bound: dict[Any, Any] = attrs.field(init=False, factory=dict)
     _methods: dict[Any, str] = attrs.field(init=False, factory=dict)
     _given_up: set[Any] = attrs.field(init=False, factory=set)
-    _pings: set[Any] = attrs.field(init=False, factory=set)
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _ended: bool = attrs.field(init=False, default=False)
 
     def expect(self, messages: Sequence[tuple[bool, Any]]) -> None:
-        """Find out what the other side will have to say."""
+        """Note what the other side is expected to send."""
         for from_client, whole in messages:
             for message in _members(whole):
                 if from_client == self.client:
@@ -118,7 +102,7 @@ class _Player:
                         self._methods[message["id"]] = message["method"]
                     elif message.get("method") == _CANCELLED:
                         self._given_up.add(message.get("params", {}).get("requestId"))
-        told: set[Any] = set()
+        with_progress: set[Any] = set()
         for number, (from_client, whole) in enumerate(messages, 1):
             if from_client == self.client:
                 continue
@@ -126,25 +110,24 @@ class _Player:
                 method, optional = message.get("method"), False
                 if method == _PROGRESS:
                     token = message.get("params", {}).get("progressToken")
-                    optional = token in told  # once is enough
-                    told.add(token)
+                    optional = token in with_progress  # once is enough
+                    with_progress.add(token)
                 elif method == "ping" and "id" in message:
-                    self._pings.add(message["id"])
                     optional = True
                 elif method is None:
                     optional = message.get("id") in self._given_up
                 self._awaited.append(_Awaited(number, message, optional))
 
-    # Speaking
+    # Sending
 
-    async def speak(self, messages: Sequence[tuple[bool, Any]]) -> None:
-        """Say our part, each message when it is time."""
+    async def send(self, messages: Sequence[tuple[bool, Any]]) -> None:
+        """Send our side's messages, each once all before it has arrived."""
         for number, (from_client, whole) in enumerate(messages, 1):
             if from_client != self.client:
                 continue
-            if not await self._until_come(number):
+            if not await self._until_arrived(number):
                 break
-            members = [self._now(member) for member in _members(whole) if self._is_ours_to_say(member)]
+            members = [self._translated(member) for member in _members(whole) if self._can_be_sent(member)]
             if not members:
                 continue
             try:
@@ -153,36 +136,36 @@ class _Player:
                 self.problems.append(f"message {number}: could not be sent, the connection is gone ({error})")
                 break
         else:
-            await self._until_come(len(messages) + 1)
+            await self._until_arrived(len(messages) + 1)
             with trio.move_on_after(_LINGER):
                 while not self._ended:
                     await self._changed.park()
-        missing = [each for each in self._awaited if not each.come and not each.optional]
+        missing = [each for each in self._awaited if not each.arrived and not each.optional]
         self.problems += [f"message {each.number}: {self._name(each.message)} did not come" for each in missing[:1]]
         if missing[1:]:
             self.problems.append(f"and {len(missing) - 1} more that did not come after it")
 
     async def _send(self, message: Any) -> None:
-        """Say something; who listens answers pings meanwhile, and a channel takes from one task at a time."""
+        """Send one message. A channel takes one task at a time, and `receive` answers pings meanwhile."""
         async with self._sending:
             await self.channel.send([outgoing_of(message)])
 
-    async def _until_come(self, number: int) -> bool:
-        """Wait until all has come that came before the message of this number."""
+    async def _until_arrived(self, number: int) -> bool:
+        """Wait until all has arrived that is expected before the message of this number; False if it does not."""
         with trio.move_on_after(self.patience):
-            while any(each.number < number and not each.come and not each.optional for each in self._awaited):
+            while any(each.number < number and not each.arrived and not each.optional for each in self._awaited):
                 if self._ended:
                     return False
                 await self._changed.park()
             return True
         return False
 
-    def _is_ours_to_say(self, message: Any) -> bool:
+    def _can_be_sent(self, message: Any) -> bool:
         if "method" in message or "id" not in message:
             return True
-        return message["id"] in self._ids  # an answer to what was not asked this time
+        return message["id"] in self._ids  # else it answers what was not asked this time
 
-    def _now(self, message: Any) -> Any:
+    def _translated(self, message: Any) -> Any:
         """Return a message of ours with the ids, states and secrets of this time."""
         now = self._replaced(message)
         if "method" not in message and "id" in message:
@@ -198,14 +181,14 @@ class _Player:
             return self._ids.get(value, value)
         if isinstance(value, str) and _MASKED.fullmatch(value):
             return self._bound.get(value, value)
-        if key in _HANDED_OUT and isinstance(value, str | int):
-            return self._bound.get((_HANDED_OUT[key], value), value)
+        if key in _CHOSEN and isinstance(value, str | int):
+            return self._bound.get((_CHOSEN[key], value), value)
         return value
 
-    # Listening
+    # Receiving
 
-    async def listen(self) -> None:
-        """Take what comes and compare it, until the other side ends."""
+    async def receive(self) -> None:
+        """Compare what arrives, until the other side ends."""
         try:
             while True:
                 for incoming in await self.channel.receive():
@@ -217,13 +200,13 @@ class _Player:
             self._changed.unpark_all()
 
     async def _take(self, message: Any) -> None:
-        candidates = [each for each in self._awaited if not each.come and self._is_same_kind(each.message, message)]
+        candidates = [each for each in self._awaited if not each.arrived and self._is_same_kind(each.message, message)]
         if not candidates:
             await self._take_unexpected(message)
             return
         compared = [(list(self._compare(each.message, message, bind=False)), each) for each in candidates]
         found = next((each for differ, each in compared if not differ), compared[0][1])
-        found.come = True
+        found.arrived = True
         if "method" in message and "id" in message:
             self._ids[found.message["id"]] = message["id"]
         if message.get("method") != _PROGRESS:
@@ -247,7 +230,7 @@ class _Player:
             pass
         else:
             self.problems.append(f"not in the journal: {_short(message, 200)}")
-            if method is not None and "id" in message:  # let it go on
+            if method is not None and "id" in message:
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
@@ -260,8 +243,8 @@ class _Player:
                 return True
             if path == "$.params.requestId" and expected.get("method") == _CANCELLED:
                 return bool(self._ids.get(left) == right)
-            if key in _HANDED_OUT and isinstance(left, str | int) and isinstance(right, str | int):
-                found[_HANDED_OUT[key], left] = right
+            if key in _CHOSEN and isinstance(left, str | int) and isinstance(right, str | int):
+                found[_CHOSEN[key], left] = right
                 if isinstance(left, str) and _MASKED.fullmatch(left):
                     found[left] = right
                 return True

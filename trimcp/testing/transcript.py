@@ -1,12 +1,13 @@
-"""Golden transcripts: a recorded conversation replayed against a server, compared message by message, field by field.
+"""Transcripts: conversations that are replayed to a server and compared message by message, field by field.
 
-One that was written by hand is compared to the letter and in its order; one that `trimcp record` made as `play` says.
+One that was written by hand is compared exactly and in its order; one that `trimcp record` made, as `play` documents.
 A transcript is text. `-->` begins a message of the client, `<--` one of the server, each as one line of JSON; lines
-that begin with `#` and blank lines are for people. A string `"..."` in an expected message stands for any value.
+that begin with `#` and blank lines are comments. A string `"..."` in an expected message stands for any value.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,21 +19,20 @@ import trio
 import trio.testing
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
-from trimcp.client.client import Target
+from trimcp.client.client import Target, named, opened
+from trimcp.nurseries import open_service_nursery
+from trimcp.run import in_process
 from trimcp.server.server import Server
-from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.journal import read_journal
-from trimcp.testing.play import differences, play_to
+from trimcp.testing.play import differences, play
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 
 __all__ = ["Transcript", "replay"]
 
 _CLIENT, _SERVER = "-->", "<--"
-# Longer than any handler in a replayed conversation should take; in virtual time it costs nothing.
-_PATIENCE = 10.0
-# Seconds of quiet after which a server has nothing more to say.
-_CUSHION = 0.01
+_PATIENCE = 10.0  # seconds for each answer; in virtual time they cost nothing
+_CUSHION = 0.01  # seconds without activity after which a server sends nothing more
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ class Transcript:
 
     Attributes:
         messages: the messages, as JSON values.
-        recorded: whether it was made by `trimcp record`: then it is compared as far as it can be the same twice.
+        recorded: whether it was made by `trimcp record`: then only what repeats is compared.
     """
 
     messages: Sequence[tuple[bool, Any]]
@@ -52,7 +52,7 @@ class Transcript:
         """Read a transcript from text.
 
         Raises:
-            ValueError: a line is none of a transcript's; the text names it.
+            ValueError: a line is invalid; the text names it.
         """
         messages = []
         for number, line in enumerate(text.splitlines(), 1):
@@ -97,7 +97,10 @@ async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore
         TypeError: the target is none for this conversation, or `ignore` is given for one that was not recorded.
     """
     if transcript.recorded:
-        problems = await play_to(target, transcript.messages, ignore=ignore)
+        async with opened(in_process(target, framed=True) if isinstance(target, Server) else named(target)) as channel:
+            if not isinstance(channel, MessageChannel):
+                raise TypeError(f"cannot replay to {type(channel).__name__}; pass a Server, or another target")
+            problems = await play(transcript.messages, channel, ignore=ignore)
     elif isinstance(target, Server) and not ignore:
         problems = await _compare(transcript, target)
     else:
@@ -109,40 +112,29 @@ async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore
 async def _compare(transcript: Transcript, server: Server[Any]) -> list[str]:
     ours, theirs = memory_channels(framed=True)
     problems: list[str] = []
-    async with open_service_nursery() as nursery, theirs:
-        nursery.start_soon(server.serve, ours)
-        inbox: list[Any] = []
-        for number, (from_client, message) in enumerate(transcript.messages, 1):
-            if from_client:
-                data = orjson.dumps(message)
-                await theirs.send([Outgoing(data, Kind.REQUEST)])
-                continue
-            answer = await _next(theirs, inbox)
-            if answer is None:
-                problems.append(f"message {number}: the server sent nothing")
-                break
-            problems += [f"message {number}: {difference}" for difference in differences(message, answer)]
-        await _rest(theirs, inbox)
-        problems += [f"the server sent more: {message}" for message in inbox]
-    return problems
+    send, inbox = trio.open_memory_channel[Any](math.inf)
 
-
-async def _next(channel: MessageChannel, inbox: list[Any]) -> Any:
-    if not inbox:
-        with trio.move_on_after(_PATIENCE):
-            inbox.extend(as_json(incoming.message) for incoming in await channel.receive())
-    return inbox.pop(0) if inbox else None
-
-
-async def _rest(channel: MessageChannel, inbox: list[Any]) -> None:
-    """Take what else the server has to say."""
-
-    async def collect() -> None:
+    async def receive() -> None:
         with suppress(trio.EndOfChannel):
             while True:
-                inbox.extend(as_json(incoming.message) for incoming in await channel.receive())
+                for incoming in await theirs.receive():
+                    send.send_nowait(as_json(incoming.message))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(collect)
+    async with theirs, open_service_nursery() as nursery:
+        nursery.start_soon(server.serve, ours)
+        nursery.start_soon(receive)
+        for number, (from_client, message) in enumerate(transcript.messages, 1):
+            if from_client:
+                await theirs.send([Outgoing(orjson.dumps(message), Kind.REQUEST)])
+                continue
+            with trio.move_on_after(_PATIENCE) as patience:
+                answer = await inbox.receive()
+                problems += [f"message {number}: {difference}" for difference in differences(message, answer)]
+            if patience.cancelled_caught:
+                problems.append(f"message {number}: the server sent nothing")
+                break
         await trio.testing.wait_all_tasks_blocked(_CUSHION)
-        nursery.cancel_scope.cancel(reason="the server is done")
+        with suppress(trio.WouldBlock):
+            while True:
+                problems.append(f"the server sent more: {inbox.receive_nowait()}")
+    return problems
