@@ -1,7 +1,4 @@
-"""The contract of `MessageChannel` as a test that any transport can run against itself.
-
-In the spirit of `trio.testing.check_two_way_stream`. It knows nothing of what carries the messages.
-"""
+"""The contract of `MessageChannel` as a test for any transport, like `trio.testing.check_two_way_stream`."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.nurseries import sole
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
 __all__ = ["MakePair", "check_channel"]
@@ -24,24 +22,23 @@ MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[MessageChan
 _HANG: Final = 20
 _CUSHION: Final = 0.02
 _LARGE: Final = "x" * 65536
-_ENOUGH: Final = 2000  # sends after which somebody must have noticed
+_ENOUGH: Final = 2000  # sends after which one must have failed or blocked
 
 
 async def check_channel(make_pair: MakePair, *, clogs: bool = True, big: int = 1_000_000) -> None:
-    """Check everything `MessageChannel` promises, with a fresh pair of channels for each promise.
+    """Check everything `MessageChannel` promises, each time with a fresh pair of channels.
 
     Checked: order within and across batches, both directions at once, big and empty batches, garbage, the end after
-    the peer's close and the errors after it, one sender and one receiver at a time, checkpoints, and what
-    cancelling leaves.
+    the peer's close and the errors after it, one sender and one receiver at a time, checkpoints, and cancelling.
 
     Args:
-        make_pair: makes an async context manager that yields two connected channels. They are closed by us; it closes
-            whatever else it opened.
-        clogs: whether a peer that does not read is felt by who sends, sooner or later.
+        make_pair: makes an async context manager that yields two connected channels. This function closes them; the
+            context manager closes whatever else it opened.
+        clogs: whether `send` blocks, sooner or later, if the peer does not read.
         big: characters of the longest message tried.
 
     Raises:
-        AssertionError: a promise was broken; the traceback names the check.
+        AssertionError: a check failed; the traceback names it.
         trio.TooSlowError: a check took 20 seconds.
     """
     checks: list[_Check] = [_order, _both_directions, _empty_batch, _garbage, partial(_big_message, size=big)]
@@ -65,19 +62,13 @@ async def _run(check: _Check, make_pair: MakePair) -> None:
             finally:
                 for channel in (left, right):
                     with trio.CancelScope() as scope:
-                        scope.cancel()  # close, and do not wait for niceties
+                        scope.cancel()  # close at once
                         await channel.aclose()
     except BaseExceptionGroup as group:
         failures, rest = group.split(AssertionError)
         if failures is None or rest is not None:
             raise
-        raise AssertionError(str(_leaf(failures))) from group  # not our nurseries but the broken promise
-
-
-def _leaf(exc: BaseException) -> BaseException:
-    while isinstance(exc, BaseExceptionGroup):
-        exc = exc.exceptions[0]
-    return exc
+        raise AssertionError(str(sole(failures))) from group  # without the groups of our nurseries
 
 
 async def _order(left: MessageChannel, right: MessageChannel) -> None:
@@ -190,7 +181,7 @@ async def _cancelled_receive(left: MessageChannel, right: MessageChannel) -> Non
         with scope:
             arrived.extend(await right.receive())
 
-    for n in range(20):  # cancelled about when a message comes: it is returned, or kept for the next call
+    for n in range(20):  # cancelled about when a message arrives: it is returned, or kept for the next call
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
             nursery.start_soon(receive, scope)
@@ -208,17 +199,10 @@ async def _cancelled_receive(left: MessageChannel, right: MessageChannel) -> Non
 
 
 async def _checkpoints(left: MessageChannel, right: MessageChannel) -> None:
-    with assert_checkpoints():
-        await left.send([_request(1)])
-    with assert_checkpoints():
-        await left.send([])
-    with assert_checkpoints():
-        await right.receive()
-    with assert_checkpoints():
-        await left.aclose()
-    with assert_checkpoints():
-        await left.aclose()
-    await right.aclose()
+    one, none = partial(left.send, [_request(1)]), partial(left.send, [])
+    for call in (one, none, right.receive, left.aclose, left.aclose, right.aclose):
+        with assert_checkpoints():
+            await call()
 
 
 async def _close_when_cancelled(left: MessageChannel, right: MessageChannel) -> None:
@@ -232,7 +216,7 @@ async def _close_when_cancelled(left: MessageChannel, right: MessageChannel) -> 
 
 
 async def _cancelled_send(left: MessageChannel, right: MessageChannel) -> None:
-    """Whatever was cut, the peer sees a prefix of what was sent; only the very last line may be a torso."""
+    """The peer receives a prefix of what was sent; only the last message may be incomplete."""
     async with _clogged(left) as scope:
         scope.cancel()
     arrived: list[Incoming] = []
@@ -273,7 +257,7 @@ async def _one_sender(left: MessageChannel, right: MessageChannel) -> None:
 
 @asynccontextmanager
 async def _clogged(channel: MessageChannel) -> AsyncIterator[trio.CancelScope]:
-    """Run the body while a task is stuck sending to a peer that does not read; it ends by cancel or close."""
+    """Run the body while a task is blocked sending to a peer that does not read; it ends by cancel or close."""
     scope = trio.CancelScope()
     done = False
 
@@ -287,7 +271,7 @@ async def _clogged(channel: MessageChannel) -> AsyncIterator[trio.CancelScope]:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         await wait_all_tasks_blocked(_CUSHION)
-        assert not done, "a peer that does not read must be felt (or say clogs=False)"
+        assert not done, "sending to a peer that does not read must block (or pass clogs=False)"
         yield scope
 
 

@@ -30,7 +30,7 @@ from trio import _core as core
 
 from trimcp.session.session import Session
 
-__all__ = ["Hooks", "Place", "Run", "place_of", "user_lines"]
+__all__ = ["Hooks", "Place", "Run", "parent_of", "place_of", "user_lines"]
 
 Place: TypeAlias = tuple[tuple[str, int, str], ...]
 """Where something was made: file, line and function of each frame, innermost first."""
@@ -97,7 +97,7 @@ def _line(file: str, number: int, function: str) -> str:
 
 
 class _Noting:
-    """Stands for a built-in function and, like one, becomes no method where a class has it as an attribute."""
+    """A wrapped built-in function that, like one, does not become a method where it is an attribute of a class."""
 
     def __init__(
         self, function: Callable[..., Any], note: Callable[[Any, Place], None], started: Callable[[], Place | None]
@@ -148,12 +148,13 @@ class Run(trio.abc.Instrument):
         except RuntimeError:
             return None
 
-    def below(self, ancestor: trio.lowlevel.Task) -> list[trio.lowlevel.Task]:
+    def below(self, parent: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task]:
         """Return the tasks that run directly in nurseries of a task."""
-        return [task for task in self.tasks if _parent(task) is ancestor]
+        return [task for task in self.tasks if parent_of(task) is parent]
 
 
-def _parent(task: trio.lowlevel.Task) -> trio.lowlevel.Task | None:
+def parent_of(task: trio.lowlevel.Task) -> trio.lowlevel.Task | None:
+    """Return the task whose nursery a task runs in."""
     nursery = task.parent_nursery
     return None if nursery is None else nursery.parent_task
 

@@ -1,6 +1,6 @@
 """What a test leaves behind, and where it was made: tasks, sockets, descriptors, threads, child processes, sessions.
 
-It compares what is there before and after. It knows no pytest; `plugin` does, and says when.
+It compares what there is before and after. `plugin` calls it from pytest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ import attrs
 import trio
 
 from trimcp.session.session import Session
-from trimcp.testing.leak_hooks import Hooks, Place, Run, place_of, user_lines
+from trimcp.testing.leak_hooks import Hooks, Place, Run, parent_of, place_of, user_lines
 
 __all__ = ["KINDS", "Leak", "LeakWatch", "spell"]
 
@@ -43,8 +42,8 @@ class Leak:
     Attributes:
         kind: one of `KINDS`.
         name: what an allowance can call it by: a thread's or task's name, a file's path, a command.
-        state: what it is or does, for people.
-        place: the stack where it was made, innermost first; empty if nobody saw it.
+        state: what it is or does, as text.
+        place: the stack where it was made, innermost first; empty if that is unknown.
     """
 
     kind: str
@@ -54,7 +53,7 @@ class Leak:
 
     def __str__(self) -> str:
         text = f"{self.kind} {self.name!r}" + (f", {self.state}" if self.state else "")
-        first, *others = user_lines(self.place) or ["a place nobody saw: in C, or before the test began"]
+        first, *others = user_lines(self.place) or ["an unknown place: in C, or before the test began"]
         return "\n".join((text, f"    made at {first}", *(f"       from {other}" for other in others)))
 
 
@@ -135,7 +134,7 @@ class LeakWatch:
     # For the plugin
 
     def begin(self) -> None:
-        """Take stock, and note from now on where things are made."""
+        """Note what there is, and from now on where things are made."""
         self._before = self._stock()
         self._hooks.install()
 
@@ -145,7 +144,7 @@ class LeakWatch:
 
     @contextmanager
     def excused(self) -> Iterator[None]:
-        """Let everything stay that the block makes: it belongs to more than this test."""
+        """Allow everything that the block makes: it belongs to more than this test."""
         before = self._stock()
         try:
             yield
@@ -159,7 +158,7 @@ class LeakWatch:
             )
 
     async def body_ended(self) -> None:
-        """See what the body of an async test leaves in nurseries that others will cancel, which it called from."""
+        """Note what the body of an async test leaves in nurseries around it, before they are cancelled."""
         body = trio.lowlevel.current_task()
         run = self._hooks.run_of(body)
         if run is None:
@@ -168,7 +167,7 @@ class LeakWatch:
             if not run.below(body):
                 return
             await trio.lowlevel.checkpoint()
-        self._see_tasks(run, lambda task: task in run.below(body))
+        self._see_tasks(run, run.below(body))
         self._see_sessions(lambda maker: maker is not None and _is_below(maker, body))
 
     # What there is
@@ -181,14 +180,11 @@ class LeakWatch:
 
     def _look(self) -> list[Leak]:
         now = self._stock()
-        threads, processes = partial(self._threads, now), partial(self._processes, now)
-        looks: list[Callable[[], Iterable[Leak]]] = [threads, processes, partial(self._open, now), self._sessions]
-        found = list(self._seen)
-        for look in looks:
-            found += look()
+        found = [*self._seen, *self._sessions()]
+        found += [*self._threads(now), *self._processes(now), *self._new_descriptors(now)]
         return [leak for leak in found if not any(_covers(each, leak) for each in self.allowed)]
 
-    def _open(self, now: _Stock) -> Iterator[Leak]:
+    def _new_descriptors(self, now: _Stock) -> Iterator[Leak]:
         for number, what in now.descriptors.items():
             if self._before.descriptors.get(number) != what and number > 2:
                 kind, name, state = _describe_descriptor(number)
@@ -205,8 +201,7 @@ class LeakWatch:
                 place = self._hooks.jobs[thread.ident]
             elif thread in self._before.threads:
                 continue
-            at = user_lines(_stack(frame), most=1)
-            yield Leak("thread", thread.name, f"now at {at[0]}" if at else "", place)
+            yield Leak("thread", thread.name, _now_at(_stack(frame)), place)
 
     def _processes(self, now: _Stock) -> Iterator[Leak]:
         for pid in sorted(now.processes - self._before.processes):
@@ -218,7 +213,7 @@ class LeakWatch:
 
     def _sessions(self) -> Iterator[Leak]:
         if any(leak.kind == "session" for leak in self._seen):
-            return  # told already
+            return  # they are reported already
         for session, (place, _) in list(self._hooks.sessions.items()):
             if _is_open(session):
                 yield _session_leak(session, place)
@@ -226,23 +221,23 @@ class LeakWatch:
     # What is only there as long as a run is
 
     def _run_ended(self, run: Run) -> None:
-        self._see_tasks(run, lambda task: _is_top(task, run))
+        self._see_tasks(run, [task for task in run.tasks if parent_of(task) not in run.tasks])
         self._see_sessions(lambda maker: maker in run.tasks)
 
-    def _see_tasks(self, run: Run, wanted: Callable[[trio.lowlevel.Task], bool]) -> None:
-        for task, place in list(run.tasks.items()):
-            if wanted(task):
-                at = user_lines(_task_stack(task), most=1)
-                self._seen.append(Leak("task", task.name, f"now at {at[0]}" if at else "", place))
+    def _see_tasks(self, run: Run, tasks: Iterable[trio.lowlevel.Task]) -> None:
+        for task in tasks:
+            self._seen.append(Leak("task", task.name, _now_at(_task_stack(task)), run.tasks[task]))
 
     def _see_sessions(self, wanted: Callable[[trio.lowlevel.Task | None], bool]) -> None:
-        for session, (place, maker) in list(self._hooks.sessions.items()):
-            if _is_open(session) and wanted(maker):
-                self._seen.append(_session_leak(session, place))
+        self._seen += [
+            _session_leak(session, place)
+            for session, (place, maker) in list(self._hooks.sessions.items())
+            if _is_open(session) and wanted(maker)
+        ]
 
 
 def spell(leaks: Iterable[Leak]) -> str:
-    """Return what is told of a test that left something behind."""
+    """Return the error text for a test that left something behind."""
     leaks = list(leaks)
     some = "something" if len(leaks) == 1 else f"{len(leaks)} things"
     return "\n".join((f"the test left {some} behind:", *(f"  {leak}" for leak in leaks)))
@@ -258,14 +253,8 @@ def _covers(allowed: str, leak: Leak) -> bool:
 def _is_below(task: trio.lowlevel.Task, ancestor: trio.lowlevel.Task) -> bool:
     step: trio.lowlevel.Task | None = task
     while step is not None and step is not ancestor:
-        nursery = step.parent_nursery
-        step = None if nursery is None else nursery.parent_task
+        step = parent_of(step)
     return step is not None
-
-
-def _is_top(task: trio.lowlevel.Task, run: Run) -> bool:
-    nursery = task.parent_nursery
-    return nursery is not None and nursery.parent_task not in run.tasks
 
 
 def _is_cached(thread: threading.Thread) -> bool:
@@ -311,12 +300,17 @@ def _address(address: Any) -> str:
 
 
 def _state_of(pid: int) -> str | None:
-    """Say what a child does, without taking the news of its end from who waits for it; None if there is none."""
+    """Return what a child process does, without reaping it; None if there is none."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, AttributeError):
         return None
     return "running" if ended is None else "ended, but nobody has waited for it"
+
+
+def _now_at(place: Place) -> str:
+    lines = user_lines(place, most=1)
+    return f"now at {lines[0]}" if lines else ""
 
 
 def _stack(frame: Any) -> Place:
