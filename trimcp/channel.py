@@ -62,9 +62,9 @@ class Kind(Enum):
 
 
 class Origin(Protocol):
-    """Where an incoming message came in, for transports with more than one road back (an HTTP exchange, a stream).
+    """Where a message came in, for transports with more than one connection to the peer (HTTP exchanges, streams).
 
-    The session sends whatever belongs to that message by this road, and hands the origin back on every `Outgoing`.
+    The session sends whatever belongs to that message to this origin's sink, and names it on every `Outgoing`.
     """
 
     @property
@@ -92,7 +92,7 @@ class Incoming:
     Attributes:
         message: the parsed message; what could not be parsed is a `Malformed`, a message like any other.
         size: bytes it took on the wire, for the mailbox's accounting.
-        origin: the road it came in by, or None where there is only one.
+        origin: where it came in, or None where there is only one connection.
         headers: transport headers by lower-case name; opaque to channels, None where there are none.
         principal: who sent it, as the transport's identity hook decided; None until someone authenticates.
     """
@@ -113,7 +113,7 @@ class Outgoing:
         data: the message as JSON text in UTF-8, without framing and without a raw newline.
         kind: what it is.
         request_id: the request it is (REQUEST), answers (REPLY), belongs to (NOTIFICATION) or cancels (CANCEL).
-        origin: the road of the incoming request it belongs to, or None.
+        origin: that of the incoming request it belongs to, or None.
         headers: transport headers to send with it; opaque to channels, None where there are none.
         error: the code of the error that it is (REPLY), or None: some transports have statuses for them.
     """
@@ -148,7 +148,7 @@ def lane_of(outgoing: Outgoing) -> str:
 
 @attrs.define(eq=False)
 class LaneCounts:
-    """What gave way because a reader was slow or gone, by lane. Whoever lets something give way counts it here.
+    """What gave way because a reader was slow or gone, by lane.
 
     Attributes:
         merged: messages that gave way to a later one of their kind.
@@ -170,10 +170,9 @@ class LaneCounts:
 
     def add(self, other: LaneCounts) -> None:
         """Count here what another one has counted, such as one of a session that has ended."""
-        for lane, count in other.merged.items():
-            self.merged[lane] = self.merged.get(lane, 0) + count
-        for lane, count in other.dropped.items():
-            self.dropped[lane] = self.dropped.get(lane, 0) + count
+        for mine, theirs in ((self.merged, other.merged), (self.dropped, other.dropped)):
+            for lane, count in theirs.items():
+                mine[lane] = mine.get(lane, 0) + count
 
 
 class Sink(ABC):
@@ -229,20 +228,12 @@ class _Nowhere(Sink):
     """Drops notifications, and refuses requests."""
 
     def post(self, outgoing: Outgoing) -> None:
-        """Drop a notification.
-
-        Raises:
-            LocalError: it is a request.
-        """
         if outgoing.kind is Kind.REQUEST:
             raise LocalError("the client cannot be asked outside a request: it has no session here")
 
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Drop it."""
-
 
 NOWHERE: Final[Sink] = _Nowhere()
-"""The sink of what belongs to no request where there is no road for it, or none any more."""
+"""The sink of what belongs to no request where nothing leads to the peer, or nothing any more."""
 
 
 class OneTask:
@@ -268,7 +259,7 @@ class OneTask:
 
 
 class MessageChannel(ABC):
-    """A two-way road for whole messages: all a transport has to offer.
+    """Sends and receives whole messages: all a transport has to offer.
 
     One task sends and one task receives at a time; a second one gets `trio.BusyResourceError`. `trimcp.testing.
     check_channel` checks the whole contract.
@@ -375,8 +366,8 @@ _NEARLY: Final = 0.999  # of the time allowed: what is left then is nothing
 class PeerProgress:
     """Tells when a peer has taken nothing of what is sent to it for too long. It sets no timer: whoever sends asks it.
 
-    Two ways to use it: `begin` and then `look` now and then, where one can see how much the peer has taken; or `step`
-    around each piece that is written.
+    Call `begin` and then `look` now and then, where one can see how much the peer has taken; or `step` around each
+    piece that is written.
 
     Args:
         patience: seconds in which the peer has to take something; infinity for no limit.

@@ -577,8 +577,6 @@ async def test_what_waits_is_a_checkpoint() -> None:
         with assert_checkpoints():
             await session.notify("notifications/roots/list_changed")
         with assert_checkpoints():
-            await session.room()
-        with assert_checkpoints():
             await session.jobs.wait_idle()
         with assert_checkpoints():
             await session.drain(0)

@@ -112,6 +112,6 @@ def _key(name: str, arguments: Mapping[str, Any]) -> str:
 def _forget_unasked(ctx: Context[Any], key: str) -> None:
     """Drop an answer to a question that we did not ask: its sealed state does not name it."""
     session, job = ctx.internals
-    memory = open_questions(session, job, session.sealer).memory
+    memory = open_questions(session, job).memory
     if key not in memory.asked:
         memory.answers.pop(key, None)

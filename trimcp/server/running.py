@@ -180,7 +180,7 @@ class Running:
         """Handle one request in the context of this run."""
         ctx = Context(session, job, self.state, self._scope)
         if "requestState" in job.raw or "inputResponses" in job.raw:
-            open_questions(session, job, session.sealer)
+            open_questions(session, job)
         token = CURRENT.set(ctx)
         try:
             handler = self._handlers[job.request.verb.name]

@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.errors import CannotAsk, ErrorReply, McpError
-from trimcp.protocol.request_state import InvalidState, Memory, Sealer, question_key, request_digest
+from trimcp.protocol.request_state import InvalidState, Memory, question_key, request_digest
 from trimcp.session.job import Job
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
@@ -33,7 +33,6 @@ from trimcp.wire.input_requests import (
     ListRootsRequest,
 )
 from trimcp.wire.methods import METHODS, Method
-from trimcp.wire.revisions import Revision
 
 __all__ = ["Questions", "ask", "open_questions"]
 
@@ -83,7 +82,7 @@ class Questions:
         return None
 
 
-def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
+def open_questions(session: Session, job: Job) -> Questions:
     """Return the questions of a request, with what an earlier round left in its `requestState` and `inputResponses`.
 
     Raises:
@@ -91,24 +90,22 @@ def open_questions(session: Session, job: Job, sealer: Sealer) -> Questions:
     """
     if isinstance(job.questions, Questions):
         return job.questions
-    raw = job.raw
-    digest = request_digest(job.request.verb.name, raw)
+    raw, name = job.raw, job.request.verb.name
+    revision, principal = job.request.admission.revision, job.request.admission.principal
+    digest = request_digest(name, raw)
     questions = job.questions = Questions(session, digest)
-    if job.request.admission.revision.server_may_call:
+    if revision.server_may_call:
         return questions  # these members mean nothing there, whoever sends them
     state = raw.get("requestState")
     if state is not None:
         if type(state) is not str:
             raise ErrorReply(INVALID_PARAMS, "requestState must be a string")
         try:
-            questions.memory = sealer.open(
-                state, digest=digest, principal=job.request.admission.principal, now=time.time()
-            )
+            questions.memory = session.sealer.open(state, digest=digest, principal=principal, now=time.time())
         except InvalidState as error:
             from trimcp.security import security_event
 
-            principal = job.request.admission.principal
-            security_event("request_state_refused", why=str(error), method=job.request.verb.name, principal=principal)
+            security_event("request_state_refused", why=str(error), method=name, principal=principal)
             raise ErrorReply(INVALID_PARAMS, "requestState is not valid for this request") from None
     responses = raw.get("inputResponses") or {}
     if type(responses) is not dict:
@@ -129,8 +126,8 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
         key: the name of the question in the re-run style; by default it follows from what is asked.
 
     Raises:
-        ErrorReply: the peer did not declare the capability (-32021 where the revision has that code).
-        CannotAsk: the client does not answer such questions (legacy) or not in time, or it cannot be asked from here.
+        CannotAsk: the client did not declare the capability, does not answer in time, or cannot be asked from here.
+        ErrorReply: what came back as the answer is not valid.
     """
     if job.over:
         raise CannotAsk("the request is over; nobody waits for what would be asked")
@@ -155,23 +152,18 @@ def _check_capability(job: Job, name: str, params: Any) -> None:
         wanted = "sampling.tools"
     if declares(admission.capabilities, wanted):
         return
+    required: dict[str, Any] = {}  # {"a": {"b": {}}} for "a.b"
+    for part in reversed(wanted.split(".")):
+        required = {part: required}
     message = f"the client did not declare the capability {wanted!r}"
-    raise CannotAsk(message, None if admission.revision.server_may_call else _nested(wanted))
-
-
-def _nested(path: str) -> dict[str, Any]:
-    """Return {"a": {"b": {}}} for "a.b"."""
-    nested: dict[str, Any] = {}
-    for part in reversed(path.split(".")):
-        nested = {part: nested}
-    return nested
+    raise CannotAsk(message, None if admission.revision.server_may_call else required)
 
 
 async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key: str | None) -> Any:
     revision = job.request.admission.revision
     if not session.force_rerun and job.request.verb.method.may_ask_from is None:
         raise CannotAsk(f"{job.request.verb.name} may not ask the client anything in {revision.name}")
-    questions = open_questions(session, job, session.sealer)
+    questions = open_questions(session, job)
     converter = converter_for(revision)
     method = METHODS[name]
     raw = {} if params is None else converter.dump(params)
@@ -187,7 +179,12 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
     answer = questions.memory.answers.get(key)
     if answer is not None and questions.memory.asked.get(key, base) == base:
         await trio.lowlevel.checkpoint()
-        return _load_answer(questions, key, answer, revision, method)
+        assert method.result is not None
+        try:
+            payload = questions.answers[key] = converter.load(answer, method.result)
+        except WireError as error:
+            raise ErrorReply(INVALID_PARAMS, f"inputResponses.{key} is invalid: {error}"[:500]) from None
+        return payload
     questions.memory.answers.pop(key, None)
     _refuse_if_shielded(job)
     questions.asked[key] = (method, params)
@@ -196,16 +193,6 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
     job.scope.cancel(reason="unwound to ask the client a question")
     await trio.sleep_forever()
     raise AssertionError("unreachable")
-
-
-def _load_answer(questions: Questions, key: str, answer: Any, revision: Revision, method: Method) -> Any:
-    assert method.result is not None
-    try:
-        payload = converter_for(revision).load(answer, method.result)
-    except WireError as error:
-        raise ErrorReply(INVALID_PARAMS, f"inputResponses.{key} is invalid: {error}"[:500]) from None
-    questions.answers[key] = payload
-    return payload
 
 
 def _refuse_if_shielded(job: Job) -> None:

@@ -18,9 +18,7 @@ __all__ = ["Clocks", "WorkClock", "deadline_around"]
 
 @attrs.define(eq=False, repr=False)
 class WorkClock:
-    """Limits how long a peer may work on a call without reporting progress.
-
-    Progress restarts it, and it stops while a person answers the peer's question. The cap bounds both.
+    """Limits how long a peer may work on a call: progress restarts it, and it stops while a person is asked.
 
     Args:
         limit: seconds without progress.
@@ -43,7 +41,7 @@ class WorkClock:
         self.scope.deadline = min(until, self.cap)
 
     def restart(self) -> None:
-        """Start again from nothing: there was progress."""
+        """Start again, because there was progress."""
         if self._remaining is None:
             self._set(trio.current_time() + self.limit)
         else:

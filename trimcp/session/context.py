@@ -217,25 +217,17 @@ class Context(Admitted, Generic[StateT]):
             raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
         self._last_progress = progress
         self._reports += 1
-        sink = self._job.sink
-        token = self.admission.progress_token
-        if token is None:
-            await self._breathe()
-            return
-        data = self._encode_progress(token, progress, total, message)
-        if sink.full:
+        data, sink = self._encode_progress(progress, total, message), self._job.sink
+        if data is not None and sink.full:
             await sink.room()
-        else:
-            await self._breathe()
-        # A value reported without waiting may still be held back; it was smaller, so it goes first.
-        sink.settle_latest(("progress", self.request_id), keep=self._job.request.state is Inbound.UNDER_WAY)
-        self._post(data)
-
-    async def _breathe(self) -> None:
-        if self._reports % _REPORTS_PER_CHECKPOINT:
+        elif self._reports % _REPORTS_PER_CHECKPOINT:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
             await trio.lowlevel.checkpoint()
+        if data is not None:
+            # A value reported without waiting may still be held back; it was smaller, so it goes first.
+            sink.settle_latest(("progress", self.request_id), keep=self._job.request.state is Inbound.UNDER_WAY)
+            self._post(data)
 
     def report_progress_nowait(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Tell the peer how far the request is, without ever waiting: while it is slow, only the latest is kept.
@@ -245,14 +237,16 @@ class Context(Admitted, Generic[StateT]):
         if not progress > self._last_progress:
             return
         self._last_progress = progress
-        token = self.admission.progress_token
-        if token is None or self._job.request.state is not Inbound.UNDER_WAY:
-            return
-        data = self._encode_progress(token, progress, total, message)
-        id = self.request_id
-        self._job.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, self._job.origin))
+        data, job = self._encode_progress(progress, total, message), self._job
+        if data is not None and job.request.state is Inbound.UNDER_WAY:
+            id = job.request.id
+            job.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, job.origin))
 
-    def _encode_progress(self, token: RequestId, progress: float, total: float | None, message: str | None) -> bytes:
+    def _encode_progress(self, progress: float, total: float | None, message: str | None) -> bytes | None:
+        """Return the notification, or None if the peer did not ask for progress."""
+        token = self.admission.progress_token
+        if token is None:
+            return None
         params = ProgressParams(
             progress_token=token,
             progress=progress,
@@ -436,7 +430,7 @@ class Context(Admitted, Generic[StateT]):
         Raises:
             LocalError: the result is not JSON.
         """
-        kept = open_questions(self._session, self._job, self._session.sealer).memory.kept
+        kept = open_questions(self._session, self._job).memory.kept
         if key in kept:
             await trio.lowlevel.checkpoint()
             value: _T = kept[key]

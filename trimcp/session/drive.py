@@ -390,7 +390,7 @@ class _ChannelDriver:
         return not wait
 
     def _taken(self) -> Hashable:
-        return self.outbox.steps, self.channel.taken()
+        return self.outbox.batches, self.channel.taken()
 
     def _report_stalled(self) -> None:
         """Report a peer that was dropped because it took nothing, and stop its handlers for that reason."""

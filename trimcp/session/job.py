@@ -1,6 +1,6 @@
-"""One request of the peer, from its admission until its reply is queued: `attempt`, `settle`, `finish`.
+"""One request of the peer, from its admission until its reply is queued.
 
-A worker task of the crew calls `attempt`, which runs the handler once. What has failed, was cancelled or unwound to
+A worker task of the crew calls `Job.attempt`, which runs the handler once. What has failed, was cancelled or unwound to
 ask goes on to `settle`. Both end in `finish`, which queues the reply. What a job needs of its session is its `Owner`.
 """
 
@@ -155,10 +155,8 @@ class Job:
     """One request of the peer being worked on.
 
     Attributes:
-        session: whose it is.
         request: the engine's record of it.
-        params: its payload, in the words of its revision.
-        raw: its params as they came.
+        params: its payload, as its revision has it; `raw` is that as it came.
         sink: where its answer goes, and whatever belongs to it.
         size: roughly the bytes it occupies.
         origin, headers: where it came in and with which transport headers; both may be None.
@@ -168,8 +166,8 @@ class Job:
         error: the code of the error that answers it, or None.
         retry_after: seconds after which it makes sense to try again, if that is what the error says.
         failed: whether its result says `isError`; looked at only where `Session.on_finished` is told.
-        reason: why it was cancelled, or None; `detail` is what the canceller said.
-        queued: when it began to wait for a running slot, on Trio's clock; None if it never did.
+        reason: why it was cancelled, or None; `detail` is the text that the canceller gave.
+        queued: when it began to wait for a slot, on Trio's clock; None if it never did.
         started, since: whether its handler has begun, and when, on Trio's clock.
         over: whether its answer is queued.
         waited: seconds its handler waited for its turn, where a quota made it.
@@ -291,8 +289,12 @@ class Job:
             work = self.work
             if work is not None:
                 await work.end()
-                if work.failure is not None:
-                    self.failure = _both(self.failure, work.failure)
+                if self.failure is None:
+                    self.failure = work.failure
+                elif work.failure is not None:
+                    self.failure = BaseExceptionGroup(
+                        "the handler and what it started for its request both failed", [self.failure, work.failure]
+                    )
         if left is None:
             return False
         if left.__cause__ is None:
@@ -492,10 +494,3 @@ class Job:
             raise
         except BaseException as error:  # whoever keeps books must not cost a reply
             log_crash(log, error, "what is told of every request that ends crashed")
-
-
-def _both(first: BaseException | None, second: BaseException) -> BaseException:
-    """Return what a handler and its work raised, as one."""
-    if first is None:
-        return second
-    return BaseExceptionGroup("the handler and what it started for its request both failed", [first, second])

@@ -133,11 +133,11 @@ class Jobs:
         limits: how many may run and wait, and what they may weigh. One job alone may exceed it.
 
     Attributes:
-        crew: who runs them, for this session and perhaps for others; None until the session is driven.
+        crew: runs them, for this session and perhaps for others; None until the session is driven.
         by_id: all of them.
         mailbox: those that wait for a slot.
-        running: those in slots; the ones that wait for the peer's answer to a question are not among them.
-        parked: those that wait for such an answer.
+        running: those in slots.
+        parked: those that wait for the peer's answer to a question, which have none.
         bytes_running: what those under way weigh, their results counted while they wait for the reader.
         bytes_unread: results among it.
     """
@@ -187,10 +187,7 @@ class Jobs:
 
     @contextmanager
     def waiting_for_peer(self, job: Job) -> Iterator[None]:
-        """Give the job's slot back while it waits for the peer, and take one again after, waiting for none.
-
-        A job has one slot, however many questions it asks at once.
-        """
+        """Give the job's one slot back while it waits for the peer. It takes one again after, even if none is free."""
         job.parked += 1
         if job.parked == 1:
             self.running -= 1
@@ -215,7 +212,7 @@ class Jobs:
         return self.bytes_unread > self.limits.running_bytes or (holding is not None and not holding.fits(0))
 
     async def until_read(self, job: Job) -> None:
-        """Wait until less is unread, before the handler begins: what it made now would only be kept, too."""
+        """Wait until less is unread, before the handler begins: its result would only be kept, too."""
         job.started = False
         if self._unread is None:
             self._unread = trio.lowlevel.ParkingLot()

@@ -1,9 +1,7 @@
-"""A client's subscription to changes: one receive end that looks the same in every revision.
+"""A client's subscription to changes, which looks the same in every revision.
 
 Where the revision has `subscriptions/listen`, one long request carries it (basic/patterns/subscriptions). Before that
-it is put together from `resources/subscribe` and the list_changed notices that come unasked. Which of the two follows
-from the revision's vocabulary. Changes are state, not events: a list is changed or not, a resource is in the set of
-the updated or not, so a slow reader costs nothing.
+it is put together from `resources/subscribe` and the list_changed notices that come unasked.
 """
 
 from __future__ import annotations
@@ -112,7 +110,7 @@ class Subscription:
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
 
-    # What the reader tells us
+    # Called by the reader
 
     def notified(self, event: Notified) -> None:
         """Take a notice, if it is one that was asked for."""

@@ -81,8 +81,7 @@ class Pushed:
         engine = session.engine
         return not (
             self._work is not None
-            or session.closed.is_set()
-            or session.draining.is_set()
+            or session.draining.is_set()  # or closed
             or session.lost is not None
             or session.jobs
             or session.pending

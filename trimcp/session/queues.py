@@ -68,11 +68,10 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
     """A channel of requests that wait for a running slot: first in, first out, bounded by count and weight.
 
     A session uses it without waiting: `put` may overfill it by what one read brought, and `full` is what the reader
-    asks before it reads again. It is no memory channel because of the weights, and since a request may be cancelled
-    while it waits.
+    asks before it reads again.
 
     Attributes:
-        bytes_queued: what waits here, as memory and not as text: each job weighs something by itself.
+        bytes_queued: what waits here, as memory and not as text; 0 only where nothing waits.
     """
 
     max_requests: int
@@ -195,14 +194,16 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     Attributes:
         bytes_queued: what waits, without what only the latest counts of.
         leaving: bytes that the writer has taken and not yet written.
-        steps: even while a write is in progress, odd while the writer waits for messages. It only grows.
+        batches: how many the writer has taken.
+        writing: whether the writer has taken one and is not back.
     """
 
     max_messages: int
     max_bytes: int
     counts: LaneCounts = attrs.field(factory=LaneCounts)
     bytes_queued: int = attrs.field(init=False, default=0)
-    steps: int = attrs.field(init=False, default=0)
+    batches: int = attrs.field(init=False, default=0)
+    writing: bool = attrs.field(init=False, default=False)
     leaving: int = attrs.field(init=False, default=0)
     _queue: deque[Outgoing] = attrs.field(init=False, factory=deque)
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
@@ -221,13 +222,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         return len(self._queue) + len(self._latest)
 
     @property
-    def writing(self) -> bool:
-        """Whether the writer has taken messages and is not back."""
-        return self.steps > 0 and not self.steps % 2
-
-    @property
     def full(self) -> bool:
-        """Whether a sender has to wait for room first."""
         return len(self._queue) >= self.max_messages or self.bytes_queued >= self.max_bytes
 
     @property
@@ -275,7 +270,6 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             self._waiting_writer.unpark()
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Enqueue, in place of an earlier message of the same key that has not left yet."""
         if self._closed:
             return
         if key in self._latest:
@@ -285,7 +279,6 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             self._waiting_writer.unpark()
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Put the latest message of `key` in order before what is posted next, or drop it."""
         outgoing = self._latest.pop(key, None)
         if outgoing is not None and keep:
             self.post(outgoing)
@@ -306,7 +299,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         Raises:
             trio.EndOfChannel: the outbox is closed and empty.
         """
-        self.steps += 1
+        self.writing = False
         self.leaving = 0
         while not self._queue and not self._latest:
             if self._closed:
@@ -320,12 +313,13 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             batch.extend(self._latest.values())
             self._latest.clear()
         self.bytes_queued = self._replies = self._reply_bytes = 0
-        self.steps += 1
+        self.writing = True
+        self.batches += 1
         self._free_room()
         return batch
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is queued, and the bytes that the writer has taken and not yet written."""
+        """Return what is queued, and the bytes in `leaving`."""
         return [*self._queue, *self._latest.values()], self.leaving
 
     def _free_room(self) -> None:
@@ -468,11 +462,9 @@ class BatchSink(Sink):
 
     @property
     def full(self) -> bool:
-        """Whether a sender has to wait for room first."""
         return self.below.full
 
     async def room(self) -> None:
-        """Wait until there is room."""
         await self.below.room()
 
     def post(self, outgoing: Outgoing) -> None:
@@ -489,15 +481,12 @@ class BatchSink(Sink):
         self._send_if_whole()
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Send it in place of an earlier message of the same key that has not left yet."""
         self.below.post_latest(key, outgoing)
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        """Put the latest message of `key` in order before what is posted next, or drop it."""
         self.below.settle_latest(key, keep=keep)
 
     def withdraw(self, request_id: RequestId) -> bool:
-        """Take back a request that has not left yet; False if it has."""
         return self.below.withdraw(request_id)
 
     def unanswered(self, request_id: RequestId) -> None:
@@ -509,5 +498,4 @@ class BatchSink(Sink):
             self._send_if_whole()
 
     def release(self) -> None:
-        """Let the peer's connection go, where the transport lets it come back for the rest."""
         self.below.release()

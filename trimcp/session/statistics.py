@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
+from collections.abc import Iterable
+
 import attrs
 
 from trimcp.channel import LANES, LaneCounts, Outgoing, lane_of
@@ -29,7 +33,7 @@ class QueueStatistics:
 @attrs.frozen
 @valued
 class Lane:
-    """What a slow peer means for messages of one kind.
+    """Messages of one kind, while the peer is slow.
 
     Attributes:
         messages, bytes: what is held for the peer, not yet handed to its connection.
@@ -43,7 +47,7 @@ class Lane:
     dropped: int = 0
 
     def __add__(self, other: Lane) -> Lane:
-        return Lane(*(mine + theirs for mine, theirs in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+        return Lane(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
 
 
 @attrs.frozen
@@ -112,17 +116,14 @@ class Statistics:
     lanes: Lanes = Lanes()
 
 
-def lanes_of(counts: LaneCounts, held: list[Outgoing] | None = None) -> Lanes:
+def lanes_of(counts: LaneCounts, held: Iterable[Outgoing] = ()) -> Lanes:
     """Return what was counted, and what is held, by lane."""
-    depths = {name: [0, 0] for name in LANES}
-    for outgoing in held or ():
-        depth = depths[lane_of(outgoing)]
-        depth[0] += 1
-        depth[1] += len(outgoing.data)
+    messages, sizes = Counter[str](), Counter[str]()
+    for outgoing in held:
+        lane = lane_of(outgoing)
+        messages[lane] += 1
+        sizes[lane] += len(outgoing.data)
     merged, dropped = counts.merged, counts.dropped
     return Lanes(
-        **{
-            name: Lane(messages, size, merged.get(name, 0), dropped.get(name, 0))
-            for name, (messages, size) in depths.items()
-        }
+        **{name: Lane(messages[name], sizes[name], merged.get(name, 0), dropped.get(name, 0)) for name in LANES}
     )

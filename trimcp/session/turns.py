@@ -1,6 +1,6 @@
 """Turns: who may begin under a quota, the sessions one after another, and who is refused at once.
 
-Nothing runs here: a waiter checks itself whether it may begin, when it is woken or when the next token is there.
+No task runs here: whoever waits looks whether it may begin, when it is woken or when the next token is there.
 """
 
 from __future__ import annotations
@@ -47,13 +47,6 @@ class TurnStatistics:
 
 
 @attrs.define(eq=False, repr=False)
-class _Waiter:
-    """One that waits. Woken it looks again; nothing is lost if it was not parked yet."""
-
-    parked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
-
-
-@attrs.define(eq=False, repr=False)
 class Turns:
     """The turns of one quota.
 
@@ -72,7 +65,7 @@ class Turns:
     begun: int = attrs.field(init=False, default=0)
     refused: int = attrs.field(init=False, default=0)
     waiting: int = attrs.field(init=False, default=0)
-    _queues: OrderedDict[object, deque[_Waiter]] = attrs.field(init=False, factory=OrderedDict)
+    _queues: OrderedDict[object, deque[trio.lowlevel.ParkingLot]] = attrs.field(init=False, factory=OrderedDict)
     _bucket: TokenBucket | None = attrs.field(init=False, default=None)
     _usual: float = attrs.field(init=False, default=0.0)
 
@@ -133,7 +126,7 @@ class Turns:
             raise self._refusal(f"{self.name}: too many calls wait already", expected)
         if trio.current_time() + expected > deadline:
             raise self._refusal(f"{self.name}: the call could not begin before its deadline", expected)
-        waiter = _Waiter()
+        waiter = trio.lowlevel.ParkingLot()  # woken, the one that waits there looks again
         self._queues.setdefault(whose, deque()).append(waiter)
         self.waiting += 1
         try:
@@ -150,19 +143,19 @@ class Turns:
         if self.quota.running is None or self.running + 1 < self.quota.running:
             self._wake()
 
-    def _is_next(self, whose: object, waiter: _Waiter) -> bool:
+    def _is_next(self, whose: object, waiter: trio.lowlevel.ParkingLot) -> bool:
         return next(iter(self._queues)) == whose and self._queues[whose][0] is waiter
 
-    async def _pause(self, whose: object, waiter: _Waiter) -> None:
+    async def _pause(self, whose: object, waiter: trio.lowlevel.ParkingLot) -> None:
         """Wait to be woken; who is next in the queue and lacks only a token, until that is there."""
         bucket, most = self._bucket, self.quota.running
         until = math.inf
         if bucket is not None and self._is_next(whose, waiter) and (most is None or self.running < most):
             until = trio.current_time() + bucket.wait()
         with trio.CancelScope(deadline=until):
-            await waiter.parked.park()
+            await waiter.park()
 
-    def _leave(self, whose: object, waiter: _Waiter) -> None:
+    def _leave(self, whose: object, waiter: trio.lowlevel.ParkingLot) -> None:
         queue = self._queues[whose]
         queue.remove(waiter)
         self.waiting -= 1
@@ -172,7 +165,7 @@ class Turns:
     def _wake(self) -> None:
         """Let the next in the queue look whether it may begin."""
         if self._queues:
-            next(iter(self._queues.values()))[0].parked.unpark()
+            next(iter(self._queues.values()))[0].unpark()
 
     def _expected(self) -> float:
         """Return the seconds a newcomer would wait, as far as that can be told; exact where only tokens are lacking."""
