@@ -21,6 +21,7 @@ import attrs
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, Sink
+from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
@@ -38,6 +39,7 @@ __all__ = [
     "Service",
     "Upgrade",
     "refusal",
+    "stalled",
 ]
 
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
@@ -100,6 +102,12 @@ def refusal(
     again = _LATER if status == 503 else ()
     body = encode_error(id, code, text, data, null_id=null_id)
     return HttpResponse(status, (*JSON_HEADERS, *headers, *again), body)
+
+
+def stalled(peer: str, seconds: float, unread: int) -> str:
+    """Report a client that was dropped because it took nothing for so long, and return the reason in words."""
+    security_event("peer_stalled", peer=peer, seconds=seconds, unread_bytes=unread)
+    return f"the peer read nothing for {seconds:g} seconds"
 
 
 class HttpReply(Protocol):

@@ -19,7 +19,7 @@ from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.transports.descriptors import PIECE
 from trimcp.transports.http.asgi.scope import AsgiEvent, Receive, Send, plain
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade
+from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
 __all__ = ["AsgiReply", "HttpCall", "SendTimer", "response_start"]
@@ -40,23 +40,17 @@ def response_start(kind: str, response: HttpResponse, length: int | None) -> Asg
     return {"type": kind, "status": response.status, "headers": headers}
 
 
+@attrs.define(eq=False)
 class SendTimer:
     """Times what is handed to the server, to tell a client that left from one that the server cut off.
 
     A server that limits how long a client may take nothing (ours does, with the same limit) ends the connection, lets
-    `send` return as if nothing was, and then says that the client left.
-
-    Args:
-        limit: seconds.
+    `send` return as if nothing was, and then reports that the client left.
     """
 
-    __slots__ = ("_late", "_limit", "_progress", "_sending")
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._progress = PeerProgress(limit)
-        self._sending = False
-        self._late = -math.inf  # when the server took something only after nearly all of the time
+    _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
+    _sending: bool = attrs.field(init=False, default=False)
+    _late: float = attrs.field(init=False, default=-math.inf)  # when the server took something after nearly all of them
 
     def begin(self) -> trio.CancelScope:
         """Note that something is handed over; return a scope that is cancelled when that takes too long."""
@@ -72,11 +66,12 @@ class SendTimer:
     @property
     def cut(self) -> bool:
         """Whether a connection that has ended just now was cut off by the server."""
-        return (self._sending and self._slow) or trio.current_time() - self._late <= (1 - _NEARLY) * self._limit
+        late = trio.current_time() - self._late <= (1 - _NEARLY) * self._progress.patience
+        return late or (self._sending and self._slow)
 
     @property
     def _slow(self) -> bool:
-        return self._progress.silence >= _NEARLY * self._limit
+        return self._progress.silence >= _NEARLY * self._progress.patience
 
 
 @attrs.define(eq=False)
@@ -130,9 +125,9 @@ class HttpCall:
             del body  # which would be kept, beside what was read from it, until the answer is there
             self.holding.holder = reply
             try:
-                await self._pump(reply, handler)
+                await self._pump(reply)
             finally:
-                self._leave(reply, handler)
+                self._leave(reply)
 
     async def _read(self, handler: Handler) -> bytes | HttpResponse | None:
         """Return the body, the answer to one that is too large or too slow, or None if the client left."""
@@ -175,20 +170,20 @@ class HttpCall:
     async def _respond(self, response: HttpResponse) -> None:
         reply = AsgiReply(self.limits.low_water)
         reply.send(response)
-        await self._pump(reply, None)
+        await self._pump(reply)
 
-    async def _pump(self, reply: AsgiReply, handler: Handler | None) -> None:
+    async def _pump(self, reply: AsgiReply) -> None:
         """Move bytes until the response is finished, or the client is gone."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, reply, handler, nursery.cancel_scope)
+            nursery.start_soon(self._watch, reply, nursery.cancel_scope)
             try:
-                await self._move(reply, handler)
+                await self._move(reply)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # how some servers tell that the client is gone
             nursery.cancel_scope.cancel(reason="the response has ended")
 
-    async def _move(self, reply: AsgiReply, handler: Handler | None) -> None:
-        head = await reply.begin()
+    async def _move(self, reply: AsgiReply) -> None:
+        handler, head = reply.handler, await reply.begin()
         if head is not None:
             await self._send(response_start("http.response.start", head, reply.length))
             self._status = head.status
@@ -225,7 +220,7 @@ class HttpCall:
         with trio.move_on_after(self.limits.stall_timeout):
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _watch(self, reply: AsgiReply, handler: Handler | None, scope: trio.CancelScope) -> None:
+    async def _watch(self, reply: AsgiReply, scope: trio.CancelScope) -> None:
         """Learn of the client's leaving, which sending does not tell, and drop what else it sends."""
         while (event := await self._receive())["type"] == "http.request":
             self._received = not event.get("more_body", False)
@@ -235,27 +230,19 @@ class HttpCall:
         if self._ending:
             scope.deadline = trio.current_time() + self.limits.linger_timeout  # some servers wait for ever for a window
         else:
-            self._leave(reply, handler)
+            self._leave(reply)
             scope.cancel(reason="the client has left")
 
-    def _leave(self, reply: AsgiReply, handler: Handler | None) -> None:
+    def _leave(self, reply: AsgiReply) -> None:
         """Note that nobody reads the response any more, if it is not finished: at once, whatever `send` waits for."""
         if not self._ending and not reply.aborted and not reply.lost:
             unread = reply.waiting
             reply.lose()
-            slow = self._too_slow(unread) if self._timer.cut else None
+            slow = stalled(self.head.peer, self.limits.stall_timeout, unread) if self._timer.cut else None
             if slow is None:
                 _log.debug("%s left before a response was finished", self.head.peer)
-            if handler is not None:
-                handler.disconnected(slow)
-
-    def _too_slow(self, unread: int) -> str:
-        """Report a client that was dropped because it took nothing, and return the reason in words."""
-        from trimcp.security import security_event
-
-        seconds = self.limits.stall_timeout
-        security_event("peer_stalled", peer=self.head.peer, seconds=seconds, unread_bytes=unread)
-        return f"the peer read nothing for {seconds:g} seconds"
+            if reply.handler is not None:
+                reply.handler.disconnected(slow)
 
 
 @attrs.define(eq=False)
@@ -298,9 +285,8 @@ class AsgiReply:
         self.finish()
 
     def start(self, response: HttpResponse) -> None:
-        self.head = HttpResponse(
-            response.status, response.headers
-        )  # without the body, which would stay after it is gone
+        # Without the body, which would stay after it is gone.
+        self.head = HttpResponse(response.status, response.headers)
         self.write(response.body)
         self._pump.unpark_all()
 

@@ -17,7 +17,7 @@ from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.transports.http.asgi.request import SendTimer, response_start
 from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES, AsgiEvent, Receive, Scope, Send, plain
 from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
-from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits, parse
+from trimcp.wire.jsonrpc import parse
 
 __all__ = ["AsgiWebSocket", "WebSocketCall"]
 
@@ -100,7 +100,6 @@ class AsgiWebSocket(MessageChannel):
         max_message: bytes of the largest message taken in; a larger one ends the connection with 1009.
         principal: who sends, for every `Incoming`.
         headers: of the upgrade, for every `Incoming`.
-        limits: what else one message may cost.
         stall_timeout: seconds after which the server drops a peer that takes nothing of a message.
         wait_hung_up: waits until the server knows that the peer is gone, if it can tell before all that it sent was
             received.
@@ -115,7 +114,6 @@ class AsgiWebSocket(MessageChannel):
     max_message: int
     principal: str | None = None
     headers: Mapping[str, str] | None = None
-    limits: ParseLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
     stall_timeout: float = attrs.field(default=60.0, kw_only=True)
     wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -174,7 +172,7 @@ class AsgiWebSocket(MessageChannel):
             raise
         finally:
             self._receiving = False
-        return [Incoming(parse(data, self.limits), len(data), None, self.headers, self.principal)]
+        return [Incoming(parse(data), len(data), None, self.headers, self.principal)]
 
     async def hung_up(self) -> None:
         await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()
@@ -204,16 +202,12 @@ class AsgiWebSocket(MessageChannel):
                     pass  # closed here, or after a failure: what still comes is dropped
                 del event  # the next one may not come for hours
             self.over.set()
-            self._note_if_cut()
+            if self._timer.cut:  # a message was not taken for too long
+                self.too_slow = True
+                self._close_reason = f"the peer read nothing for {self.stall_timeout:g} seconds"
             # Servers tell a peer's clean close as they tell a cut (Hypercorn: 1006), so the code decides nothing.
             if self._close_reason is None:
                 self._close_reason = f"the WebSocket was closed ({event.get('code', _NORMAL)})"
-
-    def _note_if_cut(self) -> None:
-        """Note whether the server ended the connection, because a message was not taken for too long."""
-        if self._timer.cut:
-            self.too_slow = True
-            self._close_reason = f"the peer read nothing for {self.stall_timeout:g} seconds"
 
     async def _take(self, event: AsgiEvent) -> None:
         text = event.get("text")

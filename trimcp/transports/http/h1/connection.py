@@ -24,7 +24,7 @@ from trimcp.security import security_event
 from trimcp.transports.http.h1.parser import H1Request, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade
+from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
 __all__ = ["H1Connection", "Hosting", "UpgradeWebSocket"]
@@ -404,18 +404,12 @@ class H1Connection:
         handler = None if reply.ended or reply.aborted else reply.handler
         reply.detach()
         if slow is None and (self.writer.stalled or self._wire.timed_out):
-            slow = self._too_slow()
+            slow = stalled(self._peer, self._limits.stall_timeout, self.writer.undelivered)
         if not reply.aborted:
             log.debug("%s %s before a response was finished", self._peer, how)
         if handler is not None:
             handler.disconnected(slow)
         self._face.done(reply.request.head, reply.status, sent)
-
-    def _too_slow(self) -> str:
-        """Log a client that was dropped because it read nothing, and return the reason in words."""
-        seconds, unread = self._limits.stall_timeout, self.writer.undelivered
-        security_event("peer_stalled", peer=self._peer, seconds=seconds, unread_bytes=unread)
-        return f"the peer read nothing for {seconds:g} seconds"
 
     # The end
 
