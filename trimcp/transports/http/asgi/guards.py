@@ -1,32 +1,16 @@
 """Guards against faults of Hypercorn's Trio worker: without them one client can end the server, or fill its memory.
 
-Each was seen in the versions named in `hypercorn.SERVED`, whose source was read for it, and has a test that shows the
-fault without its guard. `guard_protocols.install` puts them in place; but for one line about HTTP/2 buffers they act
-only on servers that have a `GuardedConfig`: others in the process stay as they are. What they replace is private, hence
-the end of that range. Those for HTTP/2 and WebSocket are in `guard_protocols`, those for connections here.
+Each has a name. What is seen without it, with figures, is in docs/design/hypercorn.md; a test shows the fault without
+its guard. `guard_protocols.install` puts them in place; but for one line about HTTP/2 buffers they act only on servers
+that have a `GuardedConfig`: others in the process stay as they are. They replace private parts, hence `SERVED`.
 
-    window      HTTP/2 sends do not wait for the client's window: the writer is woken by a drain that moved nothing. And
-                one that does wait is not woken by the connection's end.
-    streams     A body that goes on after its answer, a path that is no ASCII, a CONNECT and a thousand priorities over
-                HTTP/2 each end the server. A response that is cut off leaves its stream open for ever.
-    messages    A message goes on growing after it was refused as too large; one that is compressed is inflated before
-                anybody looks at its size (58 KB to 60 MB); data before the handshake's end ends the server. Who breaks
-                the protocol is not told so. A large message to a slow reader is there six times. A message that never
-                becomes whole is kept for ever, and of ten thousand tiny frames in one read all are looked at at once.
-    idle        A connection that its client closed while it was idle stays open until it would have been too long idle,
-                and one that begins with HTTP/2 and then says nothing for ever.
-    stuck       A client that pipelines and disconnects unread leaks its connection. So does one that disconnects while
-                the application's queue is full: the disconnect waits for room there. An application that reads a
-                WebSocket only when it has time learns of a disconnect only behind all that was sent before.
-    pause       A client that sends anything behind its request is not read until that is answered. That it has left
-                shows when something cannot be written: on a silent stream up to half a minute later.
-    stall       Writes are shielded from cancellation and have no time limit: a client that does not read holds its
-                task, and the server's shutdown, for ever.
-    lines       Folded header lines, lines that end without a carriage return, a length said twice, chunks in HTTP/1.0
-                and white space behind a chunk's size are taken, and another parser before us may read each otherwise.
-                In clear text any request can turn its connection into HTTP/2 (h2c), past a proxy that judges requests.
-    alive       Any exception on a connection ends the server, such as BusyResourceError when a WebSocket peer stops
-                reading, closes and vanishes.
+    window, streams, messages   HTTP/2 and WebSocket, in `guard_protocols`
+    lines                       what h11 takes and another parser before us may read otherwise; h2c
+    stuck                       connections and applications that wait for each other
+    pause                       a client that leaves while its request is answered
+    idle                        connections on which nothing happens
+    stall                       writes without an end
+    alive                       exceptions on one connection that end all
 """
 
 from __future__ import annotations
@@ -34,7 +18,6 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -63,10 +46,12 @@ from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
 from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
 from trimcp.channel import PeerProgress
+from trimcp.nurseries import sole
 from trimcp.security import security_event
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
 from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
+from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.shares import Shares
 
@@ -76,8 +61,6 @@ _log = logging.getLogger("trimcp.http")
 
 PIECE: Final = 64 * 1024
 """Bytes that are written at once, so that it can be seen whether a client reads at all."""
-
-_RESET: Final = struct.pack("ii", 1, 0)  # struct linger: on, for no time
 
 _ORDINARY: Final = (
     OSError,
@@ -97,8 +80,7 @@ class GuardedConfig(Config):
     Attributes:
         limits: of connections.
         ssl_context: for TLS, instead of one made of files.
-        connections: those that are open.
-        shares: where they come from.
+        connections, shares: those that are open, and where they come from.
     """
 
     def __init__(self, limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -127,6 +109,8 @@ class GuardedConfig(Config):
 Method: TypeAlias = Callable[..., Awaitable[Any]]
 """An async method of Hypercorn's, or what stands in its place."""
 
+_off: set[str] = set()
+
 
 @attrs.frozen
 class _Guard:
@@ -152,9 +136,6 @@ class _Guard:
 
 GUARDS: list[_Guard] = []
 """What is replaced, once both modules are imported."""
-
-
-_off: set[str] = set()
 
 
 @contextmanager
@@ -201,7 +182,6 @@ class _StrictLines(ReceiveBuffer):
         return lines
 
     def maybe_extract_next_line(self) -> bytearray | None:
-        """Return a line that begins a chunk."""
         line = super().maybe_extract_next_line()
         if line is not None and line.endswith((b" \r\n", b"\t\r\n")):
             raise h11.RemoteProtocolError("white space behind the size of a chunk")
@@ -314,8 +294,8 @@ async def _spawn_app(
 class _Pause(EventWrapper):
     """Says when the next request may be looked at. Who waits for that reads on, so that a leaving client is noticed.
 
-    As our own listener does it reads no more than `max_pipelined`, and takes the end of what a client sends, while that
-    is owed an answer, for the client's leaving.
+    It reads no more than `max_pipelined`, and takes the end of what a client sends, while that is owed an answer, for
+    the client's leaving: as our own listener does.
     """
 
     def __init__(self, server: TCPServer, protocol: H11Protocol, most: int) -> None:
@@ -434,7 +414,7 @@ class _GuardedStream:
         """Close the socket under whoever uses it."""
         sock = _socket_of(self._stream)
         with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         sock.close()
 
 
@@ -495,14 +475,8 @@ def _report(error: BaseException) -> None:
     if failures is not None:
         _, strange = failures.split(_ORDINARY)
         if strange is None:
-            _log.debug("a connection ended with %r", _first(failures))
+            _log.debug("a connection ended with %r", sole(failures))
         else:
             _log.error("Hypercorn failed on a connection", exc_info=strange)
     if rest is not None:
         raise error if failures is None else rest
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -22,6 +22,7 @@ import trio
 
 from trimcp.channel import SERVER_MAX_MESSAGE, require_trio
 from trimcp.errors import LocalError
+from trimcp.nurseries import parted, sole
 from trimcp.transports.http.asgi.scope import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.settings import HttpLimits
 
@@ -129,7 +130,7 @@ async def serve_hypercorn(
             )
             nursery.cancel_scope.cancel(reason="the server has ended")
     except BaseExceptionGroup as group:
-        failure = _alone(group)
+        failure = sole(parted(group)[0] or group)
     else:
         failure = watched.failure
     finally:
@@ -174,15 +175,6 @@ async def _end(config: GuardedConfig, ending: trio.Event, grace: float) -> None:
         await trio.sleep(grace)
     finally:
         config.cut()
-
-
-def _alone(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one thing that went wrong without the nurseries' groups around it; the group if it is not alone."""
-    _, rest = group.split(trio.Cancelled)
-    error: BaseException = group if rest is None else rest
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
 
 
 @attrs.define(eq=False)

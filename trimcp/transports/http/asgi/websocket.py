@@ -8,12 +8,13 @@ whoever uses the channel can be cancelled at once, whatever the peer does.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
-from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.transports.http.asgi.request import SendTimer, response_start
 from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES, AsgiEvent, Receive, Scope, Send, plain
 from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
@@ -128,8 +129,8 @@ class AsgiWebSocket(MessageChannel):
     _close_reason: str | None = attrs.field(init=False, default=None)
     too_slow: bool = attrs.field(init=False, default=False)
     _timer: SendTimer = attrs.field(init=False)
-    _sending: bool = attrs.field(init=False, default=False)
-    _receiving: bool = attrs.field(init=False, default=False)
+    _sending: OneTask = attrs.field(init=False, factory=partial(OneTask, "sending on"))
+    _receiving: OneTask = attrs.field(init=False, factory=partial(OneTask, "receiving from"))
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -140,38 +141,30 @@ class AsgiWebSocket(MessageChannel):
     # What sessions see
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        if self._sending:
-            raise trio.BusyResourceError("another task is sending on this channel")
-        self._sending = True
-        try:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            for message in batch:
-                await self._leaving.send(message.data.decode())
-                self.sent += len(message.data)
-            await self._leaving.send(None)  # taken once the server has what came before
-        except trio.ClosedResourceError:
-            if self._closed:
-                raise trio.ClosedResourceError("this channel was closed") from None
-            raise trio.BrokenResourceError(self._failure) from None
-        finally:
-            self._sending = False
+        with self._sending:
+            try:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                for message in batch:
+                    await self._leaving.send(message.data.decode())
+                    self.sent += len(message.data)
+                await self._leaving.send(None)  # taken once the server has what came before
+            except trio.ClosedResourceError:
+                if self._closed:
+                    raise trio.ClosedResourceError("this channel was closed") from None
+                raise trio.BrokenResourceError(self._failure) from None
 
     def taken(self) -> Hashable:
         """Return something new: only the server sees how far it is with a message, and it drops who takes nothing."""
         return object()
 
     async def receive(self) -> Sequence[Incoming]:
-        if self._receiving:
-            raise trio.BusyResourceError("another task is receiving from this channel")
-        self._receiving = True
-        try:
-            data = await self._arrived.receive()
-        except trio.EndOfChannel:
-            if self._failure is not None:
-                raise trio.BrokenResourceError(self._failure) from None
-            raise
-        finally:
-            self._receiving = False
+        with self._receiving:
+            try:
+                data = await self._arrived.receive()
+            except trio.EndOfChannel:
+                if self._failure is not None:
+                    raise trio.BrokenResourceError(self._failure) from None
+                raise
         return [Incoming(parse(data), len(data), None, self.headers, self.principal)]
 
     async def hung_up(self) -> None:
