@@ -113,6 +113,9 @@ async def test_who_asks_is_known_to_the_handler(autojump_clock: Any) -> None:
         headers = {"authorization": "Bearer secret", "user-agent": "test"}
         answer = await (await visitor.call("whoami", headers)).done()
         assert answer.json["result"]["content"][0]["text"] == "ada test"
+    async with visiting(server) as visitor:  # without a hook nobody is known
+        answer = await (await visitor.call("whoami", {"user-agent": "test"})).done()
+        assert answer.json["result"]["content"][0]["text"] == "None test"
 
 
 async def test_identity_may_take_its_time(autojump_clock: Any) -> None:

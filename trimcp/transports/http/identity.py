@@ -61,18 +61,12 @@ Authenticate: TypeAlias = Callable[[Head], Identity | Awaitable[Identity]]
 """The application's check, sync or async. It sees the head of each request before anything of the body is read."""
 
 
-async def identify(hook: Authenticate | None, head: Head) -> Principal | Refused | None:
-    """Return who asks, as the hook says, or None if there is no hook.
+async def identify(hook: Authenticate, head: Head) -> Identity:
+    """Return who asks, as the hook says.
 
     A hook that raises, or returns something else, lets nobody in: the client gets a 500 that says nothing, and the
     log everything. Waits only where the hook does; cancelling it cancels the hook.
-
-    Args:
-        hook: the application's check.
-        head: the request's.
     """
-    if hook is None:
-        return None
     try:
         found = hook(head)
         if isinstance(found, Awaitable):
@@ -107,31 +101,27 @@ def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Cal
         known.append((_digest(token), Principal(id)))
     if realm is not None and not _REALM.fullmatch(realm):
         raise ValueError(f"{realm!r} cannot be a realm: write printable ASCII without quotes and backslashes")
-    return _BearerTokens(tuple(known), () if realm is None else (f'realm="{realm}"',))
+    shown = () if realm is None else (f'realm="{realm}"',)
 
+    def refused(status: int, message: str, error: str | None = None) -> Refused:
+        details = shown if error is None else (*shown, f'error="{error}"', f'error_description="{message}"')
+        return Refused(status, (("WWW-Authenticate", f"Bearer {', '.join(details)}".rstrip()),), message)
 
-@attrs.frozen(repr=False, eq=False)
-class _BearerTokens:
-    _known: tuple[tuple[bytes, Principal], ...]
-    _realm: tuple[str, ...]
-
-    def __call__(self, head: Head) -> Identity:
+    def identify_bearer(head: Head) -> Identity:
         match = _CREDENTIALS.fullmatch(head.headers.get("authorization", ""))
         if match is None or match[1].lower() != "bearer":  # RFC 6750, 3: not tried, so no error code
-            return self._refused(401, "a bearer token is required")
+            return refused(401, "a bearer token is required")
         token = match[2] or ""
         if not _TOKEN.fullmatch(token):
-            return self._refused(400, "the bearer token is malformed", "invalid_request")
+            return refused(400, "the bearer token is malformed", "invalid_request")
         presented = _digest(token)
         found: Principal | None = None
-        for digest, principal in self._known:  # to the end: when it stops must not tell which one it was
+        for digest, principal in known:  # to the end: when it stops must not tell which one it was
             if hmac.compare_digest(digest, presented):
                 found = principal
-        return found or self._refused(401, "the bearer token is not valid", "invalid_token")
+        return found or refused(401, "the bearer token is not valid", "invalid_token")
 
-    def _refused(self, status: int, message: str, error: str | None = None) -> Refused:
-        details = self._realm if error is None else (*self._realm, f'error="{error}"', f'error_description="{message}"')
-        return Refused(status, (("WWW-Authenticate", f"Bearer {', '.join(details)}".rstrip()),), message)
+    return identify_bearer
 
 
 def _digest(token: str) -> bytes:

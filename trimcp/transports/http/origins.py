@@ -48,36 +48,6 @@ def _as_tuple(entries: str | Iterable[str]) -> tuple[str, ...]:
     return (entries,) if isinstance(entries, str) else tuple(entries)
 
 
-def _read_origins(origins: Origins) -> frozenset[tuple[str, str, int | None]]:
-    found = set()
-    for entry in origins.allow_origins:
-        if entry == _ANY:
-            continue
-        origin = _parse_origin(entry)
-        if origin is None:
-            raise ValueError(
-                f"{entry!r} is no origin: write scheme, host and perhaps port, as in "
-                "'https://app.example:8443', without a path and in ASCII (xn--), or '*'"
-            )
-        found.add(origin)
-    return frozenset(found)
-
-
-def _read_hosts(origins: Origins) -> frozenset[_Place]:
-    return frozenset(_named(entry) for entry in origins.allowed_hosts if not entry.startswith(_ANY))
-
-
-def _read_suffixes(origins: Origins) -> tuple[_Place, ...]:
-    found = []
-    for entry in origins.allowed_hosts:
-        if entry.startswith(_ANY) and entry != _ANY:
-            if not entry.startswith("*."):
-                raise ValueError(f"{entry!r} is no host: '*' stands alone or before a dot, as in '*.example'")
-            host, port = _named(entry[2:])
-            found.append((f".{host}", port))
-    return tuple(found)
-
-
 @attrs.frozen
 class Origins:
     """Which pages and which host names may reach a server.
@@ -104,15 +74,39 @@ class Origins:
 
     allow_origins: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
-    _origins: frozenset[tuple[str, str, int | None]] = attrs.field(
-        default=attrs.Factory(_read_origins, takes_self=True), init=False, repr=False, eq=False
-    )
-    _hosts: frozenset[_Place] = attrs.field(
-        default=attrs.Factory(_read_hosts, takes_self=True), init=False, repr=False, eq=False
-    )
-    _suffixes: tuple[_Place, ...] = attrs.field(
-        default=attrs.Factory(_read_suffixes, takes_self=True), init=False, repr=False, eq=False
-    )
+    _origins: frozenset[tuple[str, str, int | None]] = attrs.field(init=False, repr=False, eq=False)
+    _hosts: frozenset[_Place] = attrs.field(init=False, repr=False, eq=False)
+    _suffixes: tuple[_Place, ...] = attrs.field(init=False, repr=False, eq=False)
+
+    @_origins.default
+    def _read_origins(self) -> frozenset[tuple[str, str, int | None]]:
+        found = set()
+        for entry in self.allow_origins:
+            if entry == _ANY:
+                continue
+            origin = _parse_origin(entry)
+            if origin is None:
+                raise ValueError(
+                    f"{entry!r} is no origin: write scheme, host and perhaps port, as in "
+                    "'https://app.example:8443', without a path and in ASCII (xn--), or '*'"
+                )
+            found.add(origin)
+        return frozenset(found)
+
+    @_hosts.default
+    def _read_hosts(self) -> frozenset[_Place]:
+        return frozenset(_named(entry) for entry in self.allowed_hosts if not entry.startswith(_ANY))
+
+    @_suffixes.default
+    def _read_suffixes(self) -> tuple[_Place, ...]:
+        found = []
+        for entry in self.allowed_hosts:
+            if entry.startswith(_ANY) and entry != _ANY:
+                if not entry.startswith("*."):
+                    raise ValueError(f"{entry!r} is no host: '*' stands alone or before a dot, as in '*.example'")
+                host, port = _named(entry[2:])
+                found.append((f".{host}", port))
+        return tuple(found)
 
     def refuse(self, head: Head) -> str | None:
         """Say why a request must not be served (403), or None. The text is fit for logs and for the peer."""

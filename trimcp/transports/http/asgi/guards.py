@@ -24,14 +24,10 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import attrs
-import h2.errors
-import h2.events
 import h2.exceptions
 import h11
 import hypercorn.trio.run
 import trio
-import wsproto.connection
-import wsproto.events
 import wsproto.utilities
 from h11._receivebuffer import ReceiveBuffer
 from hypercorn.config import Config
