@@ -10,12 +10,10 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.caller import LoadCaller
-from trimcp.bench.load import Load
-from trimcp.bench.mux import LoadChannel, Opener
+from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.shot import prepare
-from trimcp.bench.supply import Supply
+from trimcp.bench.supply import Load, Supply
 from trimcp.bench.tally import Tally
 from trimcp.wire.revisions import LATEST, Revision
 

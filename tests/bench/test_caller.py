@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from tests.bench.support import a_load, errors, progress, reply
-from trimcp.bench.caller import LoadCaller, answer_to
-from trimcp.bench.load import Load
+from trimcp.bench.mux import LoadCaller, answer_to
+from trimcp.bench.supply import Load
 
 
 def a_caller(places: int = 2, allowed: float = math.inf, think: float = 0.0, **options: Any) -> tuple[Load, LoadCaller]:

@@ -59,7 +59,7 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, *links: FakeLink, max_size: in
 
     monkeypatch.setattr(Address, "dial", dial)
     site = Site(Address("localhost", 80), b"/mcp", b"localhost", b"")
-    return LoadConnection(site, 5.0, Tally(), max_size)
+    return LoadConnection(site, 5.0, Tally(), max_size=max_size)
 
 
 @given(st.sampled_from([JSON, EVENTS]), st.lists(st.integers(1, 40), min_size=1))

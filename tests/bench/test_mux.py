@@ -12,9 +12,8 @@ import pytest
 import trio
 
 from tests.bench.support import FakeChannel, a_load, after, at_once, errors, fake_opener, greeting, reply
-from trimcp.bench.caller import LoadCaller
-from trimcp.bench.load import Load
-from trimcp.bench.mux import LoadChannel, run_session
+from trimcp.bench.mux import LoadCaller, LoadChannel, run_session
+from trimcp.bench.supply import Load
 from trimcp.errors import ConnectionLost
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 

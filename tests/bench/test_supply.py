@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from tests.bench.support import ECHO, a_load, errors
-from trimcp.bench.load import Load
 from trimcp.bench.plan import MixEntry
+from trimcp.bench.supply import Load
 
 
 def numbers(load: Load, most: int, now: float = 0.0) -> list[int]:

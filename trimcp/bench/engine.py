@@ -6,21 +6,26 @@ import math
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 
 import attrs
 import trio
 
 from trimcp.bench.cost import ProcessTree
 from trimcp.bench.discovery import Found, Target, discover, name_of
-from trimcp.bench.load import Load
+from trimcp.bench.mux import run_session
 from trimcp.bench.plan import Plan
-from trimcp.bench.report import Cost, Generator, Report, Snapshot
-from trimcp.bench.sessions import session_runner
-from trimcp.bench.supply import Supply
+from trimcp.bench.report import Cost, Generator, Report, Snapshot, WireName
+from trimcp.bench.supply import Load, Supply
 from trimcp.bench.tally import Tally
 from trimcp.errors import LocalError
 from trimcp.session.scopes import open_service_nursery
+from trimcp.transports.stdio.child import StdioServer
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.websocket.client import WebSocketServer
 
 __all__ = ["Target", "measure"]
 
@@ -62,7 +67,7 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.shots, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = Measurement(load, session_runner(target, found.transport), stop, on_tick)
+    run = Measurement(load, _session_runner(target, found.transport), stop, on_tick)
     await run.run()
     return run.report(name_of(target), found)
 
@@ -81,6 +86,29 @@ async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
     if found is None:
         raise LocalError("it was ended before anything was measured")
     return found
+
+
+def _session_runner(target: Target, transport: WireName) -> Callable[..., Awaitable[None]]:
+    """Return what runs one session to the end of the measurement, whatever happens to it.
+
+    It takes a `Load` and a `task_status`: it counts as started once it can be used, or the first attempt to open it has
+    failed. What only some transports need is imported here.
+    """
+    if isinstance(target, StdioServer):
+        from trimcp.bench.stdio import stdio_opener
+
+        return partial(run_session, opener=stdio_opener(target))
+    if transport == "websocket":
+        from trimcp.bench.websocket import websocket_opener
+
+        return partial(run_session, opener=websocket_opener(cast("WebSocketServer", target)))
+    if transport == "sse":
+        from trimcp.bench.events import events_opener
+
+        return partial(run_session, opener=events_opener(cast("HttpServer", target)))
+    from trimcp.bench.http import run_http_session
+
+    return partial(run_http_session, server=cast("HttpServer", target))
 
 
 @attrs.frozen

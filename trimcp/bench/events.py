@@ -12,10 +12,9 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.caller import LoadCaller
-from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply
-from trimcp.bench.load import Load
-from trimcp.bench.mux import LoadChannel, Opener
+from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply, events_in
+from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
+from trimcp.bench.supply import Load
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import Event, EventDecoder
@@ -35,7 +34,7 @@ def events_opener(server: HttpServer) -> Opener:
 
     @asynccontextmanager
     async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
-        channel = _EventChannel(load, caller, site, server.address, CLIENT_MAX_MESSAGE)
+        channel = _EventChannel(load, caller, site, server.address)
         try:
             await channel.open()
             yield channel
@@ -53,9 +52,8 @@ class _EventChannel:
     _caller: LoadCaller
     _site: Site
     _url: str
-    _max_message: int
     _stream: LoadConnection = attrs.field(init=False)
-    _decoder: EventDecoder = attrs.field(init=False)
+    _decoder: EventDecoder = attrs.field(init=False, factory=lambda: EventDecoder(CLIENT_MAX_MESSAGE))
     _head: bytes = attrs.field(init=False, default=b"")
     _arrived: list[Event] = attrs.field(init=False, factory=list)
     _outgoing: deque[bytes] = attrs.field(init=False, factory=deque)
@@ -66,11 +64,10 @@ class _EventChannel:
 
     def __attrs_post_init__(self) -> None:
         self._stream = self._connection()
-        self._decoder = EventDecoder(self._max_message)
 
     def _connection(self) -> LoadConnection:
         load = self._load
-        return LoadConnection(self._site, load.plan.opening, load.tally, self._max_message, load.ssl_context)
+        return LoadConnection(self._site, load.plan.opening, load.tally, load.ssl_context)
 
     # The stream
 
@@ -90,7 +87,7 @@ class _EventChannel:
                     status = stream.reply.status
                     if status and (status != 200 or stream.reply.content_type != b"text/event-stream"):
                         raise ConnectionLost(f"the server does not speak HTTP+SSE here: HTTP {status}")
-                    self._decode(pieces)
+                    self._arrived += events_in(pieces, self._decoder)
         except trio.TooSlowError:
             raise ConnectionLost(f"the server named no endpoint within {patience:g} seconds") from None
         except (trio.BrokenResourceError, UnreadableReply) as error:
@@ -108,19 +105,12 @@ class _EventChannel:
             if not self._arrived:
                 if self._stream.reply.complete:
                     raise trio.EndOfChannel(self._why)
-                self._decode(await self._stream.more())
+                self._arrived += events_in(await self._stream.more(), self._decoder)
         except UnreadableReply as error:
             self._why = str(error)
             raise trio.BrokenResourceError(self._why) from None
         arrived, self._arrived = self._arrived, []
         return [event.data for event in arrived if event.data]
-
-    def _decode(self, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            for event in self._decoder.feed(piece):
-                if event.oversize is not None:
-                    raise UnreadableReply(event.oversize.message)
-                self._arrived.append(event)
 
     async def close_reason(self) -> str:
         """Say how the connection ended; see `LoadChannel.close_reason`."""
@@ -162,8 +152,7 @@ class _EventChannel:
 
     async def _post(self, connection: LoadConnection, message: bytes) -> None:
         try:
-            await connection.request(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(message), message))
-            body = await connection.body()
+            body = await connection.post(self._head, message)
             if connection.reply.status < 300:
                 return
             kind, why = f"HTTP {connection.reply.status}", body.decode(errors="replace")

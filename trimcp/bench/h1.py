@@ -6,7 +6,7 @@ It takes what `httptools` takes. It follows no redirects and undoes no compressi
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -16,11 +16,13 @@ import trio
 
 from trimcp.bench.link import Address, LoadLink
 from trimcp.bench.tally import Tally
+from trimcp.channel import CLIENT_MAX_MESSAGE
+from trimcp.framing.sse import Event, EventDecoder
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
-__all__ = ["LoadConnection", "Reply", "Site", "UnreadableReply"]
+__all__ = ["LoadConnection", "Reply", "Site", "UnreadableReply", "events_in"]
 
 _IDLE: Final = 0.5  # seconds after which a kept connection is looked at before it is used
 _CONTENT_TYPE: Final = b"content-type"
@@ -149,8 +151,8 @@ class LoadConnection:
     site: Site
     patience: float
     tally: Tally
-    max_size: int
     context: ssl.SSLContext | None = None
+    max_size: int = CLIENT_MAX_MESSAGE
     reply: Reply = attrs.field(init=False, factory=Reply)
     _link: LoadLink | None = attrs.field(init=False, default=None)
     _used: float = attrs.field(init=False, default=0.0)
@@ -220,8 +222,22 @@ class LoadConnection:
             pieces += await self.more()
         return b"".join(pieces)
 
+    async def post(self, head: bytes, message: bytes) -> bytes:
+        """Send a message, and return the whole body of the reply. Raises what `request` and `more` do."""
+        await self.request(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(message), message))
+        return await self.body()
+
     def close(self) -> None:
         """Close the connection, if there is one."""
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def events_in(pieces: Iterable[bytes], decoder: EventDecoder) -> list[Event]:
+    """Return the events that these pieces of a body complete. Raises `UnreadableReply` for one that is too large."""
+    events = [event for piece in pieces for event in decoder.feed(piece)]
+    for event in events:
+        if event.oversize is not None:
+            raise UnreadableReply(event.oversize.message)
+    return events

@@ -1,7 +1,9 @@
 """Calls over Streamable HTTP, in either era: each is a POST, and each that is under way has its own connection.
 
-Sources: basic/transports (2025-11-25), basic/transports/streamable-http (2026-07-28). The stream on which a legacy
-server may speak unasked is not opened, and a stream that ends before the answer is not resumed: it is an error.
+The stream on which a legacy server may speak unasked is not opened, and a stream that ends before the answer is not
+resumed: it is an error. The modern era has no sessions; there a session is what calls have in common.
+
+Sources: basic/transports (2025-11-25), basic/transports/streamable-http (2026-07-28).
 """
 
 from __future__ import annotations
@@ -14,14 +16,11 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.caller import answer_to
-from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply
-from trimcp.bench.http_session import LoadSession
-from trimcp.bench.load import Load
+from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply, events_in
+from trimcp.bench.mux import answer_to
 from trimcp.bench.shot import cancellation
-from trimcp.bench.supply import LoadCall
-from trimcp.channel import CLIENT_MAX_MESSAGE
-from trimcp.errors import McpError
+from trimcp.bench.supply import INITIALIZED, Load, LoadCall
+from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
 
 if TYPE_CHECKING:
@@ -29,16 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["run_http_session"]
 
+_ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = b"text/event-stream"
 _JSON: Final = b"application/json"
 _LINGER: Final = 0.5  # seconds a stream may go on after the answer; then its connection is given up
+_CLOSE_TIME: Final = 1.0  # seconds that the last request, which ends the session, may take
+_MOST_NOTICES: Final = 1_000
 
 
 async def run_http_session(
     load: Load, server: HttpServer, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run one session to the end of the measurement. It counts as started once it is open, or failed to for once."""
-    session = LoadSession(load, Site.of(server), CLIENT_MAX_MESSAGE)
+    session = _Session(load, Site.of(server))
     attempt = 0
     while True:
         try:
@@ -72,10 +74,174 @@ async def run_http_session(
 
 
 @attrs.define(eq=False)
+class _Session:
+    """What the places of one session share.
+
+    Attributes:
+        head: of each POST of a call, without its last lines.
+        id: of the last request.
+        nursery: where notifications are sent.
+    """
+
+    load: Load
+    _site: Site
+    head: bytes = attrs.field(init=False, default=b"")
+    id: int = attrs.field(init=False, default=0)
+    nursery: trio.Nursery = attrs.field(init=False)
+    _session_id: str | None = attrs.field(init=False, default=None)
+    _side: LoadConnection = attrs.field(init=False)
+    _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _renewals: int = attrs.field(init=False, default=0)
+    _notices: int = attrs.field(init=False, default=0)
+    _idle: list[trio.Event] = attrs.field(init=False, factory=list)
+    _is_waiting: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._side = self.connection()
+
+    def connection(self) -> LoadConnection:
+        """Return a connection of its own."""
+        load = self.load
+        return LoadConnection(self._site, load.plan.opening, load.tally, load.ssl_context)
+
+    @property
+    def has_id(self) -> bool:
+        """Whether the server has named the session."""
+        return self._session_id is not None
+
+    # The session at the server
+
+    async def open(self) -> None:
+        """Shake hands, where the revision has a handshake.
+
+        Raises:
+            McpError: the server does not.
+        """
+        self._head_from({})
+        if self.load.revision.modern:
+            return
+        patience = self.load.plan.opening
+        try:
+            with trio.fail_after(patience):
+                status, body = await self._post(self.load.greeting())
+                message = _message_in(body, self._side.reply.content_type)
+                if status != 200 or not isinstance(message.get("result"), dict):
+                    raise ConnectionLost(f"initialize was answered with HTTP {status} {body[:200]!r}")
+                self._session_id = self._side.reply.session_id
+                self._head_from(self._named())
+                status, body = await self._post(INITIALIZED)
+                if status >= 300:
+                    raise ConnectionLost(f"notifications/initialized was answered with HTTP {status} {body[:200]!r}")
+        except trio.TooSlowError:
+            self._side.close()
+            raise ConnectionLost(f"initialize was not answered within {patience:g} seconds") from None
+        except (trio.BrokenResourceError, UnreadableReply) as error:
+            self._side.close()
+            raise ConnectionLost(str(error)) from None
+
+    async def renew(self, head: bytes) -> None:
+        """Shake hands again, once for all places that found with this head that the server has forgotten the session.
+
+        Raises:
+            McpError: the server does not, or it was done too often.
+        """
+        async with self._turn:
+            if head != self.head:
+                return
+            self._renewals += 1
+            if self._renewals > self.load.plan.reopen:
+                raise ConnectionLost("the server forgets one session after the other")
+            await self.open()
+
+    async def close(self) -> None:
+        """End the session at the server, where there is one; a second has to do, cancelled or not."""
+        # Shielded, because a measurement ends by being cancelled, and a server should not keep the sessions of one.
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
+            if self._session_id is not None:
+                with suppress(McpError, trio.BrokenResourceError, UnreadableReply):
+                    await self._side.request(self._site.head(b"DELETE", self._named()) + b"\r\n")
+                    await self._side.body()
+        self._side.close()
+
+    def _named(self) -> dict[str, str]:
+        named = {} if self._session_id is None else {"mcp-session-id": self._session_id}
+        if self.load.revision.version_header:
+            named["mcp-protocol-version"] = self.load.revision.name
+        return named
+
+    def _head_from(self, named: dict[str, str]) -> None:
+        self.head = self._site.head(b"POST", {**_ACCEPT, **named})
+
+    # What is said besides calls
+
+    def notify(self, message: bytes) -> None:
+        """Send a notification or an answer, without waiting for it."""
+        if self._notices < _MOST_NOTICES:
+            self._notices += 1
+            self.nursery.start_soon(self._notify, message)
+
+    async def _notify(self, message: bytes) -> None:
+        patience = self.load.plan.patience
+        try:
+            async with self._turn:
+                with trio.fail_after(patience):
+                    status, body = await self._post(message)
+            if status >= 300:
+                self.load.tally.wrong("notification refused", f"HTTP {status} {body[:200]!r}", trio.current_time())
+        except (McpError, trio.BrokenResourceError, UnreadableReply, trio.TooSlowError) as error:
+            self._side.close()
+            why = str(error) or f"no answer within {patience:g} seconds"
+            self.load.tally.wrong("notification lost", why, trio.current_time())
+        finally:
+            self._notices -= 1
+
+    async def _post(self, message: bytes) -> tuple[int, bytes]:
+        body = await self._side.post(self.head, message)
+        return self._side.reply.status, body
+
+    # Places without a call
+
+    async def parked(self) -> None:
+        """Wait until there may be a call, or all is over."""
+        event = trio.Event()
+        self._idle.append(event)
+        self._wait()
+        await event.wait()
+
+    def _wait(self) -> None:
+        if not self._is_waiting and self._idle:
+            self._is_waiting = True
+            self.load.supply.wait(self._woken)
+
+    def _woken(self) -> None:
+        self._is_waiting = False
+        if self.load.plan.rate is None or self.load.supply.over:
+            idle, self._idle = self._idle, []
+            for event in idle:
+                event.set()
+        elif self._idle:
+            self._idle.pop().set()  # the place that was used last has the warmest connection
+            self._wait()
+
+
+def _message_in(body: bytes, content_type: bytes) -> dict[str, Any]:
+    """Return the first answer in the body of a reply, {} where there is none."""
+    texts = [body]
+    if content_type == b"text/event-stream":
+        texts = [event.data for event in EventDecoder().feed(body)]
+    for text in texts:
+        with suppress(orjson.JSONDecodeError):
+            message = orjson.loads(text)
+            if isinstance(message, dict) and message.get("id") == 0 and "method" not in message:
+                return message
+    return {}
+
+
+@attrs.define(eq=False)
 class _CallSlot:
     """Room for one call at a time."""
 
-    _session: LoadSession
+    _session: _Session
     _connection: LoadConnection
     _call: LoadCall | None = attrs.field(init=False, default=None)
     _id: int = attrs.field(init=False, default=0)
@@ -189,12 +355,9 @@ class _CallSlot:
             await self._finish(decoder)
 
     def _take_events(self, decoder: EventDecoder, pieces: list[bytes]) -> None:
-        for piece in pieces:
-            for event in decoder.feed(piece):
-                if event.oversize is not None:
-                    raise UnreadableReply(event.oversize.message)
-                if event.data:
-                    self._take(event.data)
+        for event in events_in(pieces, decoder):
+            if event.data:
+                self._take(event.data)
 
     async def _finish(self, decoder: EventDecoder) -> None:
         """Wait for the end of a stream that has brought the answer, so that its connection can be used again."""

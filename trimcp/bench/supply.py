@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import math
 import random
+import ssl
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 import trio
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.shot import Shot
+from trimcp.bench.shot import CLIENT, Shot
 from trimcp.bench.tally import LATE, Tally
+from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
+from trimcp.wire.jsonrpc import encode_request
+from trimcp.wire.revisions import Revision
 
-__all__ = ["LoadCall", "Supply"]
+__all__ = ["INITIALIZED", "Load", "LoadCall", "Supply"]
+
+INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+"""What ends the handshake of a legacy session."""
 
 _GRAIN: Final = 0.002  # what timers are off by: the system's are told milliseconds
 _NO_MEAN: Final = 0.001  # before the first answer
@@ -200,3 +207,54 @@ class Supply:
     def _wake(self, most: int) -> None:
         for _ in range(min(most, len(self._waiting))):
             self._waiting.popleft()()
+
+
+@attrs.define(eq=False)
+class Load:
+    """What all sessions of a measurement share.
+
+    Attributes:
+        revision: what is spoken.
+        ssl_context: whom to trust at an https or wss URL; None for whom this system trusts.
+        pids: the child processes that were started.
+        open: how many sessions can be used now.
+        over: set when no more calls begin.
+        overdue: what is not answered by now is given up.
+        replies: which kinds of reply have come over Streamable HTTP.
+    """
+
+    plan: Plan
+    revision: Revision
+    supply: Supply
+    tally: Tally
+    ssl_context: ssl.SSLContext | None = None
+    pids: set[int] = attrs.field(init=False, factory=set)
+    open: int = attrs.field(init=False, default=0)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)
+    overdue: bool = attrs.field(init=False, default=False)
+    replies: set[Literal["json", "sse"]] = attrs.field(init=False, factory=set)
+
+    @property
+    def reply(self) -> Literal["json", "sse", "mixed"] | None:
+        """Which kind of reply has come over Streamable HTTP."""
+        if len(self.replies) > 1:
+            return "mixed"
+        return next(iter(self.replies), None)
+
+    def greeting(self) -> bytes:
+        """Return the first request on a connection. Its id is 0, the calls' ids begin with 1.
+
+        The modern era has no handshake, but a process that is just starting would let the first calls wait.
+        """
+        if self.revision.modern:
+            meta = {META_PROTOCOL_VERSION: self.revision.name, META_CLIENT_INFO: CLIENT, META_CLIENT_CAPABILITIES: {}}
+            return encode_request(0, "server/discover", {"_meta": meta})
+        params = {"protocolVersion": self.revision.name, "capabilities": {}, "clientInfo": CLIENT}
+        return encode_request(0, "initialize", params)
+
+    async def again(self, attempt: int) -> bool:
+        """Wait before something that failed is opened again, 0 times until now; False if it is not to be."""
+        if self.supply.over or attempt >= self.plan.reopen:
+            return False
+        await trio.sleep(min(0.05 * 2**attempt, 2.0))
+        return not self.supply.over
