@@ -60,12 +60,10 @@ class MemoryChannel(MessageChannel):
     _receiving: OneTask = attrs.field(factory=partial(OneTask, "receiving from"), init=False)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Hand the batch over whole, waiting while too many are unread; see `MessageChannel.send`."""
         with self._sending:
             await self._outgoing.send(tuple(message.data for message in batch))
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return every message that has arrived; see `MessageChannel.receive`."""
         texts: list[bytes] = []
         with self._receiving:
             while not texts:
@@ -79,11 +77,9 @@ class MemoryChannel(MessageChannel):
         return [Incoming(parse(text) if len(text) <= most else too_large(text, most), len(text)) for text in texts]
 
     def set_max_message(self, size: int) -> None:
-        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
         self._max_message = size
 
     async def aclose(self) -> None:
-        """Close both directions; see `MessageChannel.aclose`."""
         self._outgoing.close()
         self._incoming.close()
         await trio.lowlevel.checkpoint()

@@ -56,7 +56,6 @@ class StreamChannel(MessageChannel):
         self.read_ahead: tuple[int, int] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Send the whole batch in one write; see `MessageChannel.send`."""
         with self._sending:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_open()
@@ -74,7 +73,6 @@ class StreamChannel(MessageChannel):
             self._broken = False
 
     def set_max_message(self, size: int) -> None:
-        """Take in no larger message from now on; one costs no memory. See `MessageChannel.set_max_message`."""
         self._decoder.max_size = size
 
     async def _send_large(self, data: bytes) -> None:
@@ -93,7 +91,6 @@ class StreamChannel(MessageChannel):
         await unheard(self._sender)
 
     def taken(self) -> Hashable:
-        """Return what changes whenever the peer takes more of the send under way; see `MessageChannel.taken`."""
         return self._pieces, progress_of(self._sender)
 
     async def receive(self) -> Sequence[Incoming]:
@@ -138,7 +135,6 @@ class StreamChannel(MessageChannel):
                         await holding.room()
 
     async def aclose(self) -> None:
-        """Close both streams; see `MessageChannel.aclose`."""
         self._closed = True
         try:
             await self._sender.aclose()

@@ -28,31 +28,24 @@ class WrappedChannel(MessageChannel):
         self.read_ahead: tuple[int, int] = self.channel.read_ahead
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Send; see `MessageChannel.send`."""
         await self.channel.send(batch)
 
     async def receive(self) -> Sequence[Incoming]:
-        """Receive; see `MessageChannel.receive`."""
         return await self.channel.receive()
 
     def set_max_message(self, size: int) -> None:
-        """Bound what the channel underneath takes in."""
         self.channel.set_max_message(size)
 
     async def aclose(self) -> None:
-        """Close the channel underneath."""
         await self.channel.aclose()
 
     async def hung_up(self) -> None:
-        """Wait until the channel underneath knows that nobody is there any more."""
         await self.channel.hung_up()
 
     def close_reason(self) -> str | None:
-        """Say what the channel underneath knows of the other side's end."""
         return self.channel.close_reason()
 
     def taken(self) -> Hashable:
-        """Return what changes whenever the peer takes more of what the channel underneath sends."""
         return self.channel.taken()
 
     @property

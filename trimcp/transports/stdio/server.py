@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Final
 
 import attrs
@@ -74,26 +74,11 @@ class Claim:
 
     receiver: AnyReceiver
     sender: AnySender
-    _saved: tuple[int | None, int | None]
-    _line_buffering: bool | None
-    _released: bool = attrs.field(default=False, init=False)
+    _undo: ExitStack
 
     def release(self) -> None:
         """Close both streams and put descriptors 0 and 1 back as they were; safe to call twice."""
-        global _claimed
-        self.receiver.close()
-        self.sender.close()
-        if self._released:
-            return
-        self._released = True
-        _claimed = False
-        _flush_stdout()  # strays of user code, while descriptor 1 still is standard error
-        for fd, original in enumerate(self._saved):
-            if original is not None:
-                os.dup2(original, fd)
-                os.close(original)
-        if self._line_buffering is not None and isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=self._line_buffering)
+        self._undo.close()
 
 
 def claim() -> Claim:
@@ -108,26 +93,38 @@ def claim() -> Claim:
     global _claimed
     if _claimed:
         raise RuntimeError("standard input and output are in use by another server in this process")
-    _claimed = True
-    # Where Python found no such descriptor at its start the number has since gone to something else, an epoll
-    # instance of Trio's for example: not ours to touch.
-    saved_input = _above(os.dup(0)) if sys.__stdin__ is not None else None
-    saved_output = _above(os.dup(1)) if sys.__stdout__ is not None else None
-    try:
+    with ExitStack() as undo:
+        _claimed = True
+        undo.callback(_unclaim)
+        # Where Python found no such descriptor at its start the number has since gone to something else, an epoll
+        # instance of Trio's for example: not ours to touch.
+        saved_input = _save(0, undo) if sys.__stdin__ is not None else None
+        saved_output = _save(1, undo) if sys.__stdout__ is not None else None
+        undo.callback(_flush_stdout)  # what user code printed meanwhile, while descriptor 1 still is standard error
+        sender = _open_sender(saved_output)
+        undo.callback(sender.close)
         receiver = _open_receiver(saved_input)
-        try:
-            sender = _open_sender(saved_output)
-        except BaseException:  # an interrupt too: what was opened so far is closed again
-            receiver.close()
-            raise
-    except BaseException:  # likewise
-        for fd in (saved_input, saved_output):
-            if fd is not None:
-                os.close(fd)
-        _claimed = False
-        raise
-    _stand_in(saved_input is not None, saved_output is not None)
-    return Claim(receiver, sender, (saved_input, saved_output), _print_by_lines())
+        undo.callback(receiver.close)
+        _stand_in(saved_input is not None, saved_output is not None)
+        _print_by_lines(undo)
+        return Claim(receiver, sender, undo.pop_all())
+
+
+def _unclaim() -> None:
+    global _claimed
+    _claimed = False
+
+
+def _save(fd: int, undo: ExitStack) -> int:
+    """Return a copy of a descriptor, which is put back later."""
+    saved = _above(os.dup(fd))
+
+    def put_back() -> None:
+        os.dup2(saved, fd)
+        os.close(saved)
+
+    undo.callback(put_back)
+    return saved
 
 
 def _stand_in(for_input: bool, for_output: bool) -> None:
@@ -139,14 +136,12 @@ def _stand_in(for_input: bool, for_output: bool) -> None:
     os.close(null)
 
 
-def _print_by_lines() -> bool | None:
-    """Have stray prints appear at once; return what was set before, None if it is not ours to set."""
+def _print_by_lines(undo: ExitStack) -> None:
+    """Have stray prints appear at once, where that is ours to set."""
     _flush_stdout()
-    if not isinstance(sys.stdout, io.TextIOWrapper):
-        return None
-    before = sys.stdout.line_buffering
-    sys.stdout.reconfigure(line_buffering=True)
-    return before
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        undo.callback(sys.stdout.reconfigure, line_buffering=sys.stdout.line_buffering)
+        sys.stdout.reconfigure(line_buffering=True)
 
 
 def _flush_stdout() -> None:

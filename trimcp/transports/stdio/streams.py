@@ -57,7 +57,6 @@ class _FdStream(_Stream):
             os.set_blocking(fd, False)
 
     def close(self) -> None:
-        """Close without waiting; a task that waits on this stream gets `trio.ClosedResourceError`."""
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
@@ -252,7 +251,6 @@ class _ThreadStream(_Stream):
             self._waiting.unpark_all()
 
     def close(self) -> None:
-        """Close without waiting for the thread; a task that waits on this stream gets `trio.ClosedResourceError`."""
         if not self._closed:
             self._closed = True
             self._waiting.unpark_all()

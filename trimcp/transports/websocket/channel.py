@@ -81,7 +81,6 @@ class WebSocketChannel(MessageChannel):
         self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        """Send each message as a text message, all in one write; see `MessageChannel.send`."""
         with self._sending:
             await trio.lowlevel.checkpoint_if_cancelled()
             self._check_open()
@@ -111,15 +110,12 @@ class WebSocketChannel(MessageChannel):
             raise trio.BrokenResourceError(self._connection.trouble) from None
 
     def set_max_message(self, size: int) -> None:
-        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
         self._connection.gate.max_message = size
 
     def taken(self) -> Hashable:
-        """Return what changes whenever the peer takes more of the send under way; see `MessageChannel.taken`."""
         return self._connection.gated.progress()
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return every message that has arrived; see `MessageChannel.receive`."""
         with self._receiving:
             self._check_open()
             try:
@@ -155,7 +151,6 @@ class WebSocketChannel(MessageChannel):
         return Incoming(message, len(data), None, self._headers, self._principal)
 
     async def hung_up(self) -> None:
-        """Wait until the peer has said Close, or is gone; see `MessageChannel.hung_up`."""
         await over_or_hung_up(self._connection.gated.over, socket_under(self._connection.stream))
 
     async def aclose(self) -> None:

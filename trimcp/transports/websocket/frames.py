@@ -138,7 +138,6 @@ class GatedStream(trio.abc.Stream):
         await self.flush()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See `trio.abc.SendStream.wait_send_all_might_not_block`."""
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:

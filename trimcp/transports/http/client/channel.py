@@ -71,7 +71,6 @@ class HttpChannel(MessageChannel):
             nursery.start_soon(self._read_events, self._events)
 
     def set_max_message(self, size: int) -> None:
-        """Take in no larger message from now on; see `MessageChannel.set_max_message`."""
         self._inbox.max_message = size
 
     @property
@@ -114,7 +113,6 @@ class HttpChannel(MessageChannel):
             await self._notices.send(outgoing)
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return what has arrived on all streams; see `MessageChannel.receive`."""
         return await self._inbox.receive()
 
     async def aclose(self) -> None:

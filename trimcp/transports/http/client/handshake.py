@@ -68,7 +68,6 @@ class LegacySession:
     _confirmation: bytes = attrs.field(init=False, default=b"", repr=False)
     _tried_at: float | None = attrs.field(init=False, default=None)
     _failure: Trouble | None = attrs.field(init=False, default=None)
-    _renewals: int = attrs.field(init=False, default=0)
     _tried: int = attrs.field(init=False, default=0)
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
@@ -157,8 +156,7 @@ class LegacySession:
 
     async def _shake_hands(self) -> Trouble | None:
         """Begin a new session; return why the server would not, or None."""
-        self._renewals += 1
-        request = f"again-{self._renewals}"  # the session's own ids are integers
+        request = f"again-{self._tried}"  # the session's own ids are integers
         offer = encode({**orjson.loads(self._offer), "id": request})
         async with self._http.open("POST", ACCEPT, offer) as reply:
             if reply.status >= 300:
