@@ -19,16 +19,16 @@ _LONGEST_LINE = 500  # characters
 @attrs.frozen(field_transformer=checked(zero=("first_pause", "longest_pause", "lasting")))
 @valued
 class Restarts:
-    """When a lost connection is opened again, and when no more. Times are seconds of Trio's clock.
+    """When a lost connection is opened again, and when it is given up. Times are seconds of Trio's clock.
 
-    The pause before an attempt is drawn between 0 and a ceiling that doubles with each connection in a row that failed
-    or did not last ("full jitter": those who lost the same server do not come back at the same moment).
+    The pause before an attempt is drawn between 0 and a limit that doubles with each connection in a row that failed
+    or did not last ("full jitter": clients that lost the same server do not all reconnect at the same moment).
 
     Attributes:
-        most, within: so many restarts in so many seconds, and it is given up.
-        first_pause: the ceiling after a connection that had lasted.
-        longest_pause: the ceiling at most.
-        lasting: a connection that lived this long counts as one that lasted.
+        most, within: after so many restarts within so many seconds it is given up.
+        first_pause: the limit after a connection that lasted.
+        longest_pause: the largest limit.
+        lasting: a connection of this age has lasted.
         connect_timeout: how long an attempt may take, from starting the server to its first answers. The default suits
             programs that are downloaded when they are started.
     """
@@ -49,15 +49,15 @@ class Restarts:
 @attrs.frozen(field_transformer=checked())
 @valued
 class Breaker:
-    """When an upstream is left alone for a while (the circuit is open): calls fail at once meanwhile.
+    """When the circuit opens: for a while nothing is sent to the upstream, and calls fail at once.
 
-    Then there is one probe, a new connection or a ping over the one there is. If it is answered calls go through again,
-    but the first of them that fails opens the circuit once more.
+    Then there is one probe, a new connection or a ping over the current one. If it succeeds calls are sent again, but
+    the first of them that fails opens the circuit again.
 
     Attributes:
         failures: connections in a row that failed or did not last, or calls in a row that got no answer. An error is an
-            answer, and a call its caller gave up is neither.
-        open_for: seconds until the probe; connections come after a further pause of `Restarts`.
+            answer; a cancelled call does not count.
+        open_for: seconds until the probe; a new connection comes after a further pause of `Restarts`.
     """
 
     failures: int = 5
@@ -67,15 +67,15 @@ class Breaker:
 @attrs.frozen(field_transformer=checked())
 @valued
 class Health:
-    """When an upstream is asked whether it still lives: while it talks, never. Times are seconds of Trio's clock.
+    """When an upstream that sends nothing is pinged. Times are seconds of Trio's clock.
 
-    Any message counts as a sign of life, an error and another call's progress too. An upstream that is silent is asked
-    at the latest after twice the time named here; one of whose calls failed without an answer, at once.
+    Any message counts, an error and another call's progress too. The ping comes at the latest after twice the time
+    named here; after a call that got no answer, at once.
 
     Attributes:
-        owing: silence of an upstream that owes answers. Subscriptions are none.
-        idle: silence of one that owes nothing.
-        patience: how long it may be silent after it was asked; then the connection is given up.
+        owing: seconds without a message while requests are under way; subscriptions do not count.
+        idle: seconds without a message while none are.
+        patience: seconds to wait for a message after the ping; then the connection is given up.
     """
 
     owing: float = 15.0
@@ -90,19 +90,19 @@ class UpstreamState(Enum):
     """A connection is being opened."""
 
     UP = "up"
-    """Calls go through."""
+    """There is a connection; calls can be made."""
 
     WAITING = "waiting"
-    """The connection is lost; the next attempt comes after a pause."""
+    """The connection is lost; the next attempt is made after a pause."""
 
     OPEN = "open"
-    """The circuit is open: it failed too often in a row and is left alone for a while; calls fail at once."""
+    """The circuit is open after too many failures in a row; calls fail at once."""
 
     PROBING = "probing"
-    """The circuit is half open: one probe shows whether calls may go through again."""
+    """The circuit is half open: one probe shows whether calls can be made again."""
 
     GIVEN_UP = "given up"
-    """It was restarted too often; nothing is tried any more before `restart`."""
+    """It was restarted too often; there is no further attempt until `restart`."""
 
     ENDED = "ended"
     """Its block was left."""
@@ -114,18 +114,19 @@ class UpstreamStatistics:
     """A snapshot of one supervised upstream. Times are on Trio's clock.
 
     Attributes:
-        state: what it is doing, since `since`.
+        state: what it is doing.
         since: when that began.
-        next_attempt: when it is tried again, or None if that is not being waited for.
-        connections: connections that came to stand.
+        next_attempt: when it is tried again, or None if no time is set.
+        connections: connections that were opened.
         restarts: attempts to open one after the first.
         failed_attempts: attempts that failed.
         losses: connections that were lost.
-        unanswered_calls: calls that ended without an answer while the connection stood.
+        unanswered_calls: calls that ended without an answer although the connection was not lost.
         repeated_calls: calls made a second time.
         refused_calls: calls that failed at once, since it was down.
-        pings: how often it was asked whether it lives.
-        reasons: what went wrong with the last ten connections, the newest last. May quote the server: untrusted text.
+        pings: pings that were sent.
+        reasons: why the last ten connections failed or were lost, the newest last. May quote the server: untrusted
+            text.
     """
 
     state: UpstreamState

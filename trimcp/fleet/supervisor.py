@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -20,12 +21,15 @@ from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics, one_line
-from trimcp.session.scopes import open_service_nursery
+from trimcp.nurseries import open_service_nursery
+from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.revisions import Revision
 
 __all__ = ["Supervisor"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
+
+T = TypeVar("T")
 
 _MOST_REASONS: Final = 10
 _LISTEN: Final = "subscriptions/listen"
@@ -115,7 +119,7 @@ class Supervisor:
         return self.state
 
     def down(self) -> UpstreamDown:
-        """Return the error for a caller who gets no connection now."""
+        """Return the error for a call that gets no connection now."""
         known = self.statistics
         text = f"the upstream {self.name!r} "
         reason = one_line(known.last_reason or "")
@@ -140,21 +144,29 @@ class Supervisor:
     def _change(self, **changes: Any) -> None:
         self.statistics = attrs.evolve(self.statistics, **changes)
 
-    def answered(self) -> None:
-        """Note that a call was answered, if only with an error."""
+    async def call(self, ask: Callable[[ClientSession], Awaitable[T]], session: ClientSession) -> T:
+        """Make a call over this connection, and note whether it was answered. A cancelled call counts as neither."""
+        try:
+            answer = await ask(session)
+        except (RemoteError, InvalidReply) as error:
+            self._calls_in_a_row = 0
+            if isinstance(error, RemoteError) and error.code == CANCELLED_BY_DRAIN:
+                self.suspect(session)  # the server is shutting down
+            raise
+        except (ConnectionLost, trio.TooSlowError):
+            if self.suspect(session):
+                self.count("unanswered_calls")
+                self._calls_in_a_row += 1
+            raise
         self._calls_in_a_row = 0
+        return answer
 
-    def unanswered_by(self, session: ClientSession) -> None:
-        """Note that a call got no answer over this connection: unless that is lost as well, it is to be checked."""
-        if session is self.session and session.session.lost is None:
-            self.count("unanswered_calls")
-            self._calls_in_a_row += 1
+    def suspect(self, session: ClientSession) -> bool:
+        """Have this connection checked now, as it may no longer work. Return whether it is still the current one."""
+        current = session is self.session and session.session.lost is None
+        if current:
             self._suspected.set()
-
-    def suspect(self, session: ClientSession) -> None:
-        """Have this connection checked now: it may no longer work."""
-        if session is self.session and session.session.lost is None:
-            self._suspected.set()
+        return current
 
     async def wait_checked(self, session: ClientSession) -> None:
         """Wait until a suspected connection has been checked."""
@@ -163,11 +175,7 @@ class Supervisor:
                 await self._changed.park()
 
     def restart(self) -> None:
-        """Give up the connection there is, forget all failures, and open a new one now.
-
-        Raises:
-            UpstreamDown: the upstream was left.
-        """
+        """Close the current connection, forget all failures, and open a new one now; see `Upstream.restart`."""
         if self._leaving:
             raise self.down()
         self._recent.clear()
@@ -178,7 +186,7 @@ class Supervisor:
         self._become(UpstreamState.CONNECTING)
 
     def leave(self) -> None:
-        """End, in order if there is a connection, at once if not."""
+        """End: close a connection in order, or stop opening one at once."""
         self._leaving = True
         self._interrupt()
 
@@ -231,7 +239,7 @@ class Supervisor:
     async def _hold(self, session: ClientSession, since: float) -> None:
         """Let calls through until the connection is lost or no longer wanted.
 
-        A loss is noted before the connection is closed, which may take a while where a process has to be ended.
+        A loss is noted before the connection is closed, which may take a while if a process has to be ended.
         """
         self.count("connections")
         self.session = session
@@ -347,7 +355,7 @@ class Supervisor:
         except RemoteError:
             return True  # it does not know pings, but it answers
         except (ConnectionLost, InvalidReply) as error:
-            # Over HTTP an unanswered ping comes back as an invalid reply, too, but as one without a size.
+            # Over HTTP an unanswered ping is reported as an invalid reply, too, but as one without a size.
             if isinstance(error, InvalidReply) and _heard(session):
                 return True
             why = str(error)

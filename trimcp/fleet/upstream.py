@@ -19,14 +19,13 @@ import trio
 from trimcp.channel import require_trio
 from trimcp.client.client import Client, Connectable, Target, named, pinned
 from trimcp.client.session import ClientSession
-from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, RemoteError, UpstreamDown
+from trimcp.errors import ConnectionLost, LocalError, McpError, UpstreamDown
 from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
 from trimcp.fleet.supervisor import Supervisor
 from trimcp.nurseries import closing_with, open_service_nursery
 from trimcp.session.calls import Call
 from trimcp.session.listening import Change, ResourceUpdated, changes_wanted, possible_changes
 from trimcp.session.queues import Changes
-from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.prompts import Completion, GetPromptResult, Prompt, Reference
@@ -49,7 +48,7 @@ WhenDown: TypeAlias = Literal["wait", "fail"]
 
 
 class Supervising(TypedDict, total=False):
-    """The options of `supervise` but the name, for those who pass them on."""
+    """The options of `supervise` except the name, for functions that pass them on."""
 
     revision: Revision | str | None
     when_down: WhenDown
@@ -76,22 +75,22 @@ def supervise(
     """Connect to a server, again whenever the connection is lost, and yield it as an `Upstream`.
 
     The block is entered at once, whether or not the server can be reached; `Upstream.wait_up` waits for it. Leaving
-    the block ends the connection (and a child process with it). What the body raises leaves as itself. The
-    upstream's loss ends no body, nor does giving it up.
+    the block closes the connection (and ends a child process with it). What the body raises leaves as itself. Losing
+    or giving up the upstream does not end the body.
 
     Args:
-        client: who connects; its handlers serve the upstream.
+        client: the client that connects; its handlers serve the upstream.
         target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or anything
             else that can be connected to again and again.
-        name: what to call it in logs and errors.
+        name: used in logs and errors; by default the target's class.
         revision: as for `Client.connect`.
-        when_down: whether calls wait for a connection, as long as their own scopes let them, or fail at once.
-        repeat_safe_tools: call tools once more where the connection was lost under the call, if the server says in
-            their annotations that they only read or that this does no harm. That is the server's word.
+        when_down: whether calls wait for a connection, until their own scopes are cancelled, or fail at once.
+        repeat_safe_tools: call a tool once more if the connection is lost meanwhile and the tool's annotations say that
+            it only reads or is idempotent. Annotations come from the server and are not verified.
         restarts: the pauses between attempts, and after how many it is given up.
-        breaker: when it is left alone for a while; None for never.
-        health: when a silent server is asked whether it lives; None for never.
-        random: what the pauses vary by, for tests.
+        breaker: when the circuit opens and for how long; None for never.
+        health: when a silent server is pinged; None for never.
+        random: draws the pauses, for tests.
 
     Raises:
         TypeError: the target is none.
@@ -132,14 +131,14 @@ async def _supervising(
 class Upstream:
     """A server that is connected to again when it is lost. Any task may use it, until its block is left.
 
-    Its verbs are those of `ClientSession`, over whichever connection there is. Cancelling any of them tells the server,
-    which stops its handler. While there is no connection they wait for one or fail at once with `UpstreamDown`, as
-    `supervise` was told; while the circuit is open, or once it was given up, they always fail at once. When
-    the connection is lost, those under way fail at once with `ConnectionLost`, which says what is known of its end.
+    Its methods are those of `ClientSession`, over the current connection. Cancelling any of them tells the server,
+    which stops its handler. While there is no connection they wait for one or fail at once with `UpstreamDown`,
+    depending on `when_down`; while the circuit is open, or once it was given up, they always fail at once. When the
+    connection is lost, calls under way fail at once with `ConnectionLost`, which says why.
 
-    What only reads (lists, resources, prompts, completion) is then asked once more, over the next connection. A tool
-    is not called twice, unless `idempotent=True` says that this does no harm, or `repeat_safe_tools` was given and the
-    server's own list says so of it.
+    Calls that only read (lists, resources, prompts, completion) are then made once more, over the next connection. A
+    tool is not called twice, unless `idempotent=True` is passed, or `repeat_safe_tools` was given and the server lists
+    the tool as safe to repeat.
     """
 
     _supervisor: Supervisor
@@ -159,7 +158,7 @@ class Upstream:
         return self._supervisor.state
 
     def statistics(self) -> UpstreamStatistics:
-        """Return a snapshot: its state, and what was counted so far."""
+        """Return a snapshot of its state and counts."""
         return self._supervisor.statistics
 
     async def wait_state(self, *states: UpstreamState) -> UpstreamState:
@@ -179,7 +178,7 @@ class Upstream:
         await self._supervisor.connected()
 
     def restart(self) -> None:
-        """Give up the connection there is, forget earlier failures, and open a new one now; also after giving up.
+        """Close the current connection, forget earlier failures, and open a new one now; also after giving up.
 
         Raises:
             UpstreamDown: its block was left.
@@ -190,13 +189,13 @@ class Upstream:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[ClientSession]:
-        """Yield the connection there is, for several calls over the same one and for verbs that are only there.
+        """Yield the current connection, for several calls over the same one and for methods that only it has.
 
         It is not opened again inside the block: when it is lost, its calls fail with `ConnectionLost`. Nothing is
         repeated.
 
         Raises:
-            UpstreamDown: there is none; see above.
+            UpstreamDown: there is none.
         """
         session = await self._usable()
         try:
@@ -210,7 +209,7 @@ class Upstream:
 
         Args:
             ask: makes the call and returns its answer.
-            idempotent: make it once more where the connection was lost under it.
+            idempotent: make it once more if the connection is lost meanwhile.
         """
         return await self._ask(ask, lambda session: idempotent)
 
@@ -222,7 +221,7 @@ class Upstream:
     ) -> T:
         session = await self._usable()
         try:
-            return await self._counted(ask, session)
+            return await self._supervisor.call(ask, session)
         except ConnectionLost as error:
             if not repeatable(session):
                 raise
@@ -235,32 +234,13 @@ class Upstream:
         finally:
             del lost  # a frame and what was raised in it would keep each other alive
         self._supervisor.count("repeated_calls")
-        return await self._counted(ask, session)
-
-    async def _counted(self, ask: Callable[[ClientSession], Awaitable[T]], session: ClientSession) -> T:
-        """Make a call, and let the supervisor know whether it was answered. A call given up says neither."""
-        supervisor = self._supervisor
-        try:
-            answer = await ask(session)
-        except (RemoteError, InvalidReply) as error:
-            supervisor.answered()
-            if isinstance(error, RemoteError) and error.code == CANCELLED_BY_DRAIN:
-                supervisor.suspect(session)  # it says that it is going away
-            raise
-        except (ConnectionLost, trio.TooSlowError):
-            supervisor.unanswered_by(session)
-            raise
-        supervisor.answered()
-        return answer
-
-    async def _read(self, ask: Callable[[ClientSession], Awaitable[T]]) -> T:
-        return await self._ask(ask, lambda session: True)
+        return await self._supervisor.call(ask, session)
 
     # Tools
 
     async def list_tools(self, *, fresh: bool = False) -> list[Tool]:
-        """Return all tools; see `ClientSession.list_tools`. What a lost connection kept of them is forgotten."""
-        return await self._read(lambda session: session.list_tools(fresh=fresh))
+        """Return all tools; see `ClientSession.list_tools`. Each connection has a cache of its own."""
+        return await self.use(lambda session: session.list_tools(fresh=fresh), idempotent=True)
 
     async def call_tool(
         self,
@@ -274,11 +254,11 @@ class Upstream:
 
         Args:
             meta: what to add to the request's `_meta`.
-            idempotent: call it once more where the connection was lost under it, although it may be carried out twice.
+            idempotent: call it once more if the connection is lost meanwhile, although it may be carried out twice.
 
         Raises:
             UpstreamDown: there is no connection; nothing was sent.
-            ConnectionLost: the connection was lost; nobody knows whether the tool was carried out.
+            ConnectionLost: the connection was lost; the tool may have been carried out.
         """
 
         def repeatable(session: ClientSession) -> bool:
@@ -298,35 +278,35 @@ class Upstream:
 
     async def list_resources(self, *, fresh: bool = False) -> list[Resource]:
         """Return all resources; see `ClientSession.list_resources`."""
-        return await self._read(lambda session: session.list_resources(fresh=fresh))
+        return await self.use(lambda session: session.list_resources(fresh=fresh), idempotent=True)
 
     async def list_resource_templates(self, *, fresh: bool = False) -> list[ResourceTemplate]:
         """Return all resource templates; see `ClientSession.list_resource_templates`."""
-        return await self._read(lambda session: session.list_resource_templates(fresh=fresh))
+        return await self.use(lambda session: session.list_resource_templates(fresh=fresh), idempotent=True)
 
     async def read_resource(
         self, uri: str, *, meta: Mapping[str, JSON] | None = None, fresh: bool = False
     ) -> ReadResourceResult:
         """Return what a resource holds; see `ClientSession.read_resource`."""
-        return await self._read(lambda session: session.read_resource(uri, meta=meta, fresh=fresh))
+        return await self.use(lambda session: session.read_resource(uri, meta=meta, fresh=fresh), idempotent=True)
 
     # Prompts and completion
 
     async def list_prompts(self, *, fresh: bool = False) -> list[Prompt]:
         """Return all prompts; see `ClientSession.list_prompts`."""
-        return await self._read(lambda session: session.list_prompts(fresh=fresh))
+        return await self.use(lambda session: session.list_prompts(fresh=fresh), idempotent=True)
 
     async def get_prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> GetPromptResult:
         """Return the messages of a prompt; see `ClientSession.get_prompt`."""
-        return await self._read(lambda session: session.get_prompt(name, arguments, meta=meta))
+        return await self.use(lambda session: session.get_prompt(name, arguments, meta=meta), idempotent=True)
 
     async def complete(
         self, ref: Reference, name: str, value: str, context: Mapping[str, str] | None = None
     ) -> Completion:
         """Return what an argument being typed could become; see `ClientSession.complete`."""
-        return await self._read(lambda session: session.complete(ref, name, value, context))
+        return await self.use(lambda session: session.complete(ref, name, value, context), idempotent=True)
 
     # Changes
 
@@ -340,11 +320,11 @@ class Upstream:
     ) -> AbstractAsyncContextManager[UpstreamSubscription]:
         """Subscribe to changes, over this connection and those that follow; arguments as for `ClientSession.listen`.
 
-        After each new subscription everything that was asked for is reported as changed, once, since it may have
-        changed while nobody told. It is also made again when the server ends it.
+        After each new subscription all that was subscribed to is reported as changed, once, since it may have changed
+        meanwhile. A subscription that the server ends is made again.
 
         Raises:
-            UpstreamDown: there is no connection to subscribe over; see above.
+            UpstreamDown: there is no connection.
             RemoteError, LocalError: the server offers no such subscription.
         """
         wanted = changes_wanted(tools, prompts, resources_list, resources)
