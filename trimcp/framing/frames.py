@@ -210,10 +210,7 @@ class FrameGate:
         if self._message is None:
             self._message = Gathered()
         if self._size > self.max_message and isinstance(self._message, Gathered):
-            scanner = IdScanner()
-            for block in self._message.drain():
-                scanner.feed(block)
-            self._message = scanner
+            self._message = self._message.scan()
         return _FrameKind.PART
 
     def _absorb(self, payload: bytes) -> None:

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import attrs
+
+from trimcp.wire.jsonrpc import IdScanner
+
 # Bytes of a block: enough that malloc maps it by itself and gives it back at once, little beside a large text.
 _BLOCK: Final = 256 * 1024
 
 
+@attrs.define(eq=False, repr=False)
 class Gathered:
     """The beginning of a text whose end has not come. Many tiny pieces cost no more than the bytes in them.
 
@@ -20,13 +25,10 @@ class Gathered:
         size: bytes of it that are here.
     """
 
-    __slots__ = ("_blocks", "_full", "_tail", "size")
-
-    def __init__(self) -> None:
-        self.size: int = 0
-        self._blocks: list[bytearray] = []
-        self._full = _BLOCK  # the size at which a new block begins
-        self._tail = bytearray()
+    size: int = attrs.field(init=False, default=0)
+    _blocks: list[bytearray] = attrs.field(init=False, factory=list)
+    _full: int = attrs.field(init=False, default=_BLOCK)  # the size at which a new block begins
+    _tail: bytearray = attrs.field(init=False, factory=bytearray)
 
     def add(self, piece: bytes) -> None:
         """Keep one more piece."""
@@ -62,3 +64,10 @@ class Gathered:
         blocks.reverse()
         while blocks:
             yield blocks.pop()
+
+    def scan(self) -> IdScanner:
+        """Show it to a scanner block by block, and forget it: what is beyond a limit is needed for its id alone."""
+        scanner = IdScanner()
+        for block in self.drain():
+            scanner.feed(block)
+        return scanner

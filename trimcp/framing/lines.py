@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
+
 from trimcp.framing.gathering import Gathered
-from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, Batch, IdScanner, Message, ParseLimits, oversize, parse
+from trimcp.wire.jsonrpc import (
+    DEFAULT_LIMITS,
+    PATIENCE,
+    Batch,
+    IdScanner,
+    Message,
+    ParseLimits,
+    oversize,
+    parse,
+    too_large,
+)
 
 LINES: Final = 128
 """Lines that may be looked at at once: one read can bring thirty thousand, and others wait meanwhile."""
 
 
+@attrs.define(eq=False, repr=False)
 class LineDecoder:
     """Cuts a stream into lines and parses them.
 
@@ -23,7 +36,7 @@ class LineDecoder:
         max_size: bytes one message may have, without its line ending. It may be changed.
         limits: what else one message may cost.
         at_once: lines that `feed` looks at in one call, the others being `behind`; a batch (2025-03-26) counts as many.
-            0 for all of them.
+            -1 for all of them.
 
     Each message comes with the bytes of its line. A line that is no message is a `Malformed` like any other. A line
     beyond `max_size` is one with the reason "size", as soon as its id could be read, else without an id at its end;
@@ -31,22 +44,19 @@ class LineDecoder:
 
     Attributes:
         behind: what has arrived and was not looked at: feed nothing to go on, once others have had their turn. Always
-            empty where `at_once` is 0.
+            empty where `at_once` is -1.
         endless: a line has sixteen times the bytes it may have. It was told of, and nothing more is read.
     """
 
-    __slots__ = ("_at_once", "_limits", "_scanner", "_skipped", "_tail", "_told", "behind", "endless", "max_size")
-
-    def __init__(self, max_size: int, limits: ParseLimits = DEFAULT_LIMITS, at_once: int = 0) -> None:
-        self.max_size: int = max_size
-        self._at_once = at_once or -1  # for bytes.split
-        self._limits = limits
-        self._tail = Gathered()  # the beginning of the line under way
-        self._scanner: IdScanner | None = None  # set while the line under way is beyond the limit
-        self._skipped = 0
-        self._told = False  # what it stands for was returned already
-        self.behind: bytes = b""
-        self.endless: bool = False
+    max_size: int
+    _limits: ParseLimits = DEFAULT_LIMITS
+    _at_once: int = -1
+    _tail: Gathered = attrs.field(init=False, factory=Gathered)  # the beginning of the line under way
+    _scanner: IdScanner | None = attrs.field(init=False, default=None)  # set while that is beyond the limit
+    _skipped: int = attrs.field(init=False, default=0)
+    _told: bool = attrs.field(init=False, default=False)  # what it stands for was returned already
+    behind: bytes = attrs.field(init=False, default=b"")
+    endless: bool = attrs.field(init=False, default=False)
 
     @property
     def held(self) -> int:
@@ -88,7 +98,7 @@ class LineDecoder:
             self._tail.add(piece)
             return
         if self._scanner is None:
-            self._scanner = self._scan_tail()
+            self._skipped, self._scanner = self._tail.size, self._tail.scan()
         self._scanner.feed(piece)
         self._skipped += len(piece)
 
@@ -100,14 +110,6 @@ class LineDecoder:
             self._told = True
             messages.append((oversize(scanner, self.max_size), self._skipped))
 
-    def _scan_tail(self) -> IdScanner:
-        """Show what was kept of the line under way to a scanner, and let go of it."""
-        scanner = IdScanner()
-        self._skipped = self._tail.size
-        for block in self._tail.drain():
-            scanner.feed(block)
-        return scanner
-
     def _finish(self, piece: bytes, messages: list[tuple[Message, int]]) -> None:
         """The line under way ends with this piece."""
         self._begin(piece)
@@ -116,7 +118,7 @@ class LineDecoder:
                 self._line(self._tail.take(), messages)
                 return
             # By one byte. A copy of what is thrown away would cost as much again.
-            self._scanner = self._scan_tail()
+            self._skipped, self._scanner = self._tail.size, self._tail.scan()
         if not self._told:
             messages.append((oversize(self._scanner, self.max_size), self._skipped))
         self._scanner, self._told = None, False
@@ -125,17 +127,12 @@ class LineDecoder:
         """Add what a whole line holds. Returns whether it is a batch."""
         size = len(line)
         if size > self.max_size and size - line.endswith(b"\r") > self.max_size:
-            messages.append(self._oversize(line))
+            messages.append((too_large(line, self.max_size), size))
         elif line and not line.isspace():
             message = parse(line, self._limits)
             messages.append((message, size))
             return type(message) is Batch
         return False
-
-    def _oversize(self, line: bytes) -> tuple[Message, int]:
-        scanner = IdScanner()
-        scanner.feed(line)
-        return oversize(scanner, self.max_size), len(line)
 
 
 def encode_lines(messages: Sequence[bytes]) -> bytes:

@@ -221,9 +221,7 @@ def _has_long_digits(data: bytes) -> bool:
 
 def scan_id(data: bytes) -> RequestId | None:
     """The top-level id of text that cannot be parsed, wherever it stands; None without a single one."""
-    scanner = IdScanner()
-    scanner.feed(data)
-    return scanner.id
+    return _scan(data).id
 
 
 def oversize(scanner: IdScanner, max_size: int) -> Malformed:
@@ -234,15 +232,17 @@ def oversize(scanner: IdScanner, max_size: int) -> Malformed:
 
 def too_large(data: bytes, max_size: int) -> Malformed:
     """What stands for a message of more than `max_size` bytes that is here already, as inside one process."""
+    return oversize(_scan(data), max_size)
+
+
+def _scan(data: bytes) -> IdScanner:
     scanner = IdScanner()
     scanner.feed(data)
-    return oversize(scanner, max_size)
+    return scanner
 
 
 def _refused(data: bytes, code: int, reason: str, message: str) -> Malformed:
-    scanner = IdScanner()
-    scanner.feed(data)
-    return _scanned(scanner, code, reason, message)
+    return _scanned(_scan(data), code, reason, message)
 
 
 def _scanned(scanner: IdScanner, code: int, reason: str, message: str) -> Malformed:
@@ -356,8 +356,7 @@ def encode(value: JSON) -> bytes:
     """JSON text in UTF-8 on one line. An `orjson.Fragment` anywhere inside is taken as it is.
 
     Raises:
-        Unencodable: for NaN and Infinity, integers beyond 64 bits, lone surrogates, keys that are no strings,
-        types
+        Unencodable: for NaN and Infinity, integers beyond 64 bits, lone surrogates, keys that are no strings, types
             that JSON does not have, and more than 254 levels.
     """
     try:
