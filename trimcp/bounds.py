@@ -1,22 +1,31 @@
-"""Checks of the numbers in settings: one wrong bound should be said where it is written, not felt where it is used.
+"""Checks of the numbers in settings, and of names of headers: what is wrong is said where it is written.
 
 A record of settings is `@attrs.frozen(field_transformer=checked(...))`; what is no record uses `check_number`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import attrs
 
-__all__ = ["check_number", "checked"]
+__all__ = ["TOKEN", "check_number", "checked", "is_token"]
+
+TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+"""A pattern of what HTTP calls a token, such as the name of a header (RFC 9110, section 5.6.2)."""
 
 _NUMBERS: Final = {"int": True, "float": False, "int | None": True, "float | None": False}
 """Annotations that are checked, and whether the number has to be whole."""
 
 Transformer: TypeAlias = Callable[[type, list["attrs.Attribute[Any]"]], list["attrs.Attribute[Any]"]]
+
+
+def is_token(text: str) -> bool:
+    """Return whether this can be the name of an HTTP header."""
+    return re.fullmatch(TOKEN, text) is not None
 
 
 def check_number(name: str, value: object, *, whole: bool = False, zero: bool = False, optional: bool = False) -> None:

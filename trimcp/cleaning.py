@@ -21,6 +21,7 @@ __all__ = [
     "mask",
     "mask_text",
     "names_a_secret",
+    "one_line",
     "shapes",
     "shorten",
     "traceback_text",
@@ -135,6 +136,12 @@ def _visible(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def one_line(text: str, width: int = 200) -> str:
+    """Return text as one line of at most `width` characters, with everything a terminal might obey made visible."""
+    line = " ".join(clean(text[: 4 * width]).split())
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def traceback_text(error: BaseException) -> str:

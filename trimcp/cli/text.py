@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trimcp.cleaning import clean
+from trimcp.cleaning import clean, one_line
 from trimcp.wire.content import (
     AudioContent,
     BlobResourceContents,
@@ -21,12 +21,6 @@ from trimcp.wire.content import (
 __all__ = ["as_json", "clean", "describe_content", "describe_resource", "number_text", "one_line"]
 
 _LARGEST = 1e15  # what a person may still read digit by digit
-
-
-def one_line(text: str, width: int = 200) -> str:
-    """Return text as one harmless line of at most `width` characters."""
-    line = " ".join(clean(text[: 4 * width]).split())
-    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def number_text(value: float) -> str:

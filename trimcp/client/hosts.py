@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from trimcp.bounds import is_token
 from trimcp.errors import LocalError
 
 __all__ = ["ServerEntry", "expand_variables", "name_servers", "read_servers"]
@@ -22,7 +23,6 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _URL: Final = re.compile(r"(https?|wss?|(http|ws)\+unix)://[^/\s]", re.IGNORECASE)
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 _HEADER_VALUE: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|")
 
 
@@ -129,7 +129,7 @@ def _remote(name: str, entry: Mapping[str, Any], where: str, expanded: Callable[
         raise LocalError(f'{where}: "url" must begin with http://, https://, ws:// or wss://')
     found = {header: expanded(value).strip() for header, value in headers.items()}
     for header, value in found.items():
-        if not _HEADER.fullmatch(header) or not _HEADER_VALUE.fullmatch(value):
+        if not is_token(header) or not _HEADER_VALUE.fullmatch(value):
             raise LocalError(f"{where}: the header {header!r} cannot be sent; mind line breaks and non-ASCII letters")
     return ServerEntry(name, url=url, headers=found)
 

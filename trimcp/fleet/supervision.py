@@ -11,9 +11,7 @@ import attrs
 from trimcp.bounds import checked
 from trimcp.values import valued
 
-__all__ = ["Breaker", "Health", "Restarts", "UpstreamState", "UpstreamStatistics", "one_line"]
-
-_LONGEST_LINE = 500  # characters
+__all__ = ["Breaker", "Health", "Restarts", "UpstreamState", "UpstreamStatistics"]
 
 
 @attrs.frozen(field_transformer=checked(zero=("first_pause", "longest_pause", "lasting")))
@@ -146,9 +144,3 @@ class UpstreamStatistics:
     def last_reason(self) -> str | None:
         """What went wrong last, or None if nothing ever did."""
         return self.reasons[-1] if self.reasons else None
-
-
-def one_line(text: str) -> str:
-    """Return a reason, which may quote a server, as one bounded line without control characters."""
-    line = " ".join(text.split())[:_LONGEST_LINE]
-    return "".join(character if character.isprintable() else "?" for character in line)

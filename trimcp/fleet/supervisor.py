@@ -16,11 +16,12 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
+from trimcp.cleaning import one_line
 from trimcp.client.client import Client, Connectable, connecting
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.combinators import first_of
-from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics, one_line
+from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
 from trimcp.nurseries import open_service_nursery
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.revisions import Revision
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _MOST_REASONS: Final = 10
 _LISTEN: Final = "subscriptions/listen"
 _SHUT: Final = (UpstreamState.OPEN, UpstreamState.GIVEN_UP, UpstreamState.ENDED)
+_LONGEST_REASON: Final = 500  # characters, which may be a server's
 _LEVELS: Final = {
     UpstreamState.UP: logging.INFO,
     UpstreamState.WAITING: logging.WARNING,
@@ -122,7 +124,7 @@ class Supervisor:
         """Return the error for a call that gets no connection now."""
         known = self.statistics
         text = f"the upstream {self.name!r} "
-        reason = one_line(known.last_reason or "")
+        reason = one_line(known.last_reason or "", _LONGEST_REASON)
         if self.state is UpstreamState.ENDED:
             return UpstreamDown(f"{text}was left", known.reasons, None, True)
         if self.state is UpstreamState.GIVEN_UP:
@@ -300,7 +302,8 @@ class Supervisor:
         elif next_attempt is not None:
             text = f"tried again in {next_attempt - now:.3g} s: {text}"
         level = logging.DEBUG if state is before else _LEVELS.get(state, logging.DEBUG)
-        log.log(level, "upstream %r: %s -> %s: %s", self.name, before.value, state.value, one_line(text))
+        shown = one_line(text, _LONGEST_REASON)
+        log.log(level, "upstream %r: %s -> %s: %s", self.name, before.value, state.value, shown)
 
     # Watching a connection that is up
 

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from trimcp.bounds import is_token
 from trimcp.errors import LocalError
 from trimcp.values import valued
 from trimcp.wire.jsonrpc import Unencodable
@@ -34,7 +35,6 @@ _TAIL: Final = "?="
 _LARGEST: Final = 2**53 - 1  # "Integer values MUST be within the safe range for JavaScript"
 _LONGEST_NUMBER: Final = 64  # characters; more than any number in that range needs, and little to compute with
 _CARRIED: Final = re.compile(r"[\t\x20-\x7e]*")
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 
 
@@ -257,7 +257,7 @@ def _mirror(schema: dict[str, Any], path: _Path) -> Mirror:
         raise ValueError(f"{ANNOTATION} stands where not `properties` alone lead to it")
     where = f"{'.'.join(path)!r:.100}"
     name = schema[ANNOTATION]
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+    if not isinstance(name, str) or not is_token(name):
         raise ValueError(f"{ANNOTATION} of {where} is no name of an HTTP header (RFC 9110, 5.1)")
     if schema.get("type") not in _PRIMITIVE:
         raise ValueError(f"{ANNOTATION} of {where}: only a string, integer or boolean can be mirrored in a header")

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from trimcp.bounds import is_token
 from trimcp.schema.records import UnreadableHint, belongs_to_pydantic, is_field_info
 from trimcp.values import valued
 
@@ -67,7 +68,6 @@ _LENGTHS: Final = {
 _KNOWN: Final = frozenset(
     {*_NUMBERS, "min_length", "max_length", "pattern", "description", "documentation", "title", "examples"}
 )
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _NUMERIC: Final = frozenset({"integer", "number"})
 
 
@@ -178,7 +178,7 @@ def _apply_words(schema: dict[str, Any], extra: Any) -> None:
 
 
 def _apply_header(schema: dict[str, Any], header: str) -> None:
-    if not _TOKEN.match(header):
+    if not is_token(header):
         raise TypeError(f"{header!r} is no name of an HTTP header (RFC 9110, 5.1)")
     if schema.get("type") not in ("boolean", "integer", "string"):
         raise TypeError("only a string, integer or boolean can be mirrored in a header")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
@@ -13,6 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import trio
 
+from trimcp.bounds import is_token
 from trimcp.errors import ConnectionLost, LocalError
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "unreachable",
 ]
 
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110 section 5.6.2
 _LONGEST_PART: Final = 16
 _FRAMING: Final = ("content-length", "transfer-encoding")  # they say where a message ends, which only its sender knows
 
@@ -61,7 +60,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """
     checked: dict[str, str] = {}
     for name, value in (headers or {}).items():
-        if not _TOKEN.fullmatch(name):
+        if not is_token(name):
             raise LocalError(f"{name!r:.60} cannot be the name of a header")
         if not (value.isascii() and value.isprintable()):
             raise LocalError(f"the value of the header {name} must be a string of printable ASCII characters")

@@ -10,15 +10,16 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from trimcp.bounds import TOKEN
+
 __all__ = ["accepts", "is_compressed", "is_json"]
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 
-_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 # Anchored at both ends, and no part of one can be taken for the next: what does not match costs its length once.
-_RANGE: Final = re.compile(rf"({_TOKEN})/({_TOKEN})", re.ASCII)
-_PARAMETER: Final = re.compile(rf'({_TOKEN})[ \t]*=[ \t]*(?:({_TOKEN})|"([^"\\]*)")', re.ASCII)
+_RANGE: Final = re.compile(rf"({TOKEN})/({TOKEN})", re.ASCII)
+_PARAMETER: Final = re.compile(rf'({TOKEN})[ \t]*=[ \t]*(?:({TOKEN})|"([^"\\]*)")', re.ASCII)
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 

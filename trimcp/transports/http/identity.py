@@ -16,13 +16,14 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
+from trimcp.bounds import TOKEN
 from trimcp.transports.http.seams import Head
 
 __all__ = ["Authenticate", "Identity", "Principal", "Refused", "bearer_tokens", "identify"]
 
 _log = logging.getLogger("trimcp.http")
 
-_CREDENTIALS: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?: +(.*))?", re.ASCII | re.DOTALL)
+_CREDENTIALS: Final = re.compile(rf"({TOKEN})(?: +(.*))?", re.ASCII | re.DOTALL)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 _REALM: Final = re.compile(r"[ !#-\[\]-~]*", re.ASCII)
 

@@ -16,12 +16,13 @@ from typing import Final, TypeAlias
 
 import attrs
 
+from trimcp.bounds import is_token
+from trimcp.cleaning import in_quotes
 from trimcp.transports.http.seams import Head, HttpResponse
 
 __all__ = ["Origins"]
 
 _ANY: Final = "*"
-_SHOWN: Final = 100
 _MAX_AGE: Final = 7_200
 """Seconds a browser may remember a preflight: what Chromium allows at most."""
 
@@ -29,7 +30,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\\\s]+)", re.IGNORECASE | re.ASCII)
 _AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
 _LONGEST: Final = 262  # of what _AUTHORITY matches
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
+_LONGEST_PARAMETER: Final = 128
 
 _METHODS: Final = "GET, POST, DELETE"
 _HEADERS: Final = (
@@ -112,7 +113,7 @@ class Origins:
         """Say why a request must not be served (403), or None. The text is fit for logs and for the peer."""
         host = head.headers.get("host")
         if (head.loopback or self.allowed_hosts) and not self._knows(host, head):
-            return f"the Host {_shown(host)} is not allowed here" if host else "there is no Host"
+            return f"the Host {in_quotes(host)} is not allowed here" if host else "there is no Host"
         return self.refuse_origin(head)
 
     def refuse_origin(self, head: Head) -> str | None:
@@ -120,7 +121,7 @@ class Origins:
         origin = head.headers.get("origin")
         if origin is None or self._allows(origin) or self._is_ours(origin, head):
             return None
-        return f"the Origin {_shown(origin)} is not allowed here"
+        return f"the Origin {in_quotes(origin)} is not allowed here"
 
     def cors(self, head: Head) -> tuple[tuple[str, str], ...]:
         """Return the headers that let a page of an allowed origin read the response to this request."""
@@ -253,10 +254,10 @@ def _is_loopback(host: str) -> bool:
 def _parameters(requested: str) -> Iterator[str]:
     """Yield the headers with tool arguments among those a page asks to send: each tool has its own."""
     names = [name.strip(" \t") for name in requested.split(",")]
-    wanted = (name for name in names if name.lower().startswith(_PARAMETER) and _TOKEN.fullmatch(name))
+    wanted = (
+        name
+        for name in names
+        if name.lower().startswith(_PARAMETER) and is_token(name) and len(name) <= _LONGEST_PARAMETER
+    )
     for _, name in zip(range(_MAX_PARAMETERS), wanted, strict=False):
         yield name
-
-
-def _shown(text: str) -> str:
-    return ascii(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

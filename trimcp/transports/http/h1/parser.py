@@ -23,6 +23,7 @@ from urllib.parse import unquote_to_bytes
 import attrs
 import httptools
 
+from trimcp.bounds import TOKEN
 from trimcp.budget import Holding
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpLimits
@@ -31,7 +32,7 @@ __all__ = ["ChunkDecoder", "H1Request", "RequestParser", "RequestRefused"]
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
-_REQUEST_LINE: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n")
+_REQUEST_LINE: Final = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n".encode())
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _BARE_LF_REASON: Final = "a line does not end in CR LF"
 _ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
