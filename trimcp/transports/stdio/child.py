@@ -20,14 +20,7 @@ from trimcp.errors import LocalError
 from trimcp.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.ending import MARK, Descendants, ShutdownTimes, end_process
-from trimcp.transports.stdio.streams import (
-    AnyReceiver,
-    AnySender,
-    FdReceiver,
-    FdSender,
-    ThreadReceiver,
-    ThreadSender,
-)
+from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, PipeReceiver, PipeSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.wrapped import WrappedChannel
@@ -311,13 +304,7 @@ async def _start(server: StdioServer) -> ChildChannel:
         os.close(fd)
     _log.debug("started %s as process %d", server.command[0], process.pid)
     descendants = Descendants(process.pid, mark)
-    receiver: AnyReceiver
-    sender: AnySender
-    stderr: AnyReceiver
-    if sys.platform != "win32":
-        receiver, sender, stderr = FdReceiver(output_ours), FdSender(input_ours), FdReceiver(errors_ours)
-    else:
-        receiver, sender, stderr = ThreadReceiver(output_ours), ThreadSender(input_ours), ThreadReceiver(errors_ours)
+    receiver, sender, stderr = PipeReceiver(output_ours), PipeSender(input_ours), PipeReceiver(errors_ours)
     messages: MessageChannel = StreamChannel(receiver, sender)
     messages.set_max_message(CLIENT_MAX_MESSAGE)
     if server.trace is not None:

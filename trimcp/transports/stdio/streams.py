@@ -27,7 +27,16 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from outcome import Outcome
 
-__all__ = ["AnyReceiver", "AnySender", "FdReceiver", "FdSender", "ThreadReceiver", "ThreadSender"]
+__all__ = [
+    "AnyReceiver",
+    "AnySender",
+    "FdReceiver",
+    "FdSender",
+    "PipeReceiver",
+    "PipeSender",
+    "ThreadReceiver",
+    "ThreadSender",
+]
 
 
 T = TypeVar("T")
@@ -354,3 +363,9 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
 
 AnyReceiver: TypeAlias = FdReceiver | ThreadReceiver
 AnySender: TypeAlias = FdSender | ThreadSender
+
+# How pipes are read and written.
+if sys.platform == "win32":
+    PipeReceiver, PipeSender = ThreadReceiver, ThreadSender
+else:
+    PipeReceiver, PipeSender = FdReceiver, FdSender

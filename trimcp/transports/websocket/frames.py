@@ -64,40 +64,37 @@ class GatedStream(trio.abc.Stream):
         stream: leads to the peer. It is never closed from here: there may be something left to say.
         gate: judges the frames that arrive.
         keep_alive: how long a message may take.
-        early: what has arrived already, behind the head of the handshake.
+        early: bytes that arrived with the handshake.
 
     Attributes:
         over: set once nothing more will be read.
         writing: a write is under way, or one was cut short.
         said_close: a Close frame was written.
-        reading: somebody waits for the peer, so its silence can be heard.
+        reading: a read is under way, so the peer's silence means something.
         since: when the peer gave the last sign of life, on Trio's clock, later by as long as we did not read.
         due: when the message under way has to be whole; infinity without one.
         unlimited: read on however much waits, because it will be dropped.
         amount: counts what is kept of a message whose end has not come. No more is read where there is no room for it.
         held: bytes that wait to be flushed.
-        connection: that of which this is the stream, once there is one.
+        connection: trio-websocket's, once there is one.
     """
 
     def __init__(
         self, stream: trio.abc.Stream, gate: FrameGate, keep_alive: KeepAlive = KEEP_ALIVE, early: bytes = b""
     ) -> None:
-        self.over: trio.Event = trio.Event()
-        self.writing: bool = False
-        self.said_close: bool = False
-        self.reading: bool = False
-        self.since: float = trio.current_time()
-        self.due: float = math.inf
-        self.unlimited: bool = False
-        self.amount: Amount = Amount()
+        self.over = trio.Event()
+        self.writing = self.said_close = self.reading = self.unlimited = False
+        self.since = trio.current_time()
+        self.due = math.inf
+        self.amount = Amount()
+        self.held = 0
+        self.connection: WebSocketConnection | None = None
         self._stream = stream
         self._gate = gate
         self._keep_alive = keep_alive
         self._signs = self._rounds = 0  # of the gate when it was last looked at
         self._stopped = self.since  # when the last read ended
         self._room = trio.Event()
-        self.held: int = 0
-        self.connection: WebSocketConnection | None = None
         self._held: list[bytes] = []
         self._turn = trio.Lock()
         self._pieces = 0

@@ -16,12 +16,11 @@ import trio
 
 from trimcp.channel import Incoming, Kind, MessageChannel, OneTask, Outgoing
 from trimcp.transports.http.client.exchanges import ExchangeBroken, Http
-from trimcp.transports.http.client.handshake import LegacySession
 from trimcp.transports.http.client.incoming import Cursor, Inbox
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts, Trouble
 from trimcp.transports.http.client.posts import Notices, Post, PostQueue
 from trimcp.transports.http.client.sse2024 import SseConnection
-from trimcp.transports.http.client.state import ClientState
+from trimcp.transports.http.client.state import ClientState, LegacySession
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import ErrorResponse, Lost
 

@@ -12,10 +12,9 @@ import trio
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
-from trimcp.transports.http.client.handshake import SESSION, VERSION, method_of
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
-from trimcp.transports.http.client.state import ClientState
+from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, parse

@@ -28,10 +28,9 @@ from trimcp.transports.http.client.exchanges import (
     OpenReply,
     origin,
 )
-from trimcp.transports.http.client.handshake import LISTEN, VERSION, method_of, revision_in
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
 from trimcp.transports.http.client.policy import Trouble, error_in
-from trimcp.transports.http.client.state import ClientState
+from trimcp.transports.http.client.state import LISTEN, VERSION, ClientState, method_of, revision_in
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, Response
 

@@ -1,23 +1,47 @@
-"""What all messages and streams of one channel share: how something is sent again, and how a stream is reopened."""
+"""What all messages and streams of one channel share: a legacy session, how to send again, how to reopen a stream.
+
+The session above passes its `initialize` and `notifications/initialized` through here and knows nothing of session ids:
+those belong to the transport (2025-11-25 basic/transports, "Session Management"). The modern era has none.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
+import orjson
 import trio
 
 from trimcp.channel import Outgoing
 from trimcp.framing.sse import Event
-from trimcp.transports.http.client.exchanges import EVENT_STREAM, ExchangeBroken, Http
-from trimcp.transports.http.client.handshake import ACCEPT, LISTEN, LegacySession
-from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
+from trimcp.transports.http.client.exchanges import (
+    EVENT_STREAM,
+    JSON_TEXT,
+    ExchangeBroken,
+    Http,
+    OpenReply,
+    TooLarge,
+)
+from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Trouble
+from trimcp.wire.jsonrpc import ErrorResponse, Message, Response, encode, parse
+from trimcp.wire.revisions import Revision, find
 
-__all__ = ["ClientState"]
+__all__ = ["ACCEPT", "LISTEN", "SESSION", "VERSION", "ClientState", "LegacySession", "method_of", "revision_in"]
+
+SESSION: Final = "mcp-session-id"
+VERSION: Final = "mcp-protocol-version"
+ACCEPT: Final = {"accept": f"{JSON_TEXT}, {EVENT_STREAM}", "content-type": JSON_TEXT}
+"""The headers of every POST."""
+
+LISTEN: Final = {"accept": EVENT_STREAM, "accept-encoding": "identity"}
+"""The headers of every GET: what compresses a stream tends to hold its events back."""
+
+_LONGEST_SESSION_ID: Final = 1024
+_TOO_SOON: Final = 5.0
 
 _BRIEF: Final = 1.0  # seconds; a stream that ends sooner counts as cut short, whatever it brought
 _MOST_BRIEF: Final = 2  # where it brought something, pauses grow to a second and no further
@@ -25,6 +49,157 @@ _MOST_BRIEF: Final = 2  # where it brought something, pauses grow to a second an
 _log = logging.getLogger("trimcp.http")
 
 FallBack: TypeAlias = Callable[[Trouble, Outgoing], Awaitable[Trouble | None]]
+
+
+@attrs.define(eq=False)
+class LegacySession:
+    """The state of one client's legacy session, if there is one.
+
+    A new handshake may take `timeout` seconds, and `renewed` is called when it has replaced a forgotten session.
+
+    Attributes:
+        revision: what was agreed on, None before.
+        id: the session's id, None without one.
+        confirming: set once the server has taken `notifications/initialized`; None before that was sent.
+    """
+
+    _http: Http
+    _inbox: Inbox
+    _timeout: float
+    _renewed: Callable[[], object]
+    revision: Revision | None = attrs.field(init=False, default=None)
+    id: str | None = attrs.field(init=False, default=None, repr=False)
+    confirming: trio.Event | None = attrs.field(init=False, default=None)
+    _offer: bytes = attrs.field(init=False, default=b"", repr=False)
+    _confirmation: bytes = attrs.field(init=False, default=b"", repr=False)
+    _tried_at: float | None = attrs.field(init=False, default=None)
+    _failure: Trouble | None = attrs.field(init=False, default=None)
+    _tried: int = attrs.field(init=False, default=0)
+    _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+
+    def headers(self) -> dict[str, str]:
+        """Return what every request after the handshake carries."""
+        return self._headers(self.id)
+
+    def _headers(self, id: str | None) -> dict[str, str]:
+        headers = {}
+        if self.revision is not None and self.revision.version_header:
+            headers[VERSION] = self.revision.name
+        if id is not None:
+            headers[SESSION] = id
+        return headers
+
+    def offered(self, offer: bytes) -> None:
+        """Note the `initialize` that is being sent; nothing agreed on before counts."""
+        self.revision = self.id = self.confirming = None
+        self._offer = offer
+
+    def agreed(self, answer: Message, id: str) -> None:
+        """Note the server's answer to `initialize`, and the session id in the head of its reply."""
+        if isinstance(answer, Response):
+            self.revision = revision_in(answer)
+            self.id = _checked(id)
+
+    def is_confirmation(self, outgoing: Outgoing) -> bool:
+        """Whether this notification is `notifications/initialized`; then it is remembered."""
+        if self.revision is None or self.confirming is not None:
+            return False
+        if method_of(outgoing.data) != "notifications/initialized":
+            return False
+        self._confirmation = outgoing.data
+        self.confirming = trio.Event()
+        return True
+
+    async def confirmed(self) -> None:
+        """Wait while `notifications/initialized` is on its way: what came before it would be refused."""
+        if self.confirming is not None:
+            await self.confirming.wait()
+
+    def alive(self) -> None:
+        """Note that the server knows the session."""
+        self._tried_at = None
+
+    async def renew(self, stale: str) -> Trouble | None:
+        """Begin a new session in place of `stale`, which the server has forgotten, unless another task just did.
+
+        However many requests meet the loss, one handshake follows. Where the new session is forgotten as well before
+        anything has been answered in it, no other follows. A server that is away for a moment, as while it is
+        restarted, may be asked again.
+
+        Returns:
+            Why there is no new session, or None if there is one.
+        """
+        tried = self._tried
+        async with self._lock:
+            if self.id != stale:
+                return None if self.id is not None else Trouble("the session has ended")
+            if self._failure is not None and self._tried != tried:
+                return self._failure  # another task has tried while this one waited for the lock
+            if self._tried_at is not None and trio.current_time() - self._tried_at < _TOO_SOON:
+                return self._failure or Trouble("the server forgot the session again, right after it was begun anew")
+            self._failure = await self._try()
+            self._tried += 1
+            # Who was told to come back later, or found no server, need not wait to try again.
+            self._tried_at = None if self._failure is not None and self._failure.passing else trio.current_time()
+            if self._failure is None:
+                _log.debug("the server forgot the session; a new one was begun")
+                self._renewed()
+            return self._failure
+
+    async def _try(self) -> Trouble | None:
+        """Shake hands, and say why it came to nothing if it did."""
+        failure = "the server forgot the session, and a new one could not be begun"
+        try:
+            with trio.fail_after(self._timeout):
+                refused = await self._shake_hands()
+        except ExchangeBroken as broken:
+            return Trouble(f"{failure}: {broken}", untouched=broken.nothing_sent, passing=broken.nothing_sent)
+        except TooLarge:
+            return Trouble(f"{failure}: the server's answer is too large")
+        except trio.TooSlowError:
+            return Trouble(f"{failure}: it took too long")
+        return None if refused is None else attrs.evolve(refused, why=f"{failure}: {refused.why}")
+
+    async def _shake_hands(self) -> Trouble | None:
+        """Begin a new session; return why the server would not, or None."""
+        request = f"again-{self._tried}"  # the session's own ids are integers
+        offer = encode({**orjson.loads(self._offer), "id": request})
+        async with self._http.open("POST", ACCEPT, offer) as reply:
+            if reply.status >= 300:
+                return self._refused(reply)
+            answer = await self._answer(reply, request)
+            id = _checked(reply.header(SESSION))
+        if not isinstance(answer, Response):
+            return Trouble("initialize was not answered")
+        assert self.revision is not None
+        if answer.result.get("protocolVersion") != self.revision.name:
+            return Trouble(f"the server no longer speaks {self.revision.name}")
+        async with self._http.open("POST", {**ACCEPT, **self._headers(id)}, self._confirmation) as reply:
+            if reply.status >= 300:
+                return self._refused(reply)
+        self.id = id
+        return None
+
+    def _refused(self, reply: OpenReply) -> Trouble:
+        later = reply.status in PASSING
+        return Trouble(reply.refusal(), untouched=later, passing=later, after=reply.retry_after)
+
+    async def _answer(self, reply: OpenReply, id: str) -> Message | None:
+        """Return the answer to `initialize`, as JSON or as the first answer of a stream; the rest is of no interest."""
+        if reply.content_type != EVENT_STREAM:
+            return parse(await reply.body(self._inbox.max_message))
+        found: list[Message] = []
+        scope = trio.CancelScope()
+
+        async def take(event: Event) -> None:
+            message = message_in(event)
+            if isinstance(message, Response | ErrorResponse) and message.id == id:
+                found.append(message)
+                scope.cancel(reason="the answer is there")
+
+        with scope:
+            await read_events(reply, Cursor(), self._inbox, take)
+        return found[0] if found else None
 
 
 @attrs.define(eq=False)
@@ -139,3 +314,22 @@ class ClientState:
             if failures > most:
                 return
             brief = 0 if trio.current_time() - began >= _BRIEF else min(brief + 1, _MOST_BRIEF)
+
+
+def method_of(data: bytes) -> str:
+    """Return the method of an encoded message of ours, or "" if it has none."""
+    message: dict[str, Any] = orjson.loads(data)
+    method = message.get("method", "")
+    return method if isinstance(method, str) else ""
+
+
+def revision_in(answer: Response) -> Revision | None:
+    """Return the revision that an answer to `initialize` names, or None if we know none of that name."""
+    version = answer.result.get("protocolVersion")
+    return find(version) if isinstance(version, str) else None
+
+
+def _checked(id: str) -> str | None:
+    """Return the id if it is one (visible ASCII), else None: nothing else may go into a header of ours."""
+    visible = id.isascii() and id.isprintable() and " " not in id
+    return id if id and visible and len(id) <= _LONGEST_SESSION_ID else None
