@@ -4,9 +4,9 @@ Counted is what a peer decides about: bodies and messages being read, requests t
 nobody has taken, events kept for clients that come back, handshakes. Each connection or session has a `Holding`, and
 those of one owner (a principal, else an address) are counted together.
 
-Nobody asks who else is there: a holding may grow as long as it, its owner and all owners together stay below the
-bound. One owner alone so gets half of it, two get a third each, and there is always room for one more. Results cannot
-be refused that way; where they pass the bound, whoever holds most and is not at work is ended.
+A holding may grow as long as it, its owner and all owners added up stay below the bound. So one owner alone gets half
+of it, two get a third each, and there is always room for one more. Results cannot be refused that way; where they pass
+the bound, whoever holds most and is not at work is ended.
 """
 
 from __future__ import annotations
@@ -46,36 +46,27 @@ STEP: Final = 4 * 1024
 LARGE: Final = 32 * 1024
 """Bytes from which a message is parsed in turn with others; see `Budget.take_turn`."""
 
-_HIGH: Final = 4  # the part of the bound, as a divisor, that is much,
-_LOW: Final = 16  # and the one below which it is little again
-
-_TURNS: Final = 16  # of the loop, in which others run between two large messages, at most
-_READS: Final = 8  # of messages larger than one read, in a turn of the loop
+# Parts of the bound, as divisors
+_HIGH: Final = 4  # much is held beyond it,
+_LOW: Final = 16  # and little below it
+_UNCOUNTED: Final = 32  # may go uncounted in all: where few are connected, steps are larger
+_SLACK: Final = 8  # beyond the bound, where somebody at work is ended, too; one at rest has to hold as much of theirs
 
 _LARGEST_STEP: Final = 128 * 1024
-
-_UNCOUNTED: Final = 32
-"""The part of the bound, as a divisor, that may go uncounted in all: where few are connected, steps are larger."""
-
-_SLACK: Final = 8
-"""The part of the bound, as a divisor, beyond which somebody at work is ended, too; and the part of the largest holding
-that one at rest has to have to be ended in its place."""
-
+_TURNS: Final = 16  # of the loop, in which others run between two large messages, at most
+_READS: Final = 8  # of messages larger than one read, in a turn of the loop
 
 NOWHERE_KNOWN: Final = "address unknown"
 """The share of everybody without a name and an address: over Unix sockets, pipes, and where a host does not tell."""
 
 # A host with 64 bits of its own address space can take a new address for each connection (RFC 4291, 2.5.1; RFC 8981).
 _IPV6_PREFIX: Final = 8  # bytes
-
 _MAPPED: Final = bytes(10) + b"\xff\xff"  # what stands before an IPv4 address in IPv6 (RFC 4291, 2.5.5.2)
-_IPV4_AT: Final = len(_MAPPED)
-
-_LONGEST: Final = 64  # of an address as text, with a zone
+_LONGEST: Final = 64  # characters of an address, with a zone
 
 
 class Holder(Protocol):
-    """A connection or session that can be ended, because it holds most when the memory is used up."""
+    """A connection or session that can be ended when the memory is used up."""
 
     @property
     def at_rest(self) -> bool:
@@ -111,7 +102,6 @@ class Budget:
         bound: bytes.
 
     Attributes:
-        bound: as given.
         held: bytes that are held now, as far as they are counted.
         step: bytes by which each amount may change before it is counted anew.
         refused: bodies and messages that were refused for want of room.
@@ -211,7 +201,7 @@ class Budget:
         return owner
 
     def _forget(self, holding: Holding, owner: _Owner) -> None:
-        """Forget that an owner has this holding, and an owner that has none."""
+        """Take a holding from its owner, and forget an owner that has none left."""
         owner.holdings.discard(holding)
         if owner.favoured is holding:
             owner.favoured = None
@@ -256,7 +246,7 @@ class Budget:
     def _who_gives_way(self) -> Holding | None:
         """Return who holds most at rest, of the owner who holds most; or who holds most at all, if that must be.
 
-        Whoever holds little beside that one is left alone: to end them all would help nobody.
+        Whoever holds little beside that one is not ended: it would not help.
         """
         owners = sorted(self._owners.values(), key=lambda owner: -owner.held)
         resting = next(filter(None, (owner.largest(at_rest=True) for owner in owners)), None)
@@ -311,7 +301,7 @@ class Holding:
         security_event("flood_refused", what=what, owner=self.owner.name, held=self.held, why="memory")
 
     def add(self, change: int) -> None:
-        """Hold so many bytes more, or less. Whatever it comes to is counted: ask `fits` before."""
+        """Hold so many bytes more, or less, without a check: ask `fits` before."""
         budget = self.budget
         self.held += change
         self.owner.held += change
@@ -397,11 +387,8 @@ class Holding:
 class Amount:
     """One of the things that a holding consists of, as far as it was counted.
 
-    Args:
-        holding: what it is a part of; None counts nothing.
-
     Attributes:
-        holding: as given, or what it was given to since.
+        holding: what it is a part of; None counts nothing.
         counted: bytes that were counted.
     """
 
@@ -412,7 +399,7 @@ class Amount:
         self.counted: int = 0
 
     def set(self, size: int) -> None:
-        """Say how large it is now. Small changes are counted once they have come to a step of the budget."""
+        """Set how large it is now. Small changes are counted once they have come to a step of the budget."""
         change = size - self.counted
         if change and (holding := self.holding) is not None:
             step = holding.budget.step
@@ -450,11 +437,9 @@ def _trim() -> None:
 def owner_of(principal: str | None, address: str | None) -> str:
     """Return whose share something counts into: the principal's, else that of the address it comes from.
 
-    A network of IPv6 with a prefix of 64 bits is one, because one machine has that many addresses. An IPv4 address that
-    is mapped into IPv6 is the same as without. Without a readable address all are one, `NOWHERE_KNOWN`.
-
-    The key is text for tables and logs, such as "principal alice", "address 192.0.2.1" or "address 2001:db8::/64". No
-    principal has the key of an address, or the other way round. Never raises.
+    It is text for tables and logs: "principal alice", "address 192.0.2.1" or "address 2001:db8::/64" (one machine has
+    that many addresses). An IPv4 address that is mapped into IPv6 is the same as without. Without a readable address
+    all are one, `NOWHERE_KNOWN`. No principal has the key of an address, or the other way round. Never raises.
 
     Args:
         principal: who asks, as the transport's identity hook decided, or None.
@@ -482,7 +467,7 @@ def _of_host(host: str) -> str:
         address = socket.inet_pton(socket.AF_INET6, host)
     except (OSError, ValueError):
         return NOWHERE_KNOWN
-    if address[:_IPV4_AT] == _MAPPED:
-        return f"address {socket.inet_ntop(socket.AF_INET, address[_IPV4_AT:])}"
+    if address.startswith(_MAPPED):
+        return f"address {socket.inet_ntop(socket.AF_INET, address[len(_MAPPED) :])}"
     network = address[:_IPV6_PREFIX] + bytes(len(address) - _IPV6_PREFIX)
     return f"address {socket.inet_ntop(socket.AF_INET6, network)}/{_IPV6_PREFIX * 8}"

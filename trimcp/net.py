@@ -56,8 +56,8 @@ _FLUSH: Final = 2.0
 """Seconds that answers may take to reach their clients once they are given."""
 
 
-class Listening(TypedDict, total=False):
-    """What `serve_http` may be told beside its server and port; all of it has a default there."""
+class _Options(TypedDict, total=False):
+    """What whatever serves HTTP may be told; `serve_http` has the defaults."""
 
     host: str | None
     uds: str | Path | None
@@ -67,25 +67,21 @@ class Listening(TypedDict, total=False):
     keyfile: str | Path | None
     ssl_context: ssl.SSLContext | None
     software: Software
-    stop: trio.Event | None
     grace: float
+
+
+class _Serving(_Options, total=False):
+    """What `serve_websocket` hands on to `serve_http`."""
+
+    stop: trio.Event | None
     task_status: trio.TaskStatus[list[str]]
 
 
-class Whole(TypedDict, total=False):
+class _Running(_Options, total=False):
     """What `run_http` and `run_websocket` hand on to what serves."""
 
-    host: str | None
     port: int
-    uds: str | Path | None
-    sockets: Sequence[socket.socket]
     settings: HttpSettings | None
-    limits: HttpLimits | None
-    certfile: str | Path | None
-    keyfile: str | Path | None
-    ssl_context: ssl.SSLContext | None
-    software: Software
-    grace: float
 
 
 # Serving
@@ -250,7 +246,7 @@ async def serve_websocket(
     port: int = 8000,
     path: str = "/ws",
     settings: HttpSettings | None = None,
-    **options: Unpack[Listening],
+    **options: Unpack[_Serving],
 ) -> None:
     """Serve over WebSocket alone, on a port of its own, until cancelled or stopped.
 
@@ -267,7 +263,7 @@ async def serve_websocket(
 
 
 def run_http(
-    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[Whole]
+    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[_Running]
 ) -> None:
     """Serve over HTTP as the whole program, with an orderly end.
 
@@ -287,7 +283,7 @@ def run_websocket(
     *,
     ready: Callable[[list[str]], object] | None = None,
     path: str = "/ws",
-    **options: Unpack[Whole],
+    **options: Unpack[_Running],
 ) -> None:
     """Serve over WebSocket alone as the whole program, with an orderly end, as `run_http` does.
 

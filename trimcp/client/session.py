@@ -20,7 +20,7 @@ from trimcp.client.handlers import ClientProgram, call_handler
 from trimcp.client.tools import Mirrors, Outputs
 from trimcp.errors import InvalidReply, LocalError, RemoteError
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.calls import Call, Calling, Rounds
+from trimcp.session.calls import Call, Rounds
 from trimcp.session.clock import Clocks
 from trimcp.session.listening import Subscription, Subscriptions, changes_wanted
 from trimcp.session.session import Session
@@ -175,7 +175,7 @@ class ClientSession:
 
         Leaving the block without the result, also by an exception or a cancellation, cancels the call at the server.
         """
-        return Calling[CallToolResult](self._rounds("tools/call", _call_params(name, arguments), meta), self.clocks)
+        return Call[CallToolResult](self._rounds("tools/call", _call_params(name, arguments), meta), self.clocks)
 
     # Resources
 

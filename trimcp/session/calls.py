@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import attrs
 import trio
@@ -30,7 +30,7 @@ from trimcp.wire.input_requests import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import ProgressParams
 
-__all__ = ["Call", "Caller", "Calling", "Rounds"]
+__all__ = ["Call", "Caller", "Rounds"]
 
 ResultT = TypeVar("ResultT")
 
@@ -56,9 +56,7 @@ class Rounds:
     """One call: a request, and as long as the answer is questions, the same request again with their answers.
 
     Attributes:
-        session, caller: where the call is made, and for whom.
-        name: the method.
-        params: its payload; the questions' answers are added to a copy.
+        name, params: the method and its payload; the questions' answers are added to a copy.
         left: how many rounds of questions are still answered.
         meta: what goes into `_meta` of every round, or None.
         follower: who takes progress and is told of each reply, or None.
@@ -79,15 +77,13 @@ class Rounds:
     asked: bool = attrs.field(init=False, default=False)
     _pending: Pending | None = attrs.field(init=False, default=None)
 
-    async def begin(self) -> None:
+    async def begin(self) -> Pending:
         """Send the request of this round. Cancelled, it has sent nothing."""
-        follower = self.follower
-        session = self.session
-        meta = self.meta
+        follower, meta = self.follower, self.meta
         if self.deadline != math.inf:
             left = max(0.0, round(self.deadline - trio.current_time(), 3))
             meta = {META_TIMEOUT: left} if meta is None else {META_TIMEOUT: left, **meta}
-        self._pending = await session.begin(
+        pending = self._pending = await self.session.begin(
             self.name,
             self.params,
             wants_progress=follower is not None,
@@ -95,13 +91,13 @@ class Rounds:
             headers=self.headers,
             follower=follower,
         )
+        return pending
 
     async def payload(self) -> Any:
         """Wait for the final answer and return its payload, answering what is asked on the way.
 
-        Where the peer refused the headers, and so did nothing, the call is made once more with new ones.
-
-        Cancelling it tells the peer, which stops its handler.
+        Where the peer refused the headers, and so did nothing, the call is made once more with new ones. Cancelling
+        it tells the peer, which stops its handler.
 
         Raises:
             RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
@@ -116,11 +112,11 @@ class Rounds:
                 if not self.headers_refused(error):
                     raise
                 await self.caller.refresh(self)
-                await self.begin()
-                payload = await self._pending.payload()  # type: ignore[union-attr]  # `begin` has set it
+                pending = await self.begin()
+                payload = await pending.payload()
             while type(payload) is InputRequiredResult:
-                await self._answer(payload)
-                payload = await self._pending.payload()  # type: ignore[union-attr]  # `_answer` has begun again
+                pending = await self._answer(payload)
+                payload = await pending.payload()
         except trio.Cancelled as cancelled:
             self.abandon(cancellation_text(cancelled))
             raise
@@ -143,7 +139,8 @@ class Rounds:
         if self._pending is not None:
             self.session.abandon(self._pending, why)
 
-    async def _answer(self, asked: InputRequiredResult) -> None:
+    async def _answer(self, asked: InputRequiredResult) -> Pending:
+        """Get the answers to what the server asks, and send the next round with them."""
         if asked.input_requests is ABSENT and asked.request_state is ABSENT:
             raise InvalidReply(f"{self.name}: the server wants more input but does not say what")
         if self.left == 0:
@@ -163,7 +160,7 @@ class Rounds:
             input_responses={key: dump(answer) for key, answer in answers.items()} or ABSENT,
             request_state=asked.request_state,
         )
-        await self.begin()
+        return await self.begin()
 
     async def _gather(self, questions: Mapping[str, InputRequest]) -> dict[str, Any]:
         """Return the answers by key, asking at the same time where there are several questions."""
@@ -187,23 +184,61 @@ class Rounds:
 
 @attrs.define(eq=False, repr=False)
 class Call(Generic[ResultT]):
-    """A call under way, as `Calling` yields it.
+    """A call under way: `async with` sends it, and leaving the block without its result cancels it.
+
+    Cancelling the block tells the peer, which stops its handler. A class, since an async generator per call would
+    cost more than the rest of the call's life.
 
     Attributes:
         progress: the call's progress as it comes. It ends when the answer is there. It keeps
             `Limits.progress_kept` messages for a slow reader; then the oldest give way and are counted in
             `statistics().dropped`.
+
+    Raises:
+        trio.TooSlowError: on leaving; the work clock fired before the answer was there, and cancelled the block.
     """
 
-    progress: trio.MemoryReceiveChannel[ProgressParams]
     _rounds: Rounds
-    _keep: trio.MemorySendChannel[ProgressParams]
-    _clock: WorkClock | None
-    _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
+    _clocks: Clocks
+    progress: trio.MemoryReceiveChannel[ProgressParams] = attrs.field(init=False)
+    _keep: trio.MemorySendChannel[ProgressParams] = attrs.field(init=False)
+    _context: contextvars.Context = attrs.field(init=False)
+    _clock: WorkClock | None = attrs.field(init=False, default=None)
+    _around: ExitStack = attrs.field(init=False, factory=ExitStack)
     _asking: trio.CancelScope | None = attrs.field(init=False, default=None)
     _settled: trio.Event = attrs.field(init=False, factory=trio.Event)
     _outcome: Any = attrs.field(init=False, default=None)
     _error: Exception | None = attrs.field(init=False, default=None)
+
+    async def __aenter__(self) -> Self:
+        rounds = self._rounds
+        rounds.deadline = self._clocks.deadline()
+        await rounds.caller.allow(rounds)
+        self._keep, self.progress = trio.open_memory_channel[ProgressParams](rounds.session.limits.progress_kept)
+        self._context = contextvars.copy_context()
+        with ExitStack() as around:
+            if self._clocks:
+                self._clock = around.enter_context(self._clocks.running())
+            rounds.follower = self
+            await rounds.begin()
+            self._around = around.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, trio.Cancelled):
+            why = cancellation_text(error)
+        else:
+            why = "the caller left before the result was there"
+        with self._around:
+            self._keep.close()
+            self._rounds.abandon(why)
+            if self._asking is not None:
+                self._asking.cancel(reason=why)
+                await self._settled.wait()  # for what still runs for it
+            if error is not None:
+                raise error
 
     async def result(self) -> ResultT:
         """Wait for the answer and return it; may be called more than once.
@@ -230,8 +265,7 @@ class Call(Generic[ResultT]):
         if self._clock is not None:
             self._clock.restart()
         session = self._rounds.session
-        limits = session.limits
-        allowed = limits.kept_of(limits.progress_kept, session.arriving)
+        allowed = session.limits.kept_of(session.limits.progress_kept, session.arriving)
         try:
             while self._keep.statistics().current_buffer_used >= allowed:
                 self.progress.receive_nowait()
@@ -241,7 +275,7 @@ class Call(Generic[ResultT]):
             pass  # the reader closed it: nobody wants it
 
     def replied(self, reply: Replied) -> None:
-        """Note a reply: the answer, or one that is not the last, which is taken further in a task of the session's."""
+        """Note a reply. Where it is not the last, a task of the session answers what it asks."""
         if self._asking is not None:
             return
         asks = reply.result is not None and reply.result.get("resultType", "complete") != "complete"
@@ -268,52 +302,3 @@ class Call(Generic[ResultT]):
             self._clock.stop()
         self._keep.close()
         self._settled.set()
-
-    async def leave(self, why: str) -> None:
-        """Give the call up, unless it is settled, and wait for what still runs for it."""
-        self._keep.close()
-        self._rounds.abandon(why)
-        if self._asking is not None:
-            self._asking.cancel(reason=why)
-            await self._settled.wait()
-
-
-@attrs.define(eq=False, repr=False)
-class Calling(Generic[ResultT]):
-    """Sends a call and yields it: `async with Calling(rounds, clocks) as call`. Leaving without its result cancels it.
-
-    Cancelling the block tells the peer, which stops its handler. A class, since an async generator per call would
-    cost more than the rest of the call's life.
-
-    Raises:
-        trio.TooSlowError: on leaving; the work clock fired before the answer was there, and cancelled the block.
-    """
-
-    _rounds: Rounds
-    _clocks: Clocks
-    _call: Call[ResultT] = attrs.field(init=False)
-    _around: ExitStack = attrs.field(init=False, factory=ExitStack)
-
-    async def __aenter__(self) -> Call[ResultT]:
-        rounds = self._rounds
-        rounds.deadline = self._clocks.deadline()
-        await rounds.caller.allow(rounds)
-        keep, progress = trio.open_memory_channel[ProgressParams](rounds.session.limits.progress_kept)
-        with ExitStack() as around:
-            clock = around.enter_context(self._clocks.running()) if self._clocks else None
-            call = self._call = rounds.follower = Call[ResultT](progress, rounds, keep, clock)
-            await rounds.begin()
-            self._around = around.pop_all()
-        return call
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, trio.Cancelled):
-            why = cancellation_text(error)
-        else:
-            why = "the caller left before the result was there"
-        with self._around:
-            await self._call.leave(why)
-            if error is not None:
-                raise error

@@ -265,7 +265,6 @@ class Work:
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     _waiting: list[tuple[Callable[..., Awaitable[object]], tuple[Any, ...]]] = attrs.field(init=False, factory=list)
-    _started: bool = attrs.field(init=False, default=False)
     _joined: trio.Event = attrs.field(init=False, factory=trio.Event)
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
 
@@ -281,8 +280,7 @@ class Work:
             self._nursery.start_soon(contained, function, *args, name=function)
             return
         self._waiting.append((function, args))
-        if not self._started:
-            self._started = True
+        if len(self._waiting) == 1:
             self.host.start_soon(self._run)
 
     async def _run(self) -> None:
