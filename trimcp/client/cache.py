@@ -1,6 +1,6 @@
-"""Keeps results for as long as their server said they are good (2026-07-28 server/utilities/caching).
+"""Keeps results for as long as their server allows (2026-07-28 server/utilities/caching).
 
-One cache per connection, so nothing is ever shared between principals. Legacy results say nothing and are not kept.
+There is one cache per connection, so nothing is shared between principals. Results of the legacy era are not kept.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Cache:
         """Keep a result as long as it says, unless a change was announced since it was asked for."""
         if result.ttl_ms <= 0 or edition != self.edition(method):
             return
-        weight = _weight(result)
+        weight = len(encode(converter_for(LATEST).dump(result)))  # about what it takes in memory
         if weight > _MOST_BYTES:
             return
         if (method, key) in self._kept:
@@ -79,8 +79,3 @@ class Cache:
         """Forget what a notice says is stale."""
         for method in _STALE.get(event.verb.name, ()):
             self.drop(method)
-
-
-def _weight(result: Cacheable) -> int:
-    """Return how many bytes a result takes on the wire, which is about what it takes here."""
-    return len(encode(converter_for(LATEST).dump(result)))

@@ -177,14 +177,17 @@ async def connecting(
     if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
         move = decide(ProbeResult(Met.SILENCE), offered)
         client.legacy_targets.discard(key)  # until it has shown again that it is one
-    started = getattr(target, "command", None) is not None
+    probe_timeout = min(_LONGEST_PROBE, timeout / 2) if client.probe_timeout is None else client.probe_timeout
+    if all(each.modern for each in offered):
+        probe_timeout = math.inf  # there is no legacy server to turn to
     waited_for, known = "the connection was not opened", None
     limit = trio.CancelScope(deadline=trio.current_time() + timeout)
     with limit:
         for attempt in range(2):
             session = _make(client, offered)
             async with opened(target) as channel, driving(session.session, channel):
-                negotiation = _Negotiation(session, offered, _probe_timeout(client, offered, timeout), channel, started)
+                started = getattr(target, "command", None) is not None
+                negotiation = _Negotiation(session, offered, probe_timeout, channel, started)
                 try:
                     move = await negotiation.run(move)
                 except trio.Cancelled:
@@ -213,13 +216,6 @@ async def connecting(
                 return
     text = f"{waited_for} within {timeout:g} seconds (connect_timeout)"
     raise trio.TooSlowError(text if known is None else f"{text}; {known}")
-
-
-def _probe_timeout(client: ClientProgram, offered: tuple[Revision, ...], timeout: float) -> float:
-    """Return how many seconds the probe may be unanswered before the server is taken for a legacy one."""
-    if all(revision.modern for revision in offered):
-        return math.inf
-    return min(_LONGEST_PROBE, timeout / 2) if client.probe_timeout is None else client.probe_timeout
 
 
 def pinned(revision: Revision | str) -> Revision:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import attrs
@@ -276,7 +277,10 @@ async def call_handler(handler: Callable[..., Any], *args: Any, session: object 
     Raises:
         Exception: as `contained`: also where the handler raised none, or left something open.
     """
-    kwargs = {"session": session} if session is not None and _takes_session(handler) else {}
+    kwargs: dict[str, object] = {}
+    with suppress(TypeError, ValueError):  # not every callable has a signature
+        if session is not None and "session" in inspect.signature(handler).parameters:
+            kwargs["session"] = session
 
     @functools.wraps(handler)
     async def call() -> Any:
@@ -284,13 +288,6 @@ async def call_handler(handler: Callable[..., Any], *args: Any, session: object 
         return await value if inspect.isawaitable(value) else value
 
     return await contained(call)
-
-
-def _takes_session(handler: Callable[..., Any]) -> bool:
-    try:
-        return "session" in inspect.signature(handler).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def fill_defaults(schema: FormSchema, filled_in: dict[str, ElicitAnswer] | None = None) -> dict[str, ElicitAnswer]:

@@ -284,13 +284,15 @@ class Mapped(Generic[ResultT]):
     _ordered: bool
     _collect: bool
     _slots: deque[_Slot] = attrs.field(init=False, factory=deque)
-    _taken: int = attrs.field(init=False, default=0)
+    _room: trio.Semaphore = attrs.field(init=False)
     _ended: bool = attrs.field(init=False, default=False)
     _raised: bool = attrs.field(init=False, default=False)
     _failure: Exception | None = attrs.field(init=False, default=None)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _reading: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _feeding: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        self._room = trio.Semaphore(self._most)
 
     async def receive(self) -> ResultT:
         """Wait for the next result. Cancelling it loses nothing.
@@ -304,13 +306,13 @@ class Mapped(Generic[ResultT]):
             if self._failure is not None:
                 self._raised = True
                 raise self._failure
-            if (found := self._next()) is not None:
+            if self._slots and self._slots[0].done:
                 break
-            if self._ended and not self._taken:
+            if self._ended and self._room.value == self._most:
                 raise trio.EndOfChannel
             await self._reading.park()
-        self._taken -= 1
-        self._feeding.unpark()
+        found = self._slots.popleft()
+        self._room.release()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return cast("ResultT", found.result)
 
@@ -318,12 +320,6 @@ class Mapped(Generic[ResultT]):
     def unseen(self) -> Exception | None:
         """The failure that cancelled the rest, if no `receive` has raised it yet; else None."""
         return None if self._raised else self._failure
-
-    def _next(self) -> _Slot | None:
-        """Take the slot to be read next, if it is done."""
-        if self._slots and self._slots[0].done:
-            return self._slots.popleft()
-        return None
 
     def __aiter__(self) -> Mapped[ResultT]:
         return self
@@ -338,23 +334,20 @@ class Mapped(Generic[ResultT]):
         """Start item after item, as long as there is room and nothing failed."""
         with self._scope:
             async with trio.open_nursery() as nursery:
-                while True:
-                    while self._taken >= self._most:
-                        await self._feeding.park()
+                while not self._ended:
+                    await self._room.acquire()
                     try:
                         item = next(self._items)
-                    except StopIteration:
-                        break
-                    except Exception as error:  # the caller's own iterator; `receive` raises it
-                        self._fail(error)
-                        break
-                    self._taken += 1
-                    slot = _Slot()
-                    if self._ordered:
-                        self._slots.append(slot)
-                    nursery.start_soon(self._run, slot, item)
-                    await trio.lowlevel.checkpoint()
-                self._ended = True
+                    except Exception as error:  # the end, or the failure of the caller's own iterator
+                        self._ended = True
+                        self._room.release()
+                        if not isinstance(error, StopIteration):
+                            self._fail(error)
+                    else:
+                        slot = _Slot()
+                        if self._ordered:
+                            self._slots.append(slot)
+                        nursery.start_soon(self._run, slot, item)
                 self._reading.unpark_all()
 
     async def _run(self, slot: _Slot, item: Any) -> None:

@@ -6,8 +6,8 @@ Any task may open, use and close any member. A member that fails or is lost ends
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -79,25 +79,20 @@ class Group:
     separator: str = "__"
     _members: dict[str, _Member] = attrs.field(init=False, factory=dict)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
-    _alive: AbstractAsyncContextManager[None] | None = attrs.field(init=False, default=None)
+    _around: AsyncExitStack = attrs.field(init=False)
 
     async def __aenter__(self) -> Self:
         require_trio()
-        self._alive = self._living()
-        await self._alive.__aenter__()
+        async with AsyncExitStack() as stack:
+            self._nursery = await stack.enter_async_context(open_service_nursery())
+            await stack.enter_async_context(closing_with(self._close_all))
+            self._around = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        assert self._alive is not None
-        return await self._alive.__aexit__(kind, error, traceback)
-
-    @asynccontextmanager
-    async def _living(self) -> AsyncIterator[None]:
-        async with open_service_nursery() as nursery, closing_with(self._close_all):
-            self._nursery = nursery
-            yield
+        return await self._around.__aexit__(kind, error, traceback)
 
     async def _close_all(self) -> None:
         self._nursery = None

@@ -310,14 +310,15 @@ class Upstream:
 
     # Changes
 
-    def listen(
+    @asynccontextmanager
+    async def listen(
         self,
         *,
         tools: bool = False,
         prompts: bool = False,
         resources_list: bool = False,
         resources: Iterable[str] = (),
-    ) -> AbstractAsyncContextManager[UpstreamSubscription]:
+    ) -> AsyncIterator[UpstreamSubscription]:
         """Subscribe to changes, over this connection and those that follow; arguments as for `ClientSession.listen`.
 
         After each new subscription all that was subscribed to is reported as changed, once, since it may have changed
@@ -328,26 +329,19 @@ class Upstream:
             RemoteError, LocalError: the server offers no such subscription.
         """
         wanted = changes_wanted(tools, prompts, resources_list, resources)
-        return _relistening(self._supervisor, wanted, self.when_down == "wait")
+        subscription = UpstreamSubscription(self._supervisor, wanted, self.when_down == "wait")
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(subscription._run)
+            await subscription._opened.wait()
+            if subscription._changes.end is not None:
+                raise subscription._changes.end
+            yield subscription
 
 
 def _is_safe(tool: Tool | None) -> bool:
     """Whether the server's list says that calling this tool twice does no more than calling it once."""
     hints = None if tool is None else tool.annotations
     return isinstance(hints, ToolAnnotations) and (hints.read_only_hint is True or hints.idempotent_hint is True)
-
-
-@asynccontextmanager
-async def _relistening(
-    supervisor: Supervisor, wanted: SubscriptionFilter, wait: bool
-) -> AsyncIterator[UpstreamSubscription]:
-    subscription = UpstreamSubscription(supervisor, wanted, wait)
-    async with open_service_nursery() as nursery:
-        nursery.start_soon(subscription._run)
-        await subscription._opened.wait()
-        if subscription._changes.end is not None:
-            raise subscription._changes.end
-        yield subscription
 
 
 @attrs.define(eq=False, repr=False)
