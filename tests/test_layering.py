@@ -57,7 +57,7 @@ LAYERS: dict[str, set[str]] = {
 }
 """Each layer (a module or folder of the package) with the layers it may import, itself among them."""
 
-FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes"}
+FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes", "trimcp.wire.subschemas"}
 """All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
 
 SANS_IO = {"wire", "framing", "protocol"}

@@ -22,6 +22,7 @@ from trimcp.bounds import is_token
 from trimcp.errors import LocalError
 from trimcp.values import valued
 from trimcp.wire.jsonrpc import Unencodable
+from trimcp.wire.subschemas import subschemas
 
 ANNOTATION: Final = "x-mcp-header"
 """The keyword of a property's schema that names the header its value is repeated in."""
@@ -59,17 +60,13 @@ def encode_value(value: str | float) -> str:
 
 
 def _encode_text(text: str) -> str:
-    if text.isascii() and text.isprintable() and not _padded(text) and not _looks_encoded(text):
+    if text.isascii() and text.isprintable() and text == text.strip(" ") and not _looks_encoded(text):
         return text
     try:
         data = text.encode()
     except UnicodeEncodeError:
         raise Unencodable("a header cannot carry a lone surrogate") from None
     return f"{_HEAD}{base64.b64encode(data).decode()}{_TAIL}"
-
-
-def _padded(text: str) -> bool:
-    return text.startswith(" ") or text.endswith(" ")
 
 
 def _looks_encoded(text: str) -> bool:
@@ -198,28 +195,6 @@ _Path: TypeAlias = tuple[str, ...] | None
 
 _PRIMITIVE: Final = ("string", "integer", "boolean")
 
-# Where schemas lie in schemas: 2020-12, and what older drafts had besides. Anything else, such as `default`, is data.
-_SCHEMA: Final = frozenset(
-    {
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    }
-)
-_SCHEMAS: Final = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-_SCHEMAS_BY_NAME: Final = frozenset(
-    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-)
-
 
 def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
     """The arguments of a tool that are repeated in headers, by its input schema.
@@ -240,16 +215,20 @@ def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
 
 
 def _places(schema: Any) -> Iterator[tuple[dict[str, Any], _Path]]:
-    """Every schema in this one, itself first, however deep, in memory for the way there only."""
-    way: list[Iterator[tuple[Any, _Path]]] = [iter([(schema, ())])]
-    while way:
-        for place, path in way[-1]:
-            if isinstance(place, dict):
-                yield place, path
-                way.append(_below(place, path))
-                break
+    """Every schema in this one, itself first, however deep; memory is needed for its depth only."""
+    if not isinstance(schema, dict):
+        return
+    yield schema, ()
+    levels: list[tuple[_Path, Iterator[tuple[str, str, dict[str, Any]]]]] = [((), subschemas(schema))]
+    while levels:
+        path, inside = levels[-1]
+        for keyword, name, place in inside:
+            below = None if path is None or keyword != "properties" else (*path, name)
+            yield place, below
+            levels.append((below, subschemas(place)))
+            break
         else:
-            way.pop()
+            levels.pop()
 
 
 def _mirror(schema: dict[str, Any], path: _Path) -> Mirror:
@@ -262,20 +241,6 @@ def _mirror(schema: dict[str, Any], path: _Path) -> Mirror:
     if schema.get("type") not in _PRIMITIVE:
         raise ValueError(f"{ANNOTATION} of {where}: only a string, integer or boolean can be mirrored in a header")
     return Mirror(_PREFIX + name, path)
-
-
-def _below(schema: dict[str, Any], path: _Path) -> Iterator[tuple[Any, _Path]]:
-    """The schemas right inside this one."""
-    for keyword, value in schema.items():
-        if keyword in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            straight = path if keyword == "properties" else None
-            for name, each in value.items():
-                yield each, None if straight is None else (*straight, name)
-        elif keyword in _SCHEMAS and isinstance(value, list):
-            for each in value:
-                yield each, None
-        elif keyword in _SCHEMA:
-            yield value, None
 
 
 def param_headers(mirrors: tuple[Mirror, ...], arguments: Mapping[str, Any]) -> dict[str, str]:

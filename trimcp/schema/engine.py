@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import jsonschema_rs
 
 from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, texts
+from trimcp.wire.subschemas import subschemas
 
 __all__ = ["CompiledSchema", "Schema", "SchemaError", "compile_bounded", "compile_schema", "dialect_of", "tame"]
 
@@ -43,29 +44,6 @@ _DIALECTS: Final = {
 _LONGEST_CHAIN: Final = 32
 _MOST_UNEVALUATED: Final = 6
 
-_SINGLE: Final = (
-    "additionalItems",
-    "additionalProperties",
-    "contains",
-    "contentSchema",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-_LISTS: Final = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-_MAPS: Final = (
-    "$defs",
-    "definitions",
-    "dependencies",
-    "dependentSchemas",
-    "patternProperties",
-    "properties",
-)
 # Subschemas under these judge the same value as the schema that holds them.
 _IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then"}
@@ -356,7 +334,7 @@ class _Walk:
         for _ in range(self.max_depth):
             for node in level:
                 self._note(node)
-            level = [child for node in level for _, child in _children(node) if id(child) not in self.in_place]
+            level = [child for node in level for *_, child in subschemas(node) if id(child) not in self.in_place]
             if not level:
                 return
         raise SchemaError(f"subschemas are nested more than {self.max_depth} deep")
@@ -365,7 +343,7 @@ class _Walk:
         self.nodes.append(node)
         if len(self.nodes) > self.max_subschemas:
             raise SchemaError(f"there are more than {self.max_subschemas} subschemas")
-        self.in_place[id(node)] = [child for keyword, child in _children(node) if keyword in _IN_PLACE]
+        self.in_place[id(node)] = [child for keyword, _, child in subschemas(node) if keyword in _IN_PLACE]
         for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
             name = node.get(keyword)
             if not isinstance(name, str) or (node is self.root and keyword.endswith("id")):
@@ -402,19 +380,6 @@ class _Walk:
             else:
                 return None
         return value
-
-
-def _children(node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (keyword, subschema) for each subschema that is an object."""
-    for keyword in _SINGLE:
-        if isinstance(child := node.get(keyword), dict):
-            yield keyword, child
-    for keyword in _LISTS:
-        if isinstance(children := node.get(keyword), list):
-            yield from ((keyword, child) for child in children if isinstance(child, dict))
-    for keyword in _MAPS:
-        if isinstance(named := node.get(keyword), dict):
-            yield from ((keyword, child) for child in named.values() if isinstance(child, dict))
 
 
 def _check_chains(walk: _Walk) -> None:

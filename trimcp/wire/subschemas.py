@@ -1,0 +1,43 @@
+"""Where JSON Schemas lie in a JSON Schema: by 2020-12, and what older drafts had besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+_SINGLE: Final = frozenset(
+    {
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "contentSchema",
+        "else",
+        "if",
+        "items",
+        "not",
+        "propertyNames",
+        "then",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
+)
+_LISTS: Final = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+_NAMED: Final = frozenset(
+    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+)
+
+
+def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (keyword, name, subschema) for each object right inside a schema that is a schema itself.
+
+    The name is "" except under keywords that give their schemas names, such as `properties`. What stands under any
+    other keyword, such as `default`, is data.
+    """
+    for keyword, value in schema.items():
+        if isinstance(value, dict):
+            if keyword in _NAMED:
+                yield from ((keyword, name, each) for name, each in value.items() if isinstance(each, dict))
+            elif keyword in _SINGLE:
+                yield keyword, "", value
+        elif keyword in _LISTS and isinstance(value, list):
+            yield from ((keyword, "", each) for each in value if isinstance(each, dict))
