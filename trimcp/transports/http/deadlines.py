@@ -60,15 +60,11 @@ class Deadlines:
 
 @attrs.define(eq=False)
 class Deadline:
-    """One deadline.
-
-    Attributes:
-        passed: whether it passed since it was last set or cleared.
-    """
+    """A time that may pass."""
 
     _watch: Deadlines
     _on_passed: Callable[[], None] | None
-    passed: bool = attrs.field(init=False, default=False)
+    passed: bool = attrs.field(init=False, default=False)  # whether it did, since it was set or cleared
     _due: float = attrs.field(init=False, default=math.inf)
     _looked_at: float = attrs.field(init=False, default=math.inf)  # when the watch looks next; never later than due
 

@@ -30,42 +30,28 @@ __all__ = ["Exchange", "Forms", "SessionDelete", "SessionGet"]
 
 @attrs.frozen
 class Forms:
-    """The forms in which a POST may be answered, as its headers and our settings say.
+    """The forms in which a POST may be answered, as its headers and our settings say."""
 
-    Attributes:
-        events: whether the client takes a stream of events.
-        may_stream: whether the response may become one.
-        as_event: whether an answer with nothing before it is an event, too.
-    """
-
-    events: bool
-    may_stream: bool
-    as_event: bool
+    events: bool  # whether the client takes a stream of events
+    may_stream: bool  # whether the response may become one
+    as_event: bool  # whether an answer with nothing before it is an event, too
 
 
 @attrs.define(eq=False)
 class Exchange(Handler, StreamSink):
-    """A POST and its answer: its `Handler`, then the `Sink` and `Origin` of all that belongs to its request.
-
-    Attributes:
-        headers: of every response to it.
-        plan: what is done with it, once its message is there.
-        session: the legacy session it came in for, or None.
-        own: the session that was made for this exchange alone, or None; forgotten when it has ended.
-        awaited: requests in the body that are not answered yet.
-        at_rest: whether nothing is owed: its message is not there yet, or its response has ended.
-    """
+    """A POST and its answer: its `Handler`, then the `Sink` and `Origin` of all that belongs to its request."""
 
     shared: Shared
     head: Head
     principal: str | None
     forms: Forms
-    headers: tuple[tuple[str, str], ...] = ()
-    plan: PostPlan = attrs.field(init=False)
-    session: HttpSession | None = attrs.field(init=False, default=None)
+    headers: tuple[tuple[str, str], ...] = ()  # of every response to it
+    plan: PostPlan = attrs.field(init=False)  # once its message is there
+    session: HttpSession | None = attrs.field(init=False, default=None)  # the legacy session it came in for
+    # The session made for it alone, until that has ended.
     own: PushedSession | None = attrs.field(init=False, default=None)
-    awaited: int = attrs.field(init=False, default=0)
-    at_rest: bool = attrs.field(init=False, default=True)
+    awaited: int = attrs.field(init=False, default=0)  # requests in the body that are not answered yet
+    at_rest: bool = attrs.field(init=False, default=True)  # nothing is owed: not asked yet, or answered
     _reply: HttpReply | None = attrs.field(init=False, default=None)  # forgotten when nothing more is owed
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _gone: bool = attrs.field(init=False, default=False)

@@ -35,22 +35,13 @@ Place: TypeAlias = Literal["brief", "assumed", "new", "known"]
 
 @attrs.frozen
 class PostPlan:
-    """What is done with a POST.
+    """What is done with a POST."""
 
-    Attributes:
-        place: in which session.
-        awaited: how many requests are in the body.
-        statuses: whether errors have the HTTP status of the specification's table: since 2026-07-28, and where the body
-            may be no message.
-        always_streams: whether it is always answered as an event stream (`subscriptions/listen`).
-        revision: what an assumed handshake agreed on, or None if the message itself is one.
-    """
-
-    place: Place
-    awaited: int = 0
-    statuses: bool = False
-    always_streams: bool = False
-    revision: Revision | None = None
+    place: Place  # in which session
+    awaited: int = 0  # how many requests are in the body
+    statuses: bool = False  # whether errors have the HTTP status of the specification's table
+    always_streams: bool = False  # whether even without a question or notice (`subscriptions/listen`)
+    revision: Revision | None = None  # what an assumed handshake agreed on; None if the message is one
 
 
 _plan = lru_cache(maxsize=64)(PostPlan)  # there are few
@@ -59,17 +50,11 @@ _NEW: Final = PostPlan("new", awaited=1)
 
 @attrs.frozen
 class Routing:
-    """Decides what is done with each POST of one face.
+    """Decides what is done with each POST of one face."""
 
-    Args:
-        modern: the revisions served in which each POST is on its own.
-        legacy: those with sessions.
-        stateless: whether legacy clients get no session.
-    """
-
-    modern: frozenset[Revision]
-    legacy: frozenset[Revision]
-    stateless: bool
+    modern: frozenset[Revision]  # the revisions served in which each POST is on its own
+    legacy: frozenset[Revision]  # those with sessions
+    stateless: bool  # whether legacy clients get no session
 
     @classmethod
     def of(cls, revisions: Iterable[Revision], *, stateless: bool) -> Routing:
@@ -86,11 +71,7 @@ class Routing:
     def route(self, head: Head, message: Message, principal: str | None, *, events: bool) -> PostPlan | HttpResponse:
         """Return what to do with a POST, or the answer that refuses it. Only the security log is told.
 
-        Args:
-            head: the request's.
-            message: its body.
-            principal: who asks, for the security log.
-            events: whether the client takes a stream of events.
+        `events` says whether the client takes a stream of events; `principal` is for the log.
         """
         version, id = head.headers.get("mcp-protocol-version"), head.headers.get("mcp-session-id")
         if self._is_modern(message, version, id):

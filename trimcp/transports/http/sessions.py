@@ -46,28 +46,18 @@ class HttpSession(StreamSink):
 
     Such messages go to the stream of a GET. While nobody reads one, lists that changed and resources that were updated
     are kept, the latest of each; other notices are dropped and counted, unless a client can come back for them.
-
-    Attributes:
-        owner: in whose share of the table it is.
-        id: what the client sends in `Mcp-Session-Id`; secret.
-        fresh: whether nothing was ever asked in it, and nobody ever listened to it.
-        holding: counts what it makes us keep.
-        events: keeps its events for a client that comes back, or None.
-        pushed: the session itself.
-        used: when it was last used, on Trio's clock.
-        streams: those that have not ended, by number, if a client can come back for them.
     """
 
     shared: Shared
     principal: str | None
-    owner: str
-    id: str = attrs.field(init=False, factory=new_session_id)
-    fresh: bool = attrs.field(init=False, default=True)
+    owner: str  # in whose share of the table it is
+    id: str = attrs.field(init=False, factory=new_session_id)  # the secret in `Mcp-Session-Id`
+    fresh: bool = attrs.field(init=False, default=True)  # nothing was asked or listened to
     holding: Holding = attrs.field(init=False)
-    events: SessionEvents | None = attrs.field(init=False, default=None)
+    events: SessionEvents | None = attrs.field(init=False, default=None)  # kept for clients that come back
     pushed: PushedSession = attrs.field(init=False)
-    used: float = attrs.field(init=False, factory=trio.current_time)
-    streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)
+    used: float = attrs.field(init=False, factory=trio.current_time)  # when last, on Trio's clock
+    streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)  # those that have not ended
     _ended: dict[int, float] = attrs.field(init=False, factory=dict)
     _unread: dict[int, None] = attrs.field(init=False, factory=dict)
     _number: int = attrs.field(init=False, default=0)
@@ -228,35 +218,19 @@ class HttpSession(StreamSink):
 
 @attrs.define(eq=False)
 class Shared:
-    """What all requests of one face share.
-
-    Args:
-        service: what is served.
-        settings: how.
-
-    Attributes:
-        budget: counts what all peers make us keep.
-        events: keeps events for clients that come back, or None.
-        deadlines: the clock; somebody runs it.
-        silent: exchanges that are not answered yet and shall not be silent for too long.
-        open_streams: the streams that are being read.
-        sessions: of Streamable HTTP, until 2025-11-25.
-        routing: says what to do with a POST.
-        exchanges: POSTs that are not answered yet.
-        draining: whether no more work is taken.
-    """
+    """What all requests of one face share."""
 
     service: Service
     settings: HttpSettings
     budget: Budget = attrs.field(init=False)
-    events: EventStore | None = attrs.field(init=False)
-    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)
-    silent: DeadlineQueue = attrs.field(init=False)
-    open_streams: OpenStreams = attrs.field(init=False)
-    sessions: Table[HttpSession] = attrs.field(init=False)
+    events: EventStore | None = attrs.field(init=False)  # kept for clients that come back
+    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # the clock; somebody runs it
+    silent: DeadlineQueue = attrs.field(init=False)  # exchanges that owe an answer and shall not be silent for long
+    open_streams: OpenStreams = attrs.field(init=False)  # the ones that are being read
+    sessions: Table[HttpSession] = attrs.field(init=False)  # of Streamable HTTP, until 2025-11-25
     routing: Routing = attrs.field(init=False)
-    exchanges: int = attrs.field(init=False, default=0)
-    draining: bool = attrs.field(init=False, default=False)
+    exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
+    draining: bool = attrs.field(init=False, default=False)  # whether no more work is taken
     _tracer: Tracer | None = attrs.field(init=False)
     _sweep: Deadline = attrs.field(init=False)
 

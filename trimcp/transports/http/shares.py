@@ -142,19 +142,12 @@ class Shares(Generic[T]):
 
 
 class Tabled(Protocol):
-    """What a client holds open and names by an id.
+    """What a client holds open and names by an id."""
 
-    Attributes:
-        id: what the client sends to name it; secret.
-        principal: whose it is.
-        owner: in whose share of the table it is.
-        fresh: whether it was never used.
-    """
-
-    id: str
-    principal: str | None
-    owner: str
-    fresh: bool
+    id: str  # what the client sends to name it; secret
+    principal: str | None  # whose it is
+    owner: str  # in whose share of the table it is
+    fresh: bool  # whether it was never used
 
     @property
     def idle(self) -> bool:
@@ -170,15 +163,10 @@ S = TypeVar("S", bound=Tabled)
 
 @attrs.define(eq=False)
 class Table(Generic[S]):
-    """What clients hold open at a face, by id: so much, and when all of it is taken, `Shares` says what gives way.
+    """What clients hold open at a face, by id: so much, and when all of it is taken, `Shares` says what gives way."""
 
-    Args:
-        what: what one is called in the security log.
-        most: how many there may be.
-    """
-
-    what: str
-    most: int
+    what: str  # what one is called in the security log
+    most: int  # how many there may be
     _found: dict[str, S] = attrs.field(init=False, factory=dict)
     _shares: Shares[S] = attrs.field(init=False, factory=lambda: Shares(lambda item: item.idle))
 

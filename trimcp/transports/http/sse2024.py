@@ -34,11 +34,7 @@ _ESCAPED: Final = re.compile(r"[%&+]")
 
 @attrs.define(eq=False)
 class Sse2024:
-    """Admits requests to the two paths of HTTP+SSE, and knows the streams that are open.
-
-    Attributes:
-        streams: those that are open, by the id in the address to post to.
-    """
+    """Admits requests to the two paths of HTTP+SSE, and knows the streams that are open."""
 
     shared: Shared
     streams: Table[LegacyStream] = attrs.field(init=False)
@@ -47,13 +43,7 @@ class Sse2024:
         self.streams = Table("event stream", self.shared.settings.max_sessions)
 
     def admit(self, head: Head, principal: str | None, headers: tuple[tuple[str, str], ...]) -> Admitted:
-        """Return what answers a request to one of the paths, or why it is refused.
-
-        Args:
-            head: the request's.
-            principal: who asks.
-            headers: of the response, beside its own.
-        """
+        """Return what answers a request to one of the paths, or why it is refused; `headers` are for each response."""
         wanted = "GET" if head.path == self.shared.settings.sse_path else "POST"
         if head.method != wanted:
             return refusal(405, f"{head.method[:20]!r} is no method of this endpoint", ("Allow", wanted))
@@ -79,12 +69,7 @@ class Sse2024:
 
 @attrs.define(eq=False)
 class LegacyStream(Handler, StreamSink):
-    """A GET: one session for as long as it is read, and the session's `Sink`.
-
-    Attributes:
-        id: what stands for it in the address to post to; secret. See `Tabled`.
-        session: the session itself.
-    """
+    """A GET: one session for as long as it is read, and the session's `Sink`."""
 
     shared: Shared
     table: Table[LegacyStream]
@@ -93,7 +78,7 @@ class LegacyStream(Handler, StreamSink):
     owner: str
     headers: tuple[tuple[str, str], ...] = ()
     fresh: bool = attrs.field(init=False, default=True)
-    id: str = attrs.field(init=False, factory=new_session_id)
+    id: str = attrs.field(init=False, factory=new_session_id)  # in the address to post to; secret
     session: PushedSession = attrs.field(init=False)
     _stream: EventStream = attrs.field(init=False)
 

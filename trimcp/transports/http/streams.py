@@ -66,19 +66,12 @@ class SessionEvents:
 
 @attrs.define(eq=False)
 class OpenStreams:
-    """Makes the event streams of a face, and writes comments on those that are read and silent, so that they live.
-
-    Args:
-        deadlines: the clock.
-        keep_alive: seconds of silence on a stream, at most.
-        bound: bytes that may wait for one reader before senders do.
-        tracer: is shown every message, or None.
-    """
+    """Those that are being read: it writes comments on the silent ones, so that they live."""
 
     deadlines: Deadlines
-    keep_alive: float
-    bound: int
-    tracer: Tracer | None = None
+    keep_alive: float  # seconds of silence on a stream, at most
+    bound: int  # bytes that may wait for one reader before senders do
+    tracer: Tracer | None = None  # is shown every message
     _read: dict[EventStream, None] = attrs.field(init=False, factory=dict)
     _deadline: Deadline = attrs.field(init=False)
 
@@ -108,29 +101,16 @@ class OpenStreams:
 
 @attrs.define(eq=False)
 class EventStream:
-    """One stream of events.
-
-    Args:
-        open_streams: those of its face, among which it is while somebody reads it.
-        events: keeps its events, or None: then events have no ids, and what nobody reads is lost.
-        number: its own among the streams of its session.
-        event: the type every event names, or None for none (2024-11-05 wants "message").
-        counts: where it is counted what gave way because the reader was slow or gone; its session's.
-
-    Attributes:
-        reply: what carries it to its reader now, or None.
-        ended: whether its last event was written.
-        written: whether anything was since the last `keep_alive`.
-    """
+    """One stream of events. Without `events` they have no ids, and what nobody reads is lost."""
 
     open_streams: OpenStreams
-    events: SessionEvents | None = None
-    number: int = 0
-    event: str | None = None
-    counts: LaneCounts | None = None
-    reply: HttpReply | None = attrs.field(init=False, default=None)
-    ended: bool = attrs.field(init=False, default=False)
-    written: bool = attrs.field(init=False, default=True)
+    events: SessionEvents | None = None  # keeps them
+    number: int = 0  # among the streams of its session
+    event: str | None = None  # the type each names; 2024-11-05 wants "message"
+    counts: LaneCounts | None = None  # of what gave way because the reader was slow or gone
+    reply: HttpReply | None = attrs.field(init=False, default=None)  # what carries it to its reader now
+    ended: bool = attrs.field(init=False, default=False)  # whether its last event was written
+    written: bool = attrs.field(init=False, default=True)  # whether anything was since `keep_alive`
     _seq: int = attrs.field(init=False, default=0)
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
 

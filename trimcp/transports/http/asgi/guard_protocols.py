@@ -112,20 +112,13 @@ _POLICY: Final = 1008
 
 
 class LimitedMessage(WebsocketBuffer):
-    """A message as far as it arrived, which stops growing once it is too large. Counts bytes, not characters.
+    """A message as far as it arrived, which stops growing once it is too large. Counts bytes, not characters."""
 
-    Attributes:
-        refusals: how often something was too large.
-        due: when it has to be whole; infinity while none has begun.
-        watch: cancelled when there is nothing to wait for.
-        amount: counts it.
-    """
-
-    refusals: int = 0
+    refusals: int = 0  # how often something was too large
     length: int
     value: Any
-    due: float = math.inf
-    watch: trio.CancelScope | None = None
+    due: float = math.inf  # when it has to be whole; infinity while none has begun
+    watch: trio.CancelScope | None = None  # cancelled when there is nothing to wait for
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length)
@@ -157,13 +150,9 @@ class LimitedMessage(WebsocketBuffer):
 
 
 class _ReportingConnection(wsproto.connection.Connection):
-    """Reports what cannot be read as a Close of the peer's that wants an answer: then Hypercorn says what was wrong.
+    """Reports what cannot be read as a Close of the peer's that wants an answer: then Hypercorn says what was wrong."""
 
-    Attributes:
-        behind: there may be more frames than were looked at.
-    """
-
-    behind: bool = False
+    behind: bool = False  # there may be more frames than were looked at
 
     def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # theirs is no wider in fact
         self.behind = False

@@ -368,16 +368,12 @@ class _GuardedStream:
     """A connection whose writes come to an end.
 
     It offers what Hypercorn asks of a stream: also whether it is TLS, which Hypercorn learns from missing attributes.
-
-    Attributes:
-        owner: in whose share of all connections it is.
-        server: Hypercorn's side of the connection.
     """
 
     _stream: Any
     _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
-    owner: str = NOWHERE_KNOWN
-    server: Any = None
+    owner: str = NOWHERE_KNOWN  # in whose share of all connections it is
+    server: Any = None  # Hypercorn's side of the connection
 
     @property
     def idle(self) -> bool:

@@ -179,16 +179,11 @@ async def _end(config: GuardedConfig, ending: trio.Event, grace: float) -> None:
 
 @attrs.define(eq=False)
 class _Watched:
-    """An application that ends its server when it fails; Hypercorn would go on without it.
-
-    Attributes:
-        ending: set when the server has to end.
-        failure: what the application failed with while it was running.
-    """
+    """An application that ends its server when it fails; Hypercorn would go on without it."""
 
     app: AsgiApplication
-    ending: trio.Event = attrs.field(init=False, factory=trio.Event)
-    failure: Exception | None = attrs.field(init=False, default=None)
+    ending: trio.Event = attrs.field(init=False, factory=trio.Event)  # the server has to end
+    failure: Exception | None = attrs.field(init=False, default=None)  # what it failed with
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

@@ -247,31 +247,17 @@ class HttpCall:
 
 @attrs.define(eq=False)
 class AsgiReply:
-    """An `HttpReply` whose bytes are taken by a pump.
+    """An `HttpReply` whose bytes are taken by a pump."""
 
-    Args:
-        low_water: bytes that may still wait when whoever waits for room goes on.
-        amount: counts what waits.
-        handler: who answers, or None if we do.
-
-    Attributes:
-        head: the response as the face began it, or None until then.
-        length: bytes of the whole body if it is known, else None.
-        finished: whether the face has said everything.
-        aborted: whether the face wants the connection cut.
-        lost: whether the client left before the end.
-        waiting: bytes written that the server has not taken yet.
-    """
-
-    low_water: int
-    amount: Amount = attrs.field(factory=Amount)
-    handler: Handler | None = None
-    head: HttpResponse | None = attrs.field(init=False, default=None)
-    length: int | None = attrs.field(init=False, default=None)
-    finished: bool = attrs.field(init=False, default=False)
-    aborted: bool = attrs.field(init=False, default=False)
-    lost: bool = attrs.field(init=False, default=False)
-    waiting: int = attrs.field(init=False, default=0)
+    low_water: int  # bytes that may still wait when whoever waits for room goes on
+    amount: Amount = attrs.field(factory=Amount)  # counts what waits
+    handler: Handler | None = None  # None if we answer
+    head: HttpResponse | None = attrs.field(init=False, default=None)  # once it was begun
+    length: int | None = attrs.field(init=False, default=None)  # of the whole body, if known
+    finished: bool = attrs.field(init=False, default=False)  # everything was written
+    aborted: bool = attrs.field(init=False, default=False)  # the connection is to be cut
+    lost: bool = attrs.field(init=False, default=False)  # the client left before the end
+    waiting: int = attrs.field(init=False, default=0)  # bytes that the server has not taken
     _chunks: deque[bytes] = attrs.field(init=False, factory=deque)
     _offset: int = attrs.field(init=False, default=0)
     _pump: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)

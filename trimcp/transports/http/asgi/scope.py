@@ -42,9 +42,7 @@ def plain(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
 def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
     """Return the head of the request that an `http` or `websocket` scope describes, or its refusal.
 
-    Args:
-        scope: as the server gave it.
-        root: the prefix under which the face is mounted, where the scope's `root_path` does not tell.
+    `root` is the prefix under which the face is mounted, where the scope's `root_path` does not tell.
     """
     headers = _headers(scope["headers"])
     authority = headers.pop(":authority", None)

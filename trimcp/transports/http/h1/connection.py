@@ -41,21 +41,13 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @attrs.define(eq=False)
 class Hosting:
-    """What the connections of a listener share.
-
-    Attributes:
-        face: what is served.
-        limits: what a client may cost.
-        nursery: runs connections, and the tasks that write what a socket did not take at once.
-        upgrade_websocket: serves a WebSocket, or None to refuse them.
-        draining: whether connections end with the response under way.
-    """
+    """What the connections of a listener share."""
 
     face: Face
     limits: HttpLimits
-    nursery: trio.Nursery
-    upgrade_websocket: UpgradeWebSocket | None = None
-    draining: bool = False
+    nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not take at once
+    upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
+    draining: bool = False  # whether connections end with the response under way
 
 
 def _tell(refusal: RequestRefused, peer: str) -> None:

@@ -69,21 +69,13 @@ class RequestRefused(Exception):
 
 @attrs.define(eq=False)
 class H1Request:
-    """A request whose head is complete.
-
-    Attributes:
-        head: what the face sees.
-        length: bytes of its body; None if only its end tells.
-        http10: whether it is in HTTP/1.0, whose clients know no chunks.
-        keep_alive: whether the client wants to go on using the connection.
-        expects: whether it waits for "100 Continue" before it sends the body.
-    """
+    """A request whose head is complete."""
 
     head: Head
-    length: int | None
-    http10: bool
-    keep_alive: bool
-    expects: bool
+    length: int | None  # bytes of its body; None if only its end tells
+    http10: bool  # its clients know no chunks
+    keep_alive: bool  # whether the client wants to go on using the connection
+    expects: bool  # whether it waits for "100 Continue" before it sends the body
 
 
 @attrs.define(eq=False)

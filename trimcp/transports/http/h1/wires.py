@@ -109,11 +109,7 @@ class Wire(ABC):
 
 
 class SocketWire(Wire):
-    """A connected TCP or Unix stream socket.
-
-    Args:
-        sock: owned from here on; made non-blocking.
-    """
+    """A connected TCP or Unix stream socket, owned from here on and made non-blocking."""
 
     __slots__ = ("_fd", "_reading", "_sock")
 
@@ -194,11 +190,7 @@ class SocketWire(Wire):
 
 
 class StreamWire(Wire):
-    """Any Trio stream. It takes nothing at once, so every response costs a task: for TLS and for tests.
-
-    Args:
-        stream: owned from here on.
-    """
+    """Any Trio stream, owned from here on. It takes nothing at once, so each response costs a task: for TLS and tests."""
 
     __slots__ = ("_heard", "_stream")
 
@@ -280,15 +272,7 @@ def _without_timeout(stream: trio.abc.Stream) -> trio.abc.Stream:
 
 
 class PrefixedStream(trio.abc.Stream):
-    """A stream of which the beginning was read already and is to be read once more.
-
-    Args:
-        prefix: what is received first.
-        stream: the rest, closed with this.
-
-    Attributes:
-        transport_stream: the rest.
-    """
+    """A stream of which the beginning, `prefix`, was read already and is to be read once more. Closes the other."""
 
     def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
         self._prefix = prefix

@@ -59,31 +59,17 @@ class _Connection(Protocol):
 
 @attrs.define(eq=False)
 class H1Writer:
-    """Writes to one wire.
+    """Writes to one wire."""
 
-    Args:
-        owner: told what happens. Forgotten by `close`.
-        wire: where to.
-        nursery: outlives the connection; a task runs in it while something waits.
-        deadlines: watch over a peer that reads nothing.
-        limits: `stall_timeout` and `low_water`.
-        amount: counts what waits for the peer.
-
-    Attributes:
-        stalled: whether it broke because the peer read nothing for too long.
-        broken: whether what is written goes nowhere: the peer is gone, reads nothing, or this was closed.
-        undelivered: bytes that waited when it broke.
-    """
-
-    _owner: _Connection | None
+    _owner: _Connection | None  # forgotten by `close`
     _wire: Wire
-    _nursery: trio.Nursery
-    _deadlines: Deadlines
+    _nursery: trio.Nursery  # outlives the connection; a task runs in it while something waits
+    _deadlines: Deadlines  # watch over a peer that reads nothing
     _limits: HttpLimits
-    _amount: Amount = attrs.field(factory=Amount)
-    stalled: bool = attrs.field(init=False, default=False)
-    broken: bool = attrs.field(init=False, default=False)
-    undelivered: int = attrs.field(init=False, default=0)
+    _amount: Amount = attrs.field(factory=Amount)  # counts what waits for the peer
+    stalled: bool = attrs.field(init=False, default=False)  # whether it broke because the peer read nothing
+    broken: bool = attrs.field(init=False, default=False)  # whether what is written goes nowhere
+    undelivered: int = attrs.field(init=False, default=0)  # bytes that waited when it broke
     _pending: bytearray = attrs.field(init=False, factory=bytearray)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
@@ -231,12 +217,7 @@ class H1Writer:
 
 
 class H1Reply:
-    """Sends the response to one request; see `trimcp.transports.http.seams.HttpReply`.
-
-    Args:
-        owner: forgotten by `detach`.
-        request: what is answered.
-        handler: what answers it, or None if the host does.
+    """Sends the response to one request; see `HttpReply`. A handler of None is the host's own answer.
 
     Attributes:
         status: of the response, 0 before it began.
@@ -351,12 +332,7 @@ class H1Reply:
 
 
 def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
-    """Return the head of a response.
-
-    Args:
-        status: its status.
-        headers: names and values, as the application gives them.
-        framing: whole lines about the body and the connection.
+    """Return the head of a response; `framing` are whole lines about the body and the connection.
 
     Raises:
         ValueError: a name or a value contains what cannot stand in a line.
