@@ -18,8 +18,8 @@ from trimcp.server.server import Server
 from trimcp.session.limits import Limits, Quota
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer
-from trimcp.transports.http.events.sqlite import SqliteEvents
-from trimcp.transports.http.events.store import MemoryEvents
+from trimcp.transports.http.events import MemoryEvents
+from trimcp.transports.http.events_sqlite import SqliteEvents
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.stdio.ending import ShutdownTimes

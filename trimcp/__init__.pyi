@@ -70,9 +70,9 @@ from trimcp.transports.http.access import JsonFormatter as JsonFormatter
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn as serve_hypercorn
 from trimcp.transports.http.client.policy import Timeouts as HttpTimeouts
 from trimcp.transports.http.client.target import HttpServer as HttpServer
-from trimcp.transports.http.events.sqlite import SqliteEvents as SqliteEvents
-from trimcp.transports.http.events.store import EventStore as EventStore
-from trimcp.transports.http.events.store import MemoryEvents as MemoryEvents
+from trimcp.transports.http.events import EventStore as EventStore
+from trimcp.transports.http.events import MemoryEvents as MemoryEvents
+from trimcp.transports.http.events_sqlite import SqliteEvents as SqliteEvents
 from trimcp.transports.http.identity import Principal as Principal
 from trimcp.transports.http.identity import Refused as Refused
 from trimcp.transports.http.identity import bearer_tokens as bearer_tokens

@@ -18,7 +18,7 @@ import trio
 import trimcp
 import trimcp.net
 from tests.hostile.server_for_attack import give_back, make_server
-from trimcp.transports.http.events.store import MemoryEvents
+from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.face import HttpFace
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.seams import Head, HttpResponse

@@ -22,7 +22,7 @@ from tests.transports.http.asgi_support import (
 )
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
-from trimcp.transports.http.asgi.scope import HUNG_UP
+from trimcp.transports.http.asgi.request import HUNG_UP
 from trimcp.transports.http.asgi.websocket import AsgiWebSocket
 from trimcp.transports.http.seams import HttpResponse
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request

@@ -13,7 +13,7 @@ from tests.transports.http.face import LEGACY, Answer, Visitor, visiting
 from tests.transports.http.test_exchange import make_server
 from trimcp.errors import LocalError
 from trimcp.session.context import Context
-from trimcp.transports.http.events.store import MemoryEvents
+from trimcp.transports.http.events import MemoryEvents
 from trimcp.transports.http.identity import Identity, Principal, Refused
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpSettings

@@ -19,7 +19,7 @@ from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
-from trimcp.transports.http.events.store import EventStore, MemoryEvents, event_id, parse_event_id
+from trimcp.transports.http.events import EventStore, MemoryEvents, event_id, parse_event_id
 from trimcp.transports.http.routing import Routing
 from trimcp.transports.http.seams import Head, HttpReply, HttpResponse, PushedSession, Service, refusal
 from trimcp.transports.http.settings import HttpSettings

@@ -9,7 +9,7 @@ import attrs
 
 from trimcp.bounds import checked
 from trimcp.transports.http.access import AccessLog
-from trimcp.transports.http.events.store import EventStore
+from trimcp.transports.http.events import EventStore
 from trimcp.transports.http.identity import Authenticate
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.seams import Admitted, Head, HttpResponse

@@ -17,7 +17,7 @@ from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.framing.sse import COMMENT, encode_event
 from trimcp.transports.http.deadlines import Deadline, Deadlines
-from trimcp.transports.http.events.store import OVERHEAD, EventStore, event_id
+from trimcp.transports.http.events import OVERHEAD, EventStore, event_id
 from trimcp.transports.http.seams import HttpReply, HttpResponse
 from trimcp.transports.trace import Tracer
 

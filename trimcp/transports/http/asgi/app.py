@@ -16,8 +16,7 @@ import attrs
 import trio
 
 from trimcp.budget import Budget, Holding, owner_of
-from trimcp.transports.http.asgi.request import HttpCall
-from trimcp.transports.http.asgi.scope import Receive, Scope, Send, plain, read_head
+from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.seams import Face, Head, HttpResponse

@@ -45,7 +45,7 @@ from trimcp.channel import PeerProgress
 from trimcp.nurseries import sole
 from trimcp.security import security_event
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
-from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES
+from trimcp.transports.http.asgi.request import HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits

@@ -23,7 +23,7 @@ import trio
 from trimcp.channel import SERVER_MAX_MESSAGE, require_trio
 from trimcp.errors import LocalError
 from trimcp.nurseries import parted, sole
-from trimcp.transports.http.asgi.scope import AsgiEvent, Receive, Scope, Send
+from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.settings import HttpLimits
 
 if TYPE_CHECKING:

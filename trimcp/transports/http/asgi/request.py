@@ -1,15 +1,19 @@
-"""One HTTP request under an ASGI server, from its head to the end of its response.
+"""One HTTP request under an ASGI server, from its scope to the end of its response.
 
-The call only pumps bytes. The work happens where the face runs it, so a server that shields its `send` from
-cancellation holds nobody but this pump.
+A scope has its quirks: prefixes that servers and routers tell in different ways, headers as pairs of bytes. A call only
+pumps bytes. The work happens where the face runs it, so a server that shields its `send` from cancellation holds nobody
+but this pump. (ASGI specification, "HTTP & WebSocket ASGI Message Format".)
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
 from collections import deque
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
 
 import attrs
 import trio
@@ -18,11 +22,39 @@ from trimcp.budget import LARGE, Amount, Holding
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.asgi.scope import AsgiEvent, Receive, Send, plain
 from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = ["AsgiReply", "HttpCall", "SendTimer", "response_start"]
+__all__ = [
+    "HUNG_UP",
+    "MESSAGES",
+    "AsgiEvent",
+    "AsgiReply",
+    "HttpCall",
+    "Receive",
+    "Scope",
+    "Send",
+    "SendTimer",
+    "plain",
+    "read_head",
+    "response_start",
+]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+"""What the server knows when it calls the application."""
+
+AsgiEvent: TypeAlias = MutableMapping[str, Any]
+"""What server and application tell each other during a call."""
+
+Receive: TypeAlias = Callable[[], Awaitable[AsgiEvent]]
+Send: TypeAlias = Callable[[AsgiEvent], Awaitable[None]]
+
+HUNG_UP: Final = "trimcp.hung_up"
+"""The extension of a `websocket` scope that waits until the peer is gone, whatever of it was not received yet."""
+
+MESSAGES: Final = "trimcp.messages"
+"""The extension of a `websocket` scope that is told, before the first message, how large one may be, and what counts
+the beginning of one (a `Holding`)."""
 
 _BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
@@ -30,6 +62,11 @@ _MAX_DIGITS: Final = 18
 _NEARLY: Final = 0.9
 
 _log = logging.getLogger("trimcp.http")
+
+
+def plain(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
+    """Return a response of one line of text: a host's own words, before any face was asked."""
+    return HttpResponse(status, (("Content-Type", "text/plain; charset=utf-8"), *headers), f"{text}\n".encode())
 
 
 def response_start(kind: str, response: HttpResponse, length: int | None) -> AsgiEvent:
@@ -364,3 +401,71 @@ class AsgiReply:
         self.amount.set(0)
         self._pump.unpark_all()
         self._writers.unpark_all()
+
+
+def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
+    """Return the head of the request that an `http` or `websocket` scope describes, or its refusal.
+
+    `root` is the prefix under which the face is mounted, where the scope's `root_path` does not tell.
+    """
+    headers = _headers(scope["headers"])
+    authority = headers.pop(":authority", None)
+    hosts = headers.pop("host", None) or authority or []
+    # Two are how a request is smuggled past a check of one of them; a server may have joined them already.
+    if len(hosts) != 1 or not hosts[0] or "," in hosts[0]:
+        return plain(400, "a request needs exactly one Host")
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # Whoever stands before the server may have taken the other one, and what follows for a part of this body.
+        refusal = plain(400, "the body is delimited in no way that everybody reads alike")
+        return attrs.evolve(refusal, headers=(*refusal.headers, ("Connection", "close")))
+    joined = {name: ", ".join(values) for name, values in headers.items() if name[:1] != ":"}
+    joined["host"] = hosts[0]
+    root = (scope.get("root_path") or root).rstrip("/")
+    return Head(
+        method=scope.get("method", "GET"),
+        path=_below(root, scope),
+        query=scope.get("query_string", b"").decode("latin-1"),
+        headers=joined,
+        peer=_peer(scope.get("client")),
+        loopback=_is_loopback(scope.get("server")),
+        secure=scope.get("scheme") in ("https", "wss"),
+        root=root,
+        websocket=scope["type"] == "websocket",
+    )
+
+
+def _headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1").strip(" \t"))
+    return found
+
+
+def _below(root: str, scope: Scope) -> str:
+    """Return the path below the prefix: some routers cut it off, others leave it and only tell `root_path`."""
+    path: str = scope["path"]
+    if not root or not (path == root or path.startswith(f"{root}/")):
+        return path or "/"
+    raw = scope.get("raw_path")
+    if raw and unquote(raw.decode("latin-1").partition("?")[0]) == root + path:
+        return path  # what is cut off already may look as if it were not: /mcp below /mcp
+    return path[len(root) :] or "/"
+
+
+def _peer(client: tuple[str, int | None] | None) -> str:
+    if client is None or client[1] is None:
+        return "unix"
+    host, port = client
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_loopback(server: tuple[str, int | None] | None) -> bool:
+    """Tell whether a request came in over loopback; when in doubt it did, because that is checked more strictly."""
+    if server is None or server[1] is None:
+        return True
+    try:
+        address = ipaddress.ip_address(server[0])
+    except ValueError:
+        return True
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback

@@ -15,8 +15,17 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
-from trimcp.transports.http.asgi.request import SendTimer, response_start
-from trimcp.transports.http.asgi.scope import HUNG_UP, MESSAGES, AsgiEvent, Receive, Scope, Send, plain
+from trimcp.transports.http.asgi.request import (
+    HUNG_UP,
+    MESSAGES,
+    AsgiEvent,
+    Receive,
+    Scope,
+    Send,
+    SendTimer,
+    plain,
+    response_start,
+)
 from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
 from trimcp.wire.jsonrpc import parse
 

@@ -190,7 +190,7 @@ class SocketWire(Wire):
 
 
 class StreamWire(Wire):
-    """Any Trio stream, owned from here on. It takes nothing at once, so each response costs a task: for TLS and tests."""
+    """A Trio stream, owned from here on. It takes nothing at once, so each response costs a task. For TLS and tests."""
 
     __slots__ = ("_heard", "_stream")
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from trimcp.transports.http.events.store import OVERHEAD, BoundedEvents, Entry
+from trimcp.transports.http.events import OVERHEAD, BoundedEvents, Entry
 
 __all__ = ["SqliteEvents"]
 
