@@ -15,7 +15,7 @@ def rounds(*pairs: tuple[int, int]) -> list[Pair]:
 
 
 def test_ratios_are_of_one_round_each() -> None:
-    found = {each.name: each for each in ratios(rounds((300, 100), (400, 200), (1000, 250)))}
+    found = {each.figure.name: each for each in ratios(rounds((300, 100), (400, 200), (1000, 250)))}
     rate = found["per_second"]
     assert (rate.first, rate.second) == ("200", "100")
     assert (rate.median, rate.low, rate.high) == (3.0, 2.0, 4.0), "not the ratio of the medians, which is 2"
@@ -26,9 +26,9 @@ def test_ratios_are_of_one_round_each() -> None:
 
 def test_what_is_not_known_of_both_has_no_ratio() -> None:
     pairs = [(a_report(), a_report(cost=None))]
-    assert [each.name for each in ratios(pairs)] == ["per_second", "p50", "p99"]
+    assert [each.figure.name for each in ratios(pairs)] == ["per_second", "p50", "p99"]
     one_round_without = [*rounds((1, 1)), (a_report(), a_report(calls=0))]
-    assert "per_second" not in [each.name for each in ratios(one_round_without)]
+    assert "per_second" not in [each.figure.name for each in ratios(one_round_without)]
 
 
 def test_the_table_has_both_and_says_what_is_not_clear() -> None:

@@ -67,7 +67,7 @@ def test_plot_and_table_have_the_same_percentiles(tmp_path: Path) -> None:
     theirs = [a_report(milliseconds=each) for each in (4.0, 5.0, 600.0)]
     draw(str(file), "echo", [Curve("the one", ours), Curve("the other", theirs)])
     pairs = list(zip(ours, theirs, strict=True))
-    table = {each.name: each for each in ratios(pairs)}
+    table = {each.figure.name: each for each in ratios(pairs)}
     shown = texts_of(file)
     for name in ("p50", "p99"):
         assert {f"{name} {table[name].first}", f"{name} {table[name].second}"} <= set(shown)

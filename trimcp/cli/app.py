@@ -7,15 +7,15 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from trimcp.cli.bench_options import BENCH_SECTIONS, BenchOptions, bench_options
-from trimcp.cli.conversation import converse, own_version
+from trimcp.cli.conversation import Body, converse, own_version
 from trimcp.cli.exits import (
     BENCH_EXIT_CODES,
     DEMO_EXIT_CODES,
@@ -34,11 +34,10 @@ from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOption
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP
-from trimcp.cli.text import as_json, clean, describe_content, describe_resource
+from trimcp.cli.text import Line, as_json, clean, describe_content, describe_resource
 from trimcp.client.session import ClientSession
 from trimcp.run import run_stdio
 from trimcp.server.server import Server
-from trimcp.wire.content import ResourceContents
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
@@ -115,6 +114,29 @@ def app() -> None:
     """
 
 
+def _talks(name: str | None = None, *, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function that takes a `target` and `options`, and returns what to do with the session."""
+
+    def decorate(function: Callable[..., Body]) -> click.Command:
+        @wraps(function)
+        def command(target: str, options: ConnectOptions, **arguments: Any) -> None:
+            sys.exit(converse(target, options, function(target=target, options=options, **arguments)))
+
+        whole = click.argument("target")(with_options(ConnectOptions)(command))
+        return app.command(name, cls=_Command, epilog=_EPILOG, short_help=short_help)(whole)
+
+    return decorate
+
+
+def _show(screen: Screen, session: ClientSession, options: ConnectOptions, result: Any, lines: Iterable[Line]) -> None:
+    """Print a result, as JSON in the revision's own words or as lines of text."""
+    if options.json:
+        screen.show(as_json(converter_for(session.revision).dump(result)))
+    else:
+        for text, style in lines:
+            screen.show(text, style)
+
+
 @app.command(
     cls=_Command, sections=RUN_SECTIONS, epilog=RUN_EXIT_CODES, short_help="Serve a file or module, here or by network."
 )
@@ -168,10 +190,8 @@ def _load(name: str, gc_threshold: int | None) -> Server[Any]:
     return server
 
 
-@app.command("inspect", cls=_Command, epilog=_EPILOG, short_help="Show what a server offers.")
-@click.argument("target")
-@with_options(ConnectOptions)
-def inspect_(target: str, options: ConnectOptions) -> None:
+@_talks("inspect", short_help="Show what a server offers.")
+def inspect_(target: str, options: ConnectOptions) -> Body:
     """Show what TARGET offers: capabilities, tools and their arguments, resources, prompts.
 
     \b
@@ -191,16 +211,14 @@ def inspect_(target: str, options: ConnectOptions) -> None:
                 screen.show(line, style)
         return 0
 
-    sys.exit(converse(target, options, body))
+    return body
 
 
-@app.command(cls=_Command, epilog=_EPILOG, short_help="Call a tool and print the result.")
-@click.argument("target")
-@with_options(ConnectOptions)
+@_talks(short_help="Call a tool and print the result.")
 @click.argument("tool")
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--arguments", "text", metavar="JSON", help="All arguments as one object; - reads standard input.")
-def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, options: ConnectOptions) -> None:
+def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, options: ConnectOptions) -> Body:
     """Call TOOL of TARGET, with progress and logs as they come, and print the result.
 
     Values are read as the tool's schema says: numbers, true and false, lists and objects as JSON, text as it is.
@@ -223,22 +241,17 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
                 screen.progress(step)
             result = await call.result()
         screen.end_progress()
-        if options.json:
-            screen.show(as_json(converter_for(session.revision).dump(result)))
-        else:
-            show = _show_error if result.is_error is True else screen.show
-            pieces = list(describe_content(result.content))
+        pieces = list(describe_content(result.content))
+        if not pieces and result.structured_content is not ABSENT:
+            pieces = [as_json(result.structured_content)]
+        if result.is_error is True and not options.json:
             for piece in pieces:
-                show(piece)
-            if not pieces and result.structured_content is not ABSENT:
-                show(as_json(result.structured_content))
+                click.echo(piece, err=True)
+        else:
+            _show(screen, session, options, result, ((piece, "") for piece in pieces))
         return TOOL_ERROR if result.is_error is True else 0
 
-    sys.exit(converse(target, options, body))
-
-
-def _show_error(text: str) -> None:
-    click.echo(text, err=True)
+    return body
 
 
 def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, Any]:
@@ -260,11 +273,9 @@ def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-@app.command(cls=_Command, epilog=_EPILOG, short_help="Print what a resource holds.")
-@click.argument("target")
-@with_options(ConnectOptions)
+@_talks(short_help="Print what a resource holds.")
 @click.argument("uri")
-def read(target: str, uri: str, options: ConnectOptions) -> None:
+def read(target: str, uri: str, options: ConnectOptions) -> Body:
     """Print what the resource URI of TARGET holds.
 
     \b
@@ -275,23 +286,16 @@ def read(target: str, uri: str, options: ConnectOptions) -> None:
 
     async def body(session: ClientSession, screen: Screen) -> int:
         result = await session.read_resource(uri)
-        if options.json:
-            screen.show(as_json(converter_for(session.revision).dump(result)))
-        else:
-            contents: list[ResourceContents] = list(result.contents)
-            for each in contents:
-                screen.show(describe_resource(each))
+        _show(screen, session, options, result, ((describe_resource(each), "") for each in result.contents))
         return 0
 
-    sys.exit(converse(target, options, body))
+    return body
 
 
-@app.command(cls=_Command, epilog=_EPILOG, short_help="Print the messages of a prompt.")
-@click.argument("target")
-@with_options(ConnectOptions)
+@_talks(short_help="Print the messages of a prompt.")
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
-def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectOptions) -> None:
+def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectOptions) -> Body:
     """Print the messages of the prompt NAME of TARGET, filled in.
 
     \b
@@ -306,16 +310,14 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectO
 
     async def body(session: ClientSession, screen: Screen) -> int:
         result = await session.get_prompt(name, values)
-        if options.json:
-            screen.show(as_json(converter_for(session.revision).dump(result)))
-        else:
-            for message in result.messages:
-                for piece in describe_content([message.content]):
-                    screen.show(f"{message.role}:", "bold")
-                    screen.show(piece)
+        lines: list[Line] = []
+        for message in result.messages:
+            for piece in describe_content([message.content]):
+                lines += [(f"{message.role}:", "bold"), (piece, "")]
+        _show(screen, session, options, result, lines)
         return 0
 
-    sys.exit(converse(target, options, body))
+    return body
 
 
 @app.command(

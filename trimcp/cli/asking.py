@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import clean, one_line
+from trimcp.cli.text import clean, one_line, range_text
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     BooleanSchema,
@@ -34,10 +34,18 @@ from trimcp.wire.input_requests import (
 
 __all__ = ["Asker", "BadAnswer", "InputEnded", "Terminal", "read_answer"]
 
-_YES: Final = frozenset({"y", "yes", "true", "1", "on"})
-_NO: Final = frozenset({"n", "no", "false", "0", "off"})
+_YES_OR_NO: Final = {
+    **dict.fromkeys(("y", "yes", "true", "1", "on"), True),
+    **dict.fromkeys(("n", "no", "false", "0", "off"), False),
+}
 _LONGEST_ANSWER: Final = 64 * 1024
 _SKIPPED: Final = object()
+_EXAMPLES: Final = {
+    "email": "ada@example.org",
+    "uri": "https://example.org/",
+    "date": "1815-12-10",
+    "date-time": "1815-12-10T09:26:53Z",
+}
 
 
 class BadAnswer(ValueError):
@@ -184,15 +192,23 @@ def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
     """
     match field:
         case BooleanSchema():
-            if typed.lower() in _YES | _NO:
-                return typed.lower() in _YES
-            raise BadAnswer("Type yes or no.")
+            if typed.lower() not in _YES_OR_NO:
+                raise BadAnswer("Type yes or no.")
+            return _YES_OR_NO[typed.lower()]
         case NumberSchema():
             return _number(field, typed)
         case StringSchema():
-            return _text(field, typed)
+            if not _fits(len(typed), field.bounds):
+                raise BadAnswer(f"Type {_bounds_text(field.bounds)} characters.")
+            if field.format:
+                _check_format(field.format, typed)
+            return typed
         case UntitledMultiSelectEnumSchema() | TitledMultiSelectEnumSchema():
-            return _several(field, typed)
+            parts = filter(None, map(str.strip, typed.split(",")))
+            values = list(dict.fromkeys(_choose(field.choices, part) for part in parts))
+            if not _fits(len(values), field.bounds):
+                raise BadAnswer(f"Choose {_bounds_text(field.bounds)}.")
+            return values
     return _choose(field.choices, typed)
 
 
@@ -206,36 +222,12 @@ def _number(field: NumberSchema, typed: str) -> int | float:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _text(field: StringSchema, typed: str) -> str:
-    if not _fits(len(typed), field.bounds):
-        raise BadAnswer(f"Type {_bounds_text(field.bounds)} characters.")
-    if field.format and not _FORMATS[field.format](typed):
-        raise BadAnswer(f"Not a valid {field.format}; type one such as {_EXAMPLES[field.format]}.")
-    return typed
-
-
-def _several(field: UntitledMultiSelectEnumSchema | TitledMultiSelectEnumSchema, typed: str) -> list[str]:
-    values = list(dict.fromkeys(_choose(field.choices, part.strip()) for part in typed.split(",") if part.strip()))
-    if not _fits(len(values), field.bounds):
-        raise BadAnswer(f"Choose {_bounds_text(field.bounds)}.")
-    return values
-
-
 def _fits(value: float, bounds: Bounds) -> bool:
     return (bounds.least is None or value >= bounds.least) and (bounds.most is None or value <= bounds.most)
 
 
 def _bounds_text(bounds: Bounds) -> str:
-    least, most = bounds
-    if least is not None and most is not None:
-        return f"from {_number_text(least)} to {_number_text(most)}"
-    if least is not None:
-        return f"at least {_number_text(least)}"
-    return "" if most is None else f"at most {_number_text(most)}"
-
-
-def _number_text(number: float) -> str:
-    return str(int(number)) if float(number).is_integer() else str(number)
+    return range_text(*(None if each is None else f"{int(each) if each % 1 == 0 else each}" for each in bounds))
 
 
 def _choose(choices: list[Choice], typed: str) -> str:
@@ -264,26 +256,16 @@ def _hint(field: PrimitiveSchema) -> str:
     return f" ({field.format})" if isinstance(field, StringSchema) and field.format else ""
 
 
-def _parses(parse: Callable[[str], object]) -> Callable[[str], bool]:
-    def check(text: str) -> bool:
-        try:
-            parse(text)
-        except ValueError:
-            return False
-        return True
-
-    return check
-
-
-_FORMATS: Final[dict[str, Callable[[str], bool]]] = {
-    "email": lambda text: "@" in text[1:-1] and not any(map(str.isspace, text)),
-    "uri": lambda text: ":" in text[1:] and not any(map(str.isspace, text)),
-    "date": _parses(date.fromisoformat),
-    "date-time": _parses(datetime.fromisoformat),
-}
-_EXAMPLES: Final = {
-    "email": "ada@example.org",
-    "uri": "https://example.org/",
-    "date": "1815-12-10",
-    "date-time": "1815-12-10T09:26:53Z",
-}
+def _check_format(format: str, text: str) -> None:
+    try:
+        match format:
+            case "date":
+                date.fromisoformat(text)
+            case "date-time":
+                datetime.fromisoformat(text)
+            case "email" | "uri":
+                inside = "@" in text[1:-1] if format == "email" else ":" in text[1:]
+                if not inside or any(map(str.isspace, text)):
+                    raise ValueError
+    except ValueError:
+        raise BadAnswer(f"Not a valid {format}; type one such as {_EXAMPLES[format]}.") from None

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any, Final, TypeAlias
 
 import attrs
 
-from trimcp.bench.report import FORMAT, Failures, Report
+from trimcp.bench.report import FORMAT, Report
 from trimcp.cli.bench_table import (
-    Line,
     headline,
     milliseconds,
-    per_second,
     rough,
     setting,
     three,
     what_times_are,
 )
-from trimcp.cli.text import one_line
+from trimcp.cli.text import Line, one_line
 
-__all__ = ["Pair", "Ratio", "comparison_json", "describe_comparison", "ratios"]
+__all__ = ["Figure", "Pair", "Ratio", "comparison_json", "describe_comparison", "ratios"]
 
 Pair: TypeAlias = tuple[Report, Report]
 """One round: the target, and what it is compared with."""
@@ -30,15 +29,15 @@ _MEBI: Final = 1024 * 1024
 
 
 @attrs.frozen
-class _Figure:
-    """A figure of a report.
+class Figure:
+    """A figure that two servers are compared by.
 
     Attributes:
         name: in the JSON.
         label: in the table.
         of: reads it; None where it is not known.
         show: writes it.
-        more, less: what one of two servers is of which it is more, or less.
+        more, less: what the first server is if its figure is larger, or smaller.
     """
 
     name: str
@@ -49,20 +48,20 @@ class _Figure:
     less: str = "less"
 
 
-def _cpu(report: Report) -> float | None:
-    return None if report.cost is None or not report.counted else report.cost.cpu_seconds / report.counted
-
-
 def _memory(report: Report) -> float | None:
     return None if report.cost is None else report.cost.rss
 
 
+def _cpu(report: Report) -> float | None:
+    return None if report.cost is None or not report.counted else report.cost.cpu_seconds / report.counted
+
+
 _FIGURES: Final = (
-    _Figure("per_second", "calls/s", lambda report: report.per_second, per_second, "faster", "slower"),
-    _Figure("p50", "p50", lambda report: report.latency.percentile(50), milliseconds, "slower", "faster"),
-    _Figure("p99", "p99", lambda report: report.latency.percentile(99), milliseconds, "slower", "faster"),
-    _Figure("cpu_per_call", "CPU per call", _cpu, milliseconds),
-    _Figure("rss", "memory", _memory, lambda rss: f"{three(rss / _MEBI)} MiB"),
+    Figure("per_second", "calls/s", lambda report: report.per_second, three, "faster", "slower"),
+    Figure("p50", "p50", lambda report: report.latency.percentile(50), milliseconds, "slower", "faster"),
+    Figure("p99", "p99", lambda report: report.latency.percentile(99), milliseconds, "slower", "faster"),
+    Figure("cpu_per_call", "CPU per call", _cpu, milliseconds),
+    Figure("rss", "memory", _memory, lambda rss: f"{three(rss / _MEBI)} MiB"),
 )
 
 
@@ -71,26 +70,39 @@ class Ratio:
     """How a figure of the first server relates to the second's.
 
     Attributes:
-        name, label: of the figure, for programs and for people.
         first, second: the median of all rounds, as text.
         median, low, high: of the ratios first / second, each of one round.
-        more, less: what the first server is if they are above 1, or below.
     """
 
-    name: str
-    label: str
+    figure: Figure
     first: str
     second: str
     median: float
     low: float
     high: float
-    more: str
-    less: str
 
     @property
     def clear(self) -> bool:
         """Whether every round says the same about which of the two is larger."""
         return self.low > 1 or self.high < 1
+
+    def words(self, ratio: float, width: int = 0) -> str:
+        """Return a ratio in words: nobody reads 0.023 as fast as 43 times faster."""
+        if (factor := _factor(ratio)) == "1.00":
+            return "the same"
+        return f"{factor} × {self.figure.more if ratio > 1 else self.figure.less:<{width}}"
+
+    @property
+    def spread(self) -> str:
+        """From where to where the ratios go."""
+        low, high = _factor(self.low), _factor(self.high)
+        if self.clear or low == high == "1.00":
+            return f"{low} to {high}" if self.low >= 1 else f"{high} to {low}"
+        return f"{self.words(self.low)} to {self.words(self.high)}"
+
+
+def _factor(ratio: float) -> str:
+    return three(max(ratio, 1 / ratio))
 
 
 def ratios(pairs: Sequence[Pair]) -> list[Ratio]:
@@ -103,8 +115,7 @@ def ratios(pairs: Sequence[Pair]) -> list[Ratio]:
             continue
         each = [first / second for first, second in known]
         ours, theirs = (figure.show(median(side)) for side in zip(*known, strict=True))
-        spread = (median(each), min(each), max(each))
-        found.append(Ratio(figure.name, figure.label, ours, theirs, *spread, figure.more, figure.less))
+        found.append(Ratio(figure, ours, theirs, median(each), min(each), max(each)))
     return found
 
 
@@ -120,8 +131,10 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
     yield "", ""
     rows = [("", "1", "2", "1 compared to 2", "round by round")]
     found = ratios(pairs)
-    longest = max((len(word) for each in found for word in (each.more, each.less)), default=0)
-    rows += [(each.label, each.first, each.second, _said(each, each.median, longest), _spread(each)) for each in found]
+    longest = max((len(word) for each in found for word in (each.figure.more, each.figure.less)), default=0)
+    rows += [
+        (each.figure.label, each.first, each.second, each.words(each.median, longest), each.spread) for each in found
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, row in enumerate(rows):
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
@@ -133,32 +146,15 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
         yield from _doubts(number, each_round)
 
 
-def _said(figures: Ratio, ratio: float, width: int = 0) -> str:
-    """Return a ratio in words: nobody reads 0.023 as fast as 43 times faster."""
-    factor = _factor(ratio)
-    return "the same" if factor == "1.00" else f"{factor} × {figures.more if ratio > 1 else figures.less:<{width}}"
-
-
-def _factor(ratio: float) -> str:
-    return three(max(ratio, 1 / ratio))
-
-
-def _spread(figures: Ratio) -> str:
-    low, high = _factor(figures.low), _factor(figures.high)
-    if figures.clear or low == high == "1.00":
-        return f"{low} to {high}" if figures.low >= 1 else f"{high} to {low}"
-    return f"{_said(figures, figures.low)} to {_said(figures, figures.high)}"
-
-
 def _doubts(number: int, rounds: Sequence[Report]) -> Iterator[Line]:
     """Yield what makes the figures of one of the servers less than they seem."""
-    errors: dict[str, Failures] = {}
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     for report in rounds:
-        for kind, failures in report.errors.items():
-            before = errors.get(kind)
-            errors[kind] = Failures(failures.count + (before.count if before else 0), failures.example)
-    for kind, failures in sorted(errors.items(), key=lambda item: -item[1].count):
-        text = f"{failures.count:,} {one_line(kind, 40)}: {one_line(failures.example, 150)}"
+        counts.update({kind: failures.count for kind, failures in report.errors.items()})
+        examples.update({kind: failures.example for kind, failures in report.errors.items()})
+    for kind, count in counts.most_common():
+        text = f"{count:,} {one_line(kind, 40)}: {one_line(examples[kind], 150)}"
         yield f"  {number} answered wrongly: {text}", "red"
     if any(report.rough for report in rounds):
         yield f"  {number}: ROUGH: {rough(next(report for report in rounds if report.rough))}", "yellow"
@@ -173,6 +169,8 @@ def comparison_json(pairs: Sequence[Pair], unpaired: Sequence[Report]) -> dict[s
     return {
         "format": FORMAT,
         "rounds": [{"first": first.to_json(), "second": second.to_json()} for first, second in pairs],
-        "ratios": {each.name: {"median": each.median, "low": each.low, "high": each.high} for each in ratios(pairs)},
+        "ratios": {
+            each.figure.name: {"median": each.median, "low": each.low, "high": each.high} for each in ratios(pairs)
+        },
         "unpaired": [report.to_json() for report in unpaired],
     }

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final
 
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cli.text import one_line
+from trimcp.cli.text import Line, one_line
 
 __all__ = [
     "PERCENTILES",
-    "Line",
     "count_of",
     "describe_report",
     "headline",
     "milliseconds",
-    "per_second",
     "rough",
     "setting",
     "three",
@@ -26,10 +24,6 @@ __all__ = [
 ]
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
-"""Which are shown."""
-
-Line: TypeAlias = tuple[str, str]
-"""A line of text and its style."""
 
 _NAMES: Final = 12
 _COLUMN: Final = 9
@@ -44,7 +38,7 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield f"  {setting(report)}", "dim"
     yield "", ""
     later = f" in time and {report.after:,} later" if report.rough else ""
-    yield _row("calls", f"{report.calls:,} answered rightly{later}, {per_second(report.per_second)} per second"), ""
+    yield _row("calls", f"{report.calls:,} answered rightly{later}, {three(report.per_second)} per second"), ""
     if report.rough:
         yield _row("", f"ROUGH: {rough(report)}"), "yellow"
     yield from _errors(report)
@@ -57,7 +51,7 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield "", ""
     if report.plan.progress or report.progress:
         rate = report.progress / report.seconds if report.seconds else 0.0
-        yield _row("progress", f"{report.progress:,} notifications, {per_second(rate)} per second"), ""
+        yield _row("progress", f"{report.progress:,} notifications, {three(rate)} per second"), ""
     yield _row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
     yield _cost(report)
     yield from _generator(report)
@@ -95,7 +89,7 @@ def setting(report: Report) -> str:
         each = " each" if plan.sessions > 1 else ""
         parts.append(f"{count_of(plan.places, 'call')} under way{each}")
     else:
-        parts.append(f"{per_second(plan.rate)} calls begun per second ({plan.spacing})")
+        parts.append(f"{three(plan.rate)} calls begun per second ({plan.spacing})")
     if plan.think:
         parts.append(f"{milliseconds(plan.think)} to think")
     warm_up = f" after {plan.warm_up:g} s of warm-up" if plan.warm_up else ""
@@ -140,7 +134,7 @@ def _punctuality(report: Report) -> Iterator[Line]:
     over = report.calls + report.failures + report.cancelled + report.timed_out
     rate = over / report.seconds if report.seconds else math.inf
     if rate < 0.95 * report.plan.rate and not report.interrupted:
-        text = f"only {per_second(rate)} of {per_second(report.plan.rate)} calls per second were over in time"
+        text = f"only {three(rate)} of {three(report.plan.rate)} calls per second were over in time"
         yield _row("", text), "yellow"
 
 
@@ -174,7 +168,7 @@ def _generator(report: Report) -> Iterator[Line]:
     generator = report.generator
     text = f"{100 * generator.busy:.0f} % of a core"
     if generator.ceiling is not None:
-        text += f"; it could make about {per_second(float(f'{generator.ceiling:.2g}'))} such calls per second"
+        text += f"; it could make about {three(float(f'{generator.ceiling:.2g}'))} such calls per second"
     if not generator.saturated:
         yield _row("generator", text), ""
         return
@@ -206,11 +200,6 @@ def milliseconds(seconds: float | None) -> str:
         if seconds * factor < 999.5:
             return f"{three(seconds * factor)} {unit}"
     return f"{three(seconds)} s"
-
-
-def per_second(rate: float) -> str:
-    """Return a rate with three digits that count, or all before the point."""
-    return three(rate)
 
 
 def three(value: float) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.report import Snapshot
-from trimcp.cli.bench_table import count_of, milliseconds, per_second
+from trimcp.cli.bench_table import count_of, milliseconds, three
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import one_line
 
@@ -99,12 +99,12 @@ class View:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", min_width=11)
         rows.add_column()
-        rows.add_row("  rate", Text(f"{per_second(now.rate)} per second  {_sparks(self._rates)}"))
+        rows.add_row("  rate", Text(f"{three(now.rate)} per second  {_sparks(self._rates)}"))
         rows.add_row("  time", _percentiles(now))
         rows.add_row("  calls", f"{now.calls:,} answered rightly{_given_up(now)}")
         rows.add_row("  errors", Text(_errors(now), style="red" if now.errors else ""))
         if now.progress:
-            rows.add_row("  progress", f"{per_second(now.reported / now.seconds)} messages per second")
+            rows.add_row("  progress", f"{three(now.reported / now.seconds)} messages per second")
         busy = now.busy > _BUSY
         share = f"{100 * now.busy:.0f} % of a core" + (", SATURATED" if busy else "")
         rows.add_row("  generator", Text(share, style="bold yellow" if busy else ""))
@@ -112,10 +112,10 @@ class View:
 
 
 def _line(now: Snapshot) -> str:
-    parts = [f"{now.elapsed:6.1f} s", f"{per_second(now.rate)} per second", _percentiles(now)]
+    parts = [f"{now.elapsed:6.1f} s", f"{three(now.rate)} per second", _percentiles(now)]
     parts.append(f"errors {_errors(now)}")
     if now.progress:
-        parts.append(f"progress {per_second(now.reported / now.seconds)} per second")
+        parts.append(f"progress {three(now.reported / now.seconds)} per second")
     parts.append(f"generator {100 * now.busy:.0f} %")
     return "  ".join(parts)
 

@@ -16,7 +16,7 @@ import trio
 
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.schemas import describe_properties
-from trimcp.cli.text import clean, one_line
+from trimcp.cli.text import Line, clean, one_line
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.capabilities import declares
@@ -95,7 +95,7 @@ def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
     }
 
 
-def describe(session: ClientSession, offer: Offer) -> Iterator[tuple[str, str]]:
+def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
     """Yield it all as harmless lines, each with a style of rich's."""
     info = session.server_info
     name = f"{one_line(info.name)} {one_line(info.version)}" if info is not None else "a server without a name"
@@ -120,7 +120,7 @@ def _capabilities(session: ClientSession) -> str:
     return ", ".join(words) or "nothing"
 
 
-def _section(title: str, items: list[Any], lines: Any) -> Iterator[tuple[str, str]]:
+def _section(title: str, items: list[Any], lines: Any) -> Iterator[Line]:
     if not items:
         return
     yield "", ""
@@ -129,11 +129,11 @@ def _section(title: str, items: list[Any], lines: Any) -> Iterator[tuple[str, st
         yield from lines(item)
 
 
-def _headline(name: str, about: str) -> tuple[str, str]:
+def _headline(name: str, about: str) -> Line:
     return f"  {one_line(name)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
 
 
-def _tool(tool: Tool) -> Iterator[tuple[str, str]]:
+def _tool(tool: Tool) -> Iterator[Line]:
     yield _headline(tool.name, tool.description or tool.title or "")
     hints = [word for field, word in _HINTS if tool.annotations and getattr(tool.annotations, field) is True]
     if hints:
@@ -142,7 +142,7 @@ def _tool(tool: Tool) -> Iterator[tuple[str, str]]:
         yield line, ""
 
 
-def _resource(resource: Resource) -> Iterator[tuple[str, str]]:
+def _resource(resource: Resource) -> Iterator[Line]:
     size = resource.size if isinstance(resource.size, int) else None
     notes = [resource.mime_type or "", f"{size:,} bytes" if size is not None else ""]
     yield _headline(resource.uri, resource.description or resource.title or resource.name)
@@ -150,11 +150,11 @@ def _resource(resource: Resource) -> Iterator[tuple[str, str]]:
         yield f"      {one_line(', '.join(note for note in notes if note))}", "dim"
 
 
-def _template(template: ResourceTemplate) -> Iterator[tuple[str, str]]:
+def _template(template: ResourceTemplate) -> Iterator[Line]:
     yield _headline(template.uri_template, template.description or template.title or template.name)
 
 
-def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[tuple[str, str]]:
+def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[Line]:
     yield _headline(prompt.name, prompt.description or prompt.title or "")
     for argument in prompt.arguments or ():
         note = " (required)" if argument.required is True else ""

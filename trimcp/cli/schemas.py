@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from trimcp.cli.text import number_text, one_line
+from trimcp.cli.text import number_text, one_line, range_text
 
 __all__ = ["ValueProblem", "describe_properties", "parse_arguments"]
 
@@ -215,13 +215,8 @@ def _bounds(shape: _Shape, kinds: list[str]) -> Iterator[str]:
 
 
 def _range(shape: _Shape) -> Iterator[str]:
-    low, high = _number(shape, "minimum"), _number(shape, "maximum")
-    if low is not None and high is not None:
-        yield f"from {low} to {high}"
-    elif low is not None:
-        yield f"at least {low}"
-    elif high is not None:
-        yield f"at most {high}"
+    if range_ := range_text(_number(shape, "minimum"), _number(shape, "maximum")):
+        yield range_
     for keyword, text in (("exclusiveMinimum", "above"), ("exclusiveMaximum", "below"), ("multipleOf", "in steps of")):
         if (value := _number(shape, keyword)) is not None:
             yield f"{text} {value}"
@@ -231,13 +226,9 @@ def _size(shape: _Shape, what: str, noun: str) -> Iterator[str]:
     low, high = _number(shape, f"min{what}"), _number(shape, f"max{what}")
     if low == "0":
         low = None
-    if low is not None and high is not None:
-        amount = low if low == high else f"{low} to {high}"
-    elif low is not None or high is not None:
-        amount = f"at least {low}" if high is None else f"at most {high}"
-    else:
-        return
-    yield f"{amount} {noun}{'' if amount.endswith(' 1') or amount == '1' else 's'}"
+    amount = low if low == high else range_text(low, high).removeprefix("from ")
+    if amount:
+        yield f"{amount} {noun}{'' if amount.split()[-1] == '1' else 's'}"
 
 
 def _number(shape: _Shape, keyword: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from trimcp.cleaning import clean, one_line
 from trimcp.wire.content import (
@@ -18,7 +18,10 @@ from trimcp.wire.content import (
     TextContent,
 )
 
-__all__ = ["as_json", "clean", "describe_content", "describe_resource", "number_text", "one_line"]
+__all__ = ["Line", "as_json", "clean", "describe_content", "describe_resource", "number_text", "one_line", "range_text"]
+
+Line: TypeAlias = tuple[str, str]
+"""A line of text, harmless already, and its style."""
 
 _LARGEST = 1e15  # what a person may still read digit by digit
 
@@ -28,6 +31,15 @@ def number_text(value: float) -> str:
     if abs(value) > _LARGEST:
         return f"{value:g}"
     return f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def range_text(least: str | None, most: str | None) -> str:
+    """Return from where to where something may go, "" for anywhere."""
+    if least is not None and most is not None:
+        return f"from {least} to {most}"
+    if least is not None:
+        return f"at least {least}"
+    return "" if most is None else f"at most {most}"
 
 
 def as_json(value: Any) -> str:
