@@ -1,8 +1,4 @@
-"""Two linked channels inside one process, for tests and for a server and its client side by side.
-
-Framed, the bytes pass through the same lines as any pipe; unframed, each message is parsed straight from its
-bytes.
-"""
+"""Two linked channels inside one process, for tests and for a server and its client side by side."""
 
 from __future__ import annotations
 
@@ -26,13 +22,12 @@ _CHUNK_SIZE = 8192
 def memory_channels(*, framed: bool = False) -> tuple[MessageChannel, MessageChannel]:
     """Return the two ends of an in-process connection; what one sends the other receives.
 
-    Both directions are bounded, so a peer that stops reading is felt, as on any wire.
-
-    Until a session says otherwise the first end takes messages as large as a server does (4 MiB), the second as large
-    as a client does (64 MiB).
+    Both directions are bounded: a send waits while the peer does not read. Until a session says otherwise the first end
+    takes messages as large as a server does (4 MiB), the second as large as a client does (64 MiB).
 
     Args:
-        framed: pass everything through line framing and a pipe of 64 KiB, as stdio would.
+        framed: pass everything through line framing and a pipe of 64 KiB, as stdio would. Otherwise each message is
+            parsed straight from its bytes.
     """
     left: MessageChannel
     right: MessageChannel

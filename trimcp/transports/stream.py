@@ -34,8 +34,7 @@ class StreamChannel(MessageChannel):
     soon as its id is known, and costs no memory. One that goes on for sixteen times as long ends the connection.
 
     Args:
-        receiver: where bytes come from; closed with the channel.
-        sender: where bytes go; closed with the channel. May be the same object.
+        receiver, sender: the byte streams, which may be one object; closed with the channel.
         limits: what else one message may cost.
     """
 

@@ -32,12 +32,8 @@ _log = logging.getLogger("trimcp.trace")
 def traced(channel: MessageChannel, write: Write, *, clock: Callable[[], float] = time.time) -> MessageChannel:
     """Return a channel that does what `channel` does and writes a line about every message.
 
-    A `write` that raises ends the trace, with one warning, and never the connection.
-
-    Args:
-        channel: the one that does the work.
-        write: takes each line.
-        clock: seconds since the epoch.
+    A `write` that raises ends the trace, with one warning, and never the connection. `clock` returns seconds since the
+    epoch.
     """
     return _Traced(channel, Tracer(write, clock))
 

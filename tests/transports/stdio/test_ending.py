@@ -75,7 +75,7 @@ async def descendants(channel: ChildChannel) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    return any(row.alive for row in _table([pid]))
+    return any(row.alive for row in _table([pid]).values())
 
 
 async def until_gone(pid: int) -> None:
@@ -178,7 +178,7 @@ def test_others_are_not_descendants() -> None:
 
 def test_an_id_given_to_somebody_else_is_not_signalled() -> None:
     with child() as process:
-        (row,) = _table([process.pid])
+        row = _table([process.pid])[process.pid]
         stranger = KnownProcess(process.pid, row.known.start + "0")
         descendants = Descendants(process.pid, Descendants.new_mark())
         descendants.signal([stranger], signal.SIGKILL)

@@ -95,9 +95,7 @@ class StdioServer:
     async def connect(self) -> AsyncIterator[ChildChannel]:
         """Start the server and yield the channel to it; leaving ends the server and all its descendants.
 
-        The task that enters owns two small tasks, which read standard error and wait for the child's end.
-        What the body raises comes out as itself. Leaving takes as long as `shutdown` allows, less when
-        cancelled.
+        What the body raises comes out as itself. Leaving takes as long as `shutdown` allows, less when cancelled.
 
         Raises:
             LocalError: the program could not be started; the text says why and what to do.
@@ -148,7 +146,6 @@ class ChildChannel(WrappedChannel):
         return self._receiver, self._sender
 
     async def receive(self) -> Sequence[Incoming]:
-        """Return every message the child has written; see `MessageChannel.receive`."""
         try:
             return await self.channel.receive()
         except trio.EndOfChannel:

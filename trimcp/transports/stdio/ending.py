@@ -54,22 +54,20 @@ class ShutdownTimes:
 
 
 async def end_process(
-    process: trio.Process, descendants: Descendants, close_input: Callable[[], None], times: ShutdownTimes | None = None
+    process: trio.Process, descendants: Descendants, close_input: Callable[[], None], times: ShutdownTimes
 ) -> None:
     """End a child and its descendants: close its input, wait, SIGTERM, wait, SIGKILL.
 
-    The steps are those of the specification's "Shutdown". Returns when nobody is left, or when `times` is
-    at its end, which is logged. Only processes identified as descendants are signalled. Cancelling it
-    shortens the first wait to half a second; from there on it is shielded, as everywhere in Trio for the
-    bounded close of a thing that must not outlive its owner.
+    The steps are those of the specification's "Shutdown". Returns when nobody is left, or when `times` are over, which
+    is logged. Only processes identified as descendants are signalled. Cancelling it shortens the first wait to half a
+    second; the rest is shielded, since no process may outlive its connection, and bounded by `times`.
 
     Args:
         process: the child; may have exited already, its descendants are looked for all the same.
         descendants: the child's descendants.
         close_input: closes the child's standard input, without waiting.
-        times: how long each step may take, None for the defaults.
+        times: how long each step may take.
     """
-    times = times or ShutdownTimes()
     with trio.CancelScope(shield=True):  # it reads a table of processes, which takes milliseconds
         await _look(descendants)  # while parents still tell whose children they are
     close_input()
@@ -79,7 +77,6 @@ async def end_process(
             await process.wait()
         hurried = 0
     finally:
-        # No process outlives its connection, also when that is cancelled. `times` bounds what it takes.
         with trio.CancelScope(shield=True):
             with trio.move_on_after(hurried):
                 await process.wait()
@@ -153,7 +150,8 @@ class Descendants:
     _known: set[KnownProcess] = attrs.field(factory=set)
 
     def __attrs_post_init__(self) -> None:
-        self._start = next((row.known.start for row in _table([self.pid]) if row.known.pid == self.pid), None)
+        row = _table([self.pid]).get(self.pid)
+        self._start = None if row is None else row.known.start
 
     @staticmethod
     def new_mark() -> str:
@@ -162,56 +160,58 @@ class Descendants:
 
     def look(self) -> list[KnownProcess]:
         """Return the descendants alive now, without the child itself; who was seen once stays known."""
-        table = [row for row in _table() if row.known.pid != os.getpid()]
-        by_pid = {row.known.pid: row for row in table}
-        child = by_pid.get(self.pid)
+        table = _table()
+        table.pop(os.getpid(), None)
+        child = table.get(self.pid)
         if child is not None and child.known.start != self._start:
             roots: set[int] = set()  # its id has passed to somebody else, and so may have its session's
             session = None
         else:
             roots = {self.pid}
             session = self.pid
-        found = {known.pid for known in self._known if known.pid in by_pid and by_pid[known.pid].known == known}
-        found |= {row.known.pid for row in table if row.session == session or _marked(row.known.pid, self.mark)}
+        found = {known.pid for known in self._known if _is_in(table, known)}
+        found |= {pid for pid, row in table.items() if row.session == session or _marked(pid, self.mark)}
         found |= _descendants(found | roots, table)
         found.discard(self.pid)
-        living = [by_pid[pid].known for pid in sorted(found) if by_pid[pid].alive]
+        living = [table[pid].known for pid in sorted(found) if table[pid].alive]
         self._known.update(living)
         return living
 
     def signal(self, processes: Iterable[KnownProcess], number: signal.Signals) -> None:
         """Send a signal to each of these that is still the same process."""
         for each in processes:
-            _signal(each, number)
+            with suppress(OSError):
+                _signal(each, number)
 
 
-def _descendants(roots: set[int], table: list[_Row]) -> set[int]:
+def _descendants(roots: set[int], table: dict[int, _Row]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for row in table:
-        children.setdefault(row.parent, []).append(row.known.pid)
+    for pid, row in table.items():
+        children.setdefault(row.parent, []).append(pid)
     found: set[int] = set()
     todo = list(roots)
     while todo:
-        for pid in children.get(todo.pop(), ()):
-            if pid not in found:
-                found.add(pid)
-                todo.append(pid)
+        fresh = [pid for pid in children.get(todo.pop(), ()) if pid not in found]
+        found.update(fresh)
+        todo += fresh
     return found
 
 
 def _signal(known: KnownProcess, number: signal.Signals) -> None:
     if sys.platform == "linux":
         # A pidfd stays with its process: once opened and checked, the signal cannot go astray.
-        with suppress(OSError):
-            handle = os.pidfd_open(known.pid)
-            try:
-                if any(row.known == known for row in _table([known.pid])):
-                    signal.pidfd_send_signal(handle, number)
-            finally:
-                os.close(handle)
-    elif any(row.known == known for row in _table([known.pid])):
-        with suppress(OSError):
-            os.kill(known.pid, number)
+        handle = os.pidfd_open(known.pid)
+        try:
+            if _is_in(_table([known.pid]), known):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+    elif _is_in(_table([known.pid]), known):
+        os.kill(known.pid, number)
+
+
+def _is_in(table: dict[int, _Row], known: KnownProcess) -> bool:
+    return known.pid in table and table[known.pid].known == known
 
 
 def _marked(pid: int, mark: str) -> bool:
@@ -222,18 +222,17 @@ def _marked(pid: int, mark: str) -> bool:
     return f"{MARK}={mark}".encode() in environment.split(b"\0")
 
 
-def _table(pids: list[int] | None = None) -> list[_Row]:
-    """Read the process table, or the rows of some processes."""
-    if sys.platform == "win32":
-        return []
-    if not (_PROC / "self" / "stat").exists():
-        return _table_from_ps(pids)
-    rows = []
-    for name in map(str, pids) if pids is not None else os.listdir(_PROC):
-        if name.isdecimal():
-            with suppress(OSError):
-                rows.append(_row_from_proc(int(name), (_PROC / name / "stat").read_text(errors="replace")))
-    return rows
+def _table(pids: list[int] | None = None) -> dict[int, _Row]:
+    """Read the process table, or the rows of some processes, by process id."""
+    rows: list[_Row] = []
+    if (_PROC / "self" / "stat").exists():
+        for name in map(str, pids) if pids is not None else os.listdir(_PROC):
+            if name.isdecimal():
+                with suppress(OSError):
+                    rows.append(_row_from_proc(int(name), (_PROC / name / "stat").read_text(errors="replace")))
+    elif sys.platform != "win32":
+        rows = _table_from_ps(pids)
+    return {row.known.pid: row for row in rows}
 
 
 def _row_from_proc(pid: int, text: str) -> _Row:
@@ -249,19 +248,13 @@ def _table_from_ps(pids: list[int] | None) -> list[_Row]:
     command += ["-ax"] if pids is None else ["-p", ",".join(map(str, pids))]
     environment = {"PATH": "/bin:/usr/bin", "LC_ALL": "C"}
     try:
-        text = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=2,
-            check=False,
-        ).stdout
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     rows = []
-    for line in text.splitlines():
+    for line in done.stdout.splitlines():
         fields = line.split(None, 4)
         if len(fields) == 5:
             pid, parent, group, state, start = fields

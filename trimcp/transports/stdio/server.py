@@ -46,10 +46,7 @@ async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[
     Meanwhile user code and its children read an empty standard input, and what they print goes to standard
     error, so that nothing but messages reaches the client (specification, "stdio": the server must not write
     anything else). Neither a terminal's nor another process's view of these descriptors changes, not even if
-    we are killed.
-
-    Args:
-        limits: what one message may cost beside its size.
+    we are killed. `limits` bound what one message may cost beside its size.
 
     Raises:
         RuntimeError: another server in this process has claimed them.
@@ -65,12 +62,7 @@ async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[
 
 @attrs.define(eq=False, repr=False)
 class Claim:
-    """Descriptors 0 and 1 while they are ours.
-
-    Attributes:
-        receiver: what came in on descriptor 0.
-        sender: what goes out on descriptor 1.
-    """
+    """Descriptors 0 and 1 while they are ours: `receiver` reads what comes in on 0, `sender` writes to 1."""
 
     receiver: AnyReceiver
     sender: AnySender
