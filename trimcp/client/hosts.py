@@ -1,7 +1,4 @@
-"""Reads the `mcpServers` JSON in which desktop hosts and editors name their servers.
-
-Knows the format and starts nothing: each entry is a value that says what would be started.
-"""
+"""Reads the `mcpServers` JSON in which desktop hosts and editors list their servers. Starts and opens nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from trimcp.bounds import is_token
 from trimcp.errors import LocalError
 
 __all__ = ["ServerEntry", "expand_variables", "name_servers", "read_servers"]
@@ -23,12 +19,23 @@ Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _URL: Final = re.compile(r"(https?|wss?|(http|ws)\+unix)://[^/\s]", re.IGNORECASE)
-_HEADER_VALUE: Final = re.compile(r"[!-~](?:[ \t!-~]*[!-~])?|")
+_MEMBERS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "url": (lambda value: isinstance(value, str), "a string"),
+    "headers": (lambda value: _has_strings(value), "an object of strings"),
+    "command": (lambda value: isinstance(value, str) and value != "", "a string, without the arguments"),
+    "args": (
+        lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+        "a list of strings",
+    ),
+    "env": (lambda value: _has_strings(value), "an object of strings"),
+    "cwd": (lambda value: value is None or isinstance(value, str), "a string"),
+}
+"""The members of an entry that are read: whether a value is valid, and what a valid one is."""
 
 
 @attrs.frozen
 class ServerEntry:
-    """One server as a host's configuration names it: either a command to start or a URL to connect to.
+    """One server of a host's configuration: either a command to start or a URL to connect to.
 
     Attributes:
         name: its key in the file.
@@ -48,7 +55,7 @@ class ServerEntry:
 
 
 def name_servers(source: Source) -> list[str]:
-    """Return the names of the servers a configuration holds, in its order, without looking into them.
+    """Return the names of the servers in a configuration, in its order, without checking the entries.
 
     Raises:
         LocalError: the file cannot be read or holds no servers.
@@ -59,13 +66,13 @@ def name_servers(source: Source) -> list[str]:
 def read_servers(
     source: Source, *, only: Collection[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> dict[str, ServerEntry]:
-    """Return the servers a configuration names, in its order, without those marked `"disabled": true`.
+    """Return the servers in a configuration, in its order, without those marked `"disabled": true`.
 
     `${NAME}` and `${NAME:-default}` are replaced in commands, arguments, variables, directories, URLs and headers.
 
     Args:
         source: a JSON file, or what one holds; `mcpServers` or `servers` on top may be left out.
-        only: the names that are wanted; nobody looks at what is wrong with others. None for all.
+        only: names of the servers to return; other entries are not checked. None for all.
         environment: where variables come from; by default this process's environment.
 
     Raises:
@@ -105,59 +112,45 @@ def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
     where = f"server {name!r}"
     if not isinstance(entry, Mapping):
         raise LocalError(f'{where} must be an object with a "command" or a "url"')
+    if "url" in entry and "command" in entry:
+        raise LocalError(f'{where} has a "command" and a "url"; give it one of them')
+    if "url" not in entry and "command" not in entry:
+        raise LocalError(f'{where} has neither a "command" nor a "url"')
+    for key in ("url", "headers") if "url" in entry else ("command", "args", "env", "cwd"):
+        is_valid, wanted = _MEMBERS[key]
+        if key in entry and not is_valid(entry[key]):
+            raise LocalError(f'{where}: "{key}" must be {wanted}')
 
     def expanded(text: str) -> str:
         return expand_variables(text, variables, where)
 
-    if "url" in entry and "command" in entry:
-        raise LocalError(f'{where} has a "command" and a "url"; give it one of them')
     if "url" in entry:
-        return _remote(name, entry, where, expanded)
-    if "command" not in entry:
-        raise LocalError(f'{where} has neither a "command" nor a "url"')
-    return _local(name, entry, where, expanded)
+        url = expanded(entry["url"])
+        if not _URL.match(url):
+            raise LocalError(f'{where}: "url" must begin with http://, https://, ws:// or wss://')
+        headers = {header: expanded(value).strip() for header, value in (entry.get("headers") or {}).items()}
+        from trimcp.transports.targets import checked_headers
+
+        try:
+            checked_headers(headers)
+        except LocalError as error:
+            raise LocalError(f"{where}: {error}") from None
+        return ServerEntry(name, url=url, headers=headers)
+    command = (entry["command"], *entry.get("args", []))
+    env = {key: expanded(value) for key, value in (entry.get("env") or {}).items()}
+    cwd = entry.get("cwd")
+    return ServerEntry(name, tuple(map(expanded, command)), env, None if cwd is None else expanded(cwd))
 
 
-def _remote(name: str, entry: Mapping[str, Any], where: str, expanded: Callable[[str], str]) -> ServerEntry:
-    url, headers = entry["url"], entry.get("headers") or {}
-    if not isinstance(url, str):
-        raise LocalError(f'{where}: "url" must be a string')
-    if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
-        raise LocalError(f'{where}: "headers" must be an object of strings')
-    url = expanded(url)
-    if not _URL.match(url):
-        raise LocalError(f'{where}: "url" must begin with http://, https://, ws:// or wss://')
-    found = {header: expanded(value).strip() for header, value in headers.items()}
-    for header, value in found.items():
-        if not is_token(header) or not _HEADER_VALUE.fullmatch(value):
-            raise LocalError(f"{where}: the header {header!r} cannot be sent; mind line breaks and non-ASCII letters")
-    return ServerEntry(name, url=url, headers=found)
-
-
-def _local(name: str, entry: Mapping[str, Any], where: str, expanded: Callable[[str], str]) -> ServerEntry:
-    command, args = entry["command"], entry.get("args", [])
-    env, cwd = entry.get("env") or {}, entry.get("cwd")
-    if not isinstance(command, str) or not command:
-        raise LocalError(f'{where}: "command" must be a string, without the arguments')
-    if not isinstance(args, list) or not all(isinstance(arg, str) for arg in args):
-        raise LocalError(f'{where}: "args" must be a list of strings')
-    if not isinstance(env, Mapping) or not all(isinstance(value, str) for value in env.values()):
-        raise LocalError(f'{where}: "env" must be an object of strings')
-    if cwd is not None and not isinstance(cwd, str):
-        raise LocalError(f'{where}: "cwd" must be a string')
-    return ServerEntry(
-        name,
-        (expanded(command), *map(expanded, args)),
-        {key: expanded(value) for key, value in env.items()},
-        None if cwd is None else expanded(cwd),
-    )
+def _has_strings(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(isinstance(each, str) for each in value.values()))
 
 
 def expand_variables(text: str, variables: Mapping[str, str], where: str) -> str:
     """Return text with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced.
 
     Raises:
-        LocalError: a variable is not set and has no default; the text names it and `where` it is wanted.
+        LocalError: a variable is not set and has no default; the text names it and `where` it is used.
     """
 
     def value(match: re.Match[str]) -> str:
