@@ -17,7 +17,7 @@ import trimcp
 from tests.workers import heavy_tools
 from tests.workers.test_pool import exists, lives, offering, until
 from trimcp.testing import connected
-from trimcp.workers import process as worker_process
+from trimcp.workers import pool as worker_pool
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_the_end_of_the_connection_is_enough() -> None:
     """As on systems that have no signal for the end of a pipe."""
     ours, theirs = socket.socketpair()
     parent_pipe, held = os.pipe()
-    start = Path(worker_process.__file__).parent.with_name("worker") / "start.py"
+    start = Path(worker_pool.__file__).parent.with_name("worker") / "start.py"
     command = [sys.executable, "-P", str(start), str(theirs.fileno()), str(parent_pipe)]
     with subprocess.Popen(command, pass_fds=(theirs.fileno(), parent_pipe), process_group=0) as worker:
         theirs.close()
@@ -176,7 +176,7 @@ def server_runs(session: trimcp.ClientSession) -> list[object]:
 
 
 async def test_a_worker_that_says_too_much_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_process, "MAX_LINE", 2 * 2**20)
+    monkeypatch.setattr(worker_pool, "MAX_LINE", 2 * 2**20)
     async with connected(offering(heavy_tools.big)) as session:
         result = await session.call_tool("big", {"size": 3_000_000})
         assert result.is_error

@@ -1,31 +1,275 @@
 """The worker processes of a running server: a bounded number, reused, each with one call at a time.
 
-A worker whose call was given up is killed, and the next call that needs one starts another. It counts until it was
-reaped, so that there are never more processes than the bound says.
+A worker is sent lines of JSON, killed with its whole group and reaped; what the lines mean is known to `workers.remote`
+and `worker.serve`. A worker whose call was given up is killed, and the next call that needs one starts another. It
+counts until it was reaped, so that there are never more processes than the bound says.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager
-from typing import Final
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
+import orjson
 import trio
 
 from trimcp.session.limits import Quota
 from trimcp.session.turns import MOST_WAITING, Turns
 from trimcp.values import valued
-from trimcp.workers.process import Turn, WorkerProcess
+from trimcp.wire.jsonrpc import encode
 
-__all__ = ["ProcessStatistics", "WorkerPool", "cores"]
+__all__ = ["MAX_LINE", "ProcessStatistics", "WorkerPool", "WorkerProcess", "cores"]
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
+MAX_LINE: Final = 64 * 1024 * 1024
+"""Bytes of the longest line that a worker may write, such as a result."""
+
+_START: Final = str(Path(__file__).parent.with_name("worker") / "start.py")
+_CHUNK: Final = 64 * 1024
+_TAIL: Final = 64 * 1024  # bytes of a worker's output that are kept for the log
+_TAIL_LINES: Final = 40  # lines of them that are logged
+_REAPED: Final = 5.0  # seconds for the system to end what was killed
+_DRAINED: Final = 0.5  # seconds to read what a dead worker left in its pipes
 _IDLE_TIME: Final = 60.0  # seconds
+
+
+@attrs.define(eq=False, repr=False)
+class _Turn:
+    """A call's turn, given back once: by the call, or when its worker is gone."""
+
+    _turns: Turns
+    _since: float
+    _over: bool = attrs.field(init=False, default=False)
+
+    def give_back(self) -> None:
+        if not self._over:
+            self._over = True
+            self._turns.give_back(self._since)
+
+
+@attrs.define(eq=False, repr=False)
+class WorkerProcess:
+    """One worker process. Its output goes to our standard error.
+
+    Attributes:
+        process: the process, leader of its own group.
+        memory: bytes of address space it may have, or None.
+        idle_scope: cancelled after being idle for too long; the pool sets its deadline.
+        killed: whether its group was sent SIGKILL.
+        crashed: whether it ended by itself, or is killed for what it did.
+        done: whether its call has ended, with a result or an exception; then it can take another.
+        turn: its call's; None while it is idle.
+    """
+
+    process: trio.Process
+    memory: int | None
+    _connection: trio.SocketStream
+    _output: trio.lowlevel.FdStream
+    _parent_pipe: int
+    idle_scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    killed: bool = attrs.field(init=False, default=False)
+    crashed: bool = attrs.field(init=False, default=False)
+    done: bool = attrs.field(init=False, default=True)
+    turn: _Turn | None = attrs.field(init=False, default=None)
+    _oversize: bool = attrs.field(init=False, default=False)
+    _tail: bytearray = attrs.field(init=False, factory=bytearray)
+    _send: trio.MemorySendChannel[Any] = attrs.field(init=False)
+    _receive: trio.MemoryReceiveChannel[Any] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        # Unbuffered: while a call waits for its slow client nobody reads on, and so its worker waits too.
+        self._send, self._receive = trio.open_memory_channel[Any](0)
+
+    @staticmethod
+    async def start(memory: int | None) -> WorkerProcess:
+        """Start a process, in a thread, so the event loop goes on.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        with ExitStack() as ours, ExitStack() as theirs:
+            near, far = socket.socketpair()
+            ours.callback(near.close)
+            theirs.callback(far.close)
+            parent_end, parent_pipe = os.pipe()
+            theirs.callback(os.close, parent_end)
+            ours.callback(os.close, parent_pipe)
+            output, output_end = os.pipe()
+            ours.callback(os.close, output)
+            theirs.callback(os.close, output_end)
+            # -P: else the folder of the file is first in its path, and our modules would hide the library's
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", _START, str(far.fileno()), str(parent_end)],
+                stdin=subprocess.DEVNULL,
+                stdout=output_end,
+                stderr=output_end,
+                pass_fds=(far.fileno(), parent_end),
+                process_group=0,
+            )
+            ours.pop_all()
+        connection = trio.SocketStream(trio.socket.from_stdlib_socket(near))
+        return WorkerProcess(process, memory, connection, trio.lowlevel.FdStream(output), parent_pipe)
+
+    async def keep(self, started: Callable[[], None]) -> None:
+        """Serve the process until it has ended and was reaped. Cancelling it kills the process.
+
+        Args:
+            started: called once the process may be sent a call.
+        """
+        try:
+            with self.idle_scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._forward_output)
+                    nursery.start_soon(self._watch, nursery.cancel_scope)
+                    await self._write(self._setup())
+                    started()
+                    await self._read()
+                    self._note_end()
+        finally:
+            self._kill_group()
+            # The process is dead; wait for the system to report it.
+            with trio.move_on_after(_REAPED, shield=True):
+                await self.process.wait()
+            self._send.close()
+            self._connection.socket.close()
+            os.close(self._parent_pipe)
+            self._output.close()
+
+    def _setup(self) -> bytes:
+        path = [os.path.abspath(each) for each in sys.path]  # "" is the current directory
+        # Not orjson: an argument may hold lone surrogates, which only the standard library's module carries.
+        return json.dumps({"path": path, "argv": sys.argv, "memory": self.memory}).encode()
+
+    async def _read(self) -> None:
+        """Pass on the worker's messages until it ends, or writes something else."""
+        line = bytearray()
+        try:
+            while chunk := await self._connection.receive_some(_CHUNK):
+                *ended, rest = chunk.split(b"\n")
+                for each in ended:
+                    line += each
+                    await self._send.send(orjson.loads(line))
+                    line = bytearray()
+                line += rest
+                if len(line) > MAX_LINE:
+                    self._oversize = True
+                    return
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # the worker is gone, or its call is
+        except orjson.JSONDecodeError:
+            log.error("the worker process %d wrote what is no message, and is killed", self.process.pid)
+
+    async def _forward_output(self) -> None:
+        """Copy the worker's output to standard error, in a thread: its reader may be slow."""
+        limiter = trio.CapacityLimiter(1)
+        with suppress(trio.BrokenResourceError):
+            while chunk := await self._output.receive_some(_CHUNK):
+                self._tail += chunk
+                del self._tail[:-_TAIL]
+                await trio.to_thread.run_sync(_write_stderr, chunk, abandon_on_cancel=True, limiter=limiter)
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        """Notice that the process has ended, even where a descendant holds its pipes; `keep` reaps it.
+
+        Until it is reaped, its id and its group's are not given to other processes.
+        """
+        if sys.platform == "linux":
+            handle = os.pidfd_open(self.process.pid)
+            try:
+                await trio.lowlevel.wait_readable(handle)
+            finally:
+                os.close(handle)
+        else:
+            await self.process.wait()
+        self._note_end()
+        scope.deadline = trio.current_time() + _DRAINED
+
+    def _note_end(self) -> None:
+        """Take note that it has ended, and kill the rest of its group."""
+        self.crashed = self.crashed or not self.killed
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        if not self.killed:
+            self.killed = True
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass  # nothing is left to kill; macOS raises the second for a group of zombies
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can take a call, as far as is known here."""
+        return not self.killed and not self.idle_scope.cancel_called
+
+    def kill(self, *, crashed: bool = False) -> None:
+        """Kill it and its descendants, and receive nothing more from it. `keep` reaps it.
+
+        Args:
+            crashed: count it as ended by itself.
+        """
+        self.crashed = self.crashed or crashed
+        self._kill_group()
+        self._receive.close()
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Send it a message. Nothing is raised if it is gone: `receive` raises then.
+
+        Raises:
+            Unencodable: JSON cannot carry it.
+        """
+        await self._write(encode(message))
+
+    async def _write(self, line: bytes) -> None:
+        try:
+            await self._connection.send_all(line + b"\n")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def receive(self) -> Any:
+        """Return its next message.
+
+        Raises:
+            trio.EndOfChannel: it has ended, and was reaped.
+        """
+        return await self._receive.receive()
+
+    def clear_output(self) -> None:
+        """Forget its output so far, which belongs to earlier calls."""
+        self._tail.clear()
+
+    def output_tail(self) -> str:
+        """Return the last lines of its output, such as a traceback. Untrusted text."""
+        lines = self._tail.decode(errors="backslashreplace").rstrip().split("\n")
+        return "\n".join(lines[-_TAIL_LINES:])
+
+    def end_reason(self, cpu_time: float | None) -> str:
+        """Say how it ended by itself, for a person: "was ended by SIGSEGV"."""
+        code = self.process.returncode
+        if self._oversize:
+            return f"said more than {MAX_LINE // 2**20} MiB at once"
+        if code is None:
+            return "cannot be killed"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        if code == -signal.SIGXCPU and cpu_time is not None:
+            return f"used more than {math.ceil(cpu_time)} s of processor time"
+        perhaps = "; perhaps the system ran out of memory" if code == -signal.SIGKILL else ""
+        return f"was ended by {_signal_name(-code)}{perhaps}"
 
 
 @attrs.frozen
@@ -126,7 +370,7 @@ class WorkerPool:
                 worker.kill()
 
     async def _take(self, memory: int | None, whose: Hashable, deadline: float) -> WorkerProcess:
-        turn = Turn(self._turns, await self._turns.take(whose, deadline))
+        turn = _Turn(self._turns, await self._turns.take(whose, deadline))
         try:
             worker = self._fitting(memory)
             if worker is None:
@@ -144,7 +388,7 @@ class WorkerPool:
         return worker
 
     def _fitting(self, memory: int | None) -> WorkerProcess | None:
-        """Return the idle worker with this bound that worked last; the others may end meanwhile."""
+        """Take the idle worker with this bound that worked last; the others may end meanwhile."""
         for worker in reversed(self._idle):
             if worker.memory == memory and worker.usable:
                 self._idle.remove(worker)
@@ -158,7 +402,7 @@ class WorkerPool:
         self._idle.append(worker)
         turn.give_back()
 
-    async def _keep(self, memory: int | None, turn: Turn, *, task_status: trio.TaskStatus[WorkerProcess]) -> None:
+    async def _keep(self, memory: int | None, turn: _Turn, *, task_status: trio.TaskStatus[WorkerProcess]) -> None:
         self._alive += 1
         worker: WorkerProcess | None = None
         try:
@@ -166,7 +410,7 @@ class WorkerPool:
             self._started += 1
             worker.turn = turn
             log.debug("started worker process %d", worker.process.pid)
-            await worker.keep(_Passed(task_status, worker))
+            await worker.keep(partial(task_status.started, worker))
         finally:
             self._alive -= 1
             if worker is not None:
@@ -179,19 +423,27 @@ class WorkerPool:
             self._gone.unpark_all()
 
 
-@attrs.frozen(eq=False, repr=False)
-class _Passed(trio.TaskStatus[None]):
-    """Reports the worker itself as started, to the call that waits for it."""
-
-    _status: trio.TaskStatus[WorkerProcess]
-    _worker: WorkerProcess
-
-    def started(self, value: None = None) -> None:
-        self._status.started(self._worker)
-
-
 def cores() -> int:
     """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _write_stderr(data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(2, data) :]
+        except BlockingIOError:  # made non-blocking by somebody else; what is lost here is kept for the log
+            return
+        except OSError as error:
+            if error.errno in (errno.EBADF, errno.EPIPE, errno.EIO):
+                return
+            raise

@@ -25,8 +25,7 @@ from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import LATEST
 from trimcp.wire.tools import CallToolResult
 from trimcp.workers.packing import pack, unpack
-from trimcp.workers.pool import WorkerPool
-from trimcp.workers.process import WorkerProcess
+from trimcp.workers.pool import WorkerPool, WorkerProcess
 
 __all__ = ["RESULTS", "RemoteTool", "facts_of", "remote_tool"]
 
