@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Union, get_args, get_origin
 
 import attrs
@@ -20,32 +20,13 @@ from trimcp.schema.convert import ConversionError, Convert, converter_for, is_pl
 from trimcp.schema.docstrings import parse
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.records import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, split
-from trimcp.values import valued
 
-__all__ = ["Parameter", "ResultShape", "Signature", "describe", "describe_result"]
+__all__ = ["ResultShape", "Signature", "describe", "describe_result"]
 
 Injected = Callable[[inspect.Parameter, Any], bool]
 
 _Special = tuple[str, str, Callable[[], Any] | None]
 """A parameter with a Pydantic `Field`: its name in JSON, its own name, and what makes its value if none is given."""
-
-
-@attrs.frozen
-@valued
-class Parameter:
-    """One parameter that is filled from JSON.
-
-    Attributes:
-        name: its name in JSON.
-        hint: its resolved type, `Any` where it has none.
-        required: whether it has no default.
-        default: that default, or `inspect.Parameter.empty`.
-    """
-
-    name: str
-    hint: Any
-    required: bool
-    default: Any
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -56,7 +37,7 @@ class Signature:
         name: the function's name.
         description: its docstring without the sections on parameters and results; empty if it has none.
         input_schema: an object schema of its arguments. It must not change.
-        parameters: by name, those filled from JSON.
+        parameters: the names in JSON of those filled from it.
         injected: the other ones, with their resolved types.
         return_type: the resolved return annotation; `inspect.Signature.empty` where it has none.
     """
@@ -64,7 +45,7 @@ class Signature:
     name: str
     description: str
     input_schema: dict[str, Any]
-    parameters: Mapping[str, Parameter]
+    parameters: Sequence[str]
     injected: tuple[tuple[inspect.Parameter, Any], ...]
     return_type: Any
     _converters: tuple[tuple[str, Convert], ...] = attrs.field(alias="converters")
@@ -73,7 +54,7 @@ class Signature:
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Keyword arguments from JSON arguments that `input_schema` has accepted; the same object if none is converted.
+        """Return keyword arguments from JSON arguments that `input_schema` has accepted; the same if none is converted.
 
         Raises:
             ConversionError: some arguments fit the schema and still have no Python value. All are named.
@@ -89,7 +70,8 @@ class Signature:
         converted = dict(arguments)
         work = [(name, convert) for name, convert in self._converters if name in arguments]
         if self._rest is not None:
-            work += [(name, self._rest) for name in arguments if name not in self.parameters]
+            known = frozenset(self.parameters)
+            work += [(name, self._rest) for name in arguments if name not in known]
         problems: list[str] = []
         for name, convert in work:
             try:
@@ -136,10 +118,7 @@ def describe(
         if injected(parameter, hint):
             others.append((parameter, hint))
         else:
-            try:
-                reader.read(parameter, hint)
-            except _ParameterRefused as error:
-                raise TypeError(*error.args) from None
+            reader.read(parameter, hint)
     return Signature(
         name=name,
         description=text.description,
@@ -154,15 +133,11 @@ def describe(
     )
 
 
-class _ParameterRefused(TypeError):
-    """A parameter we cannot fill; the text is complete."""
-
-
 class _Reader:
     """Gathers what the parameters of one function need."""
 
     def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
-        self.parameters: dict[str, Parameter] = {}
+        self.parameters: list[str] = []
         self.converters: list[tuple[str, Convert]] = []
         self.whole_numbers: list[str] = []
         self.rest: Convert | None = None
@@ -174,6 +149,7 @@ class _Reader:
         self._properties: dict[str, Any] = {}
         self._required: list[str] = []
         self._additional: Any = False
+        self._headers: set[str] = set()
 
     def schema(self) -> dict[str, Any]:
         root: dict[str, Any] = {"type": "object", "properties": self._properties}
@@ -187,21 +163,25 @@ class _Reader:
             raise self._refuse(parameter, "is positional-only, and arguments come by name; remove the `/`")
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise self._refuse(parameter, "takes any number of arguments without names; use a list parameter instead")
+        header: str | None = None
         try:
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._additional = self._builder.build(hint) or True
                 self.rest = converter_for(hint, schema_of)
             else:
-                self._read_named(parameter, hint)
-        except _ParameterRefused:
-            raise
+                header = self._read_named(parameter, hint)
         except TypeError as error:
             if not self._loose:
                 raise self._refuse(parameter, f"cannot be filled from JSON: {error}") from None
             if parameter.kind is not parameter.VAR_KEYWORD:
-                self._note(parameter.name, hint, parameter.default)
+                self._note(parameter.name, parameter.default is ABSENT_DEFAULT)
+        if header is not None:
+            if header.lower() in self._headers:
+                raise self._refuse(parameter, f"names the header {header!r}, as another parameter does")
+            self._headers.add(header.lower())
 
-    def _read_named(self, parameter: inspect.Parameter, hint: Any) -> None:
+    def _read_named(self, parameter: inspect.Parameter, hint: Any) -> str | None:
+        """Read a parameter, and return the header that mirrors it, if one does."""
         name, default = parameter.name, parameter.default
         fill: Callable[[], Any] | None = None
         if is_field_info(default) or any(map(is_field_info, split(hint)[1])):
@@ -217,29 +197,22 @@ class _Reader:
             self.whole_numbers.append(name)
         elif (convert := converter_for(hint, schema_of)) is not None:
             self.converters.append((name, convert))
-        self._check_header(parameter, schema)
         self._properties[name] = schema
-        self._note(name, hint, default, required)
+        self._note(name, required)
+        header: str | None = schema.get("x-mcp-header")
+        return header
 
-    def _check_header(self, parameter: inspect.Parameter, schema: dict[str, Any]) -> None:
-        header = schema.get("x-mcp-header")
-        others = (each.get("x-mcp-header", "") for each in self._properties.values())
-        if header is not None and header.lower() in map(str.lower, others):
-            raise self._refuse(parameter, f"names the header {header!r}, as another parameter does")
-
-    def _note(self, name: str, hint: Any, default: Any, required: bool | None = None) -> None:
-        if required is None:
-            required = default is ABSENT_DEFAULT
+    def _note(self, name: str, required: bool) -> None:
+        self.parameters.append(name)
         if required:
             self._required.append(name)
-        self.parameters[name] = Parameter(name, hint, required, default)
 
-    def _refuse(self, parameter: inspect.Parameter, reason: str) -> _ParameterRefused:
-        return _ParameterRefused(f"{self._function}(): the parameter {parameter.name!r} {reason}")
+    def _refuse(self, parameter: inspect.Parameter, reason: str) -> TypeError:
+        return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
 
 
 def _only_whole_numbers(hint: Any) -> bool:
-    """Whether the only conversion that values may need is from a whole float to an int."""
+    """Return whether the only conversion that values may need is from a whole float to an int."""
     bare, extras = split(hint)
     if extras and readable(extras)[1]:
         return False
@@ -249,7 +222,7 @@ def _only_whole_numbers(hint: Any) -> bool:
 
 
 def _target(function: Callable[..., Any]) -> Any:
-    """The plain function behind wrappers, partials, methods and callable objects."""
+    """Return the plain function behind wrappers, partials, methods and callable objects."""
     found: Any = inspect.unwrap(function)
     while isinstance(found, functools.partial):
         found = inspect.unwrap(found.func)
@@ -266,7 +239,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _closure(function: Any) -> dict[str, Any]:
-    """The closure of a function, as far as it is filled: decorators run before their function's own name is bound."""
+    """Return the closure of a function as far as it is filled: decorators run before their function's name is bound."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -306,7 +279,7 @@ class ResultShape:
     wrapped: bool = False
 
     def dump(self, value: Any) -> Any:
-        """A result as JSON values, wrapped if need be. It is not validated.
+        """Return a result as JSON values, wrapped if need be. It is not validated.
 
         Raises:
             ConversionError: it holds something JSON cannot carry.
@@ -319,7 +292,7 @@ _UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), 
 
 
 def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lambda hint: False) -> ResultShape | None:
-    """How results of a return type are structured, or None where they are plain content.
+    """Return how results of a return type are structured, or None where they are plain content.
 
     None for no annotation, Any, None, text, bytes, types without a JSON Schema, and whatever `is_content` is true for,
     alone, in unions or in lists.
@@ -349,14 +322,11 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
 
 def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool:
     bare, _ = split(annotation)
-    if any(bare is each for each in _UNSTRUCTURED) or is_content(bare):
+    if any(bare is each for each in _UNSTRUCTURED) or _holds_content(bare, is_content):
         return True
     origin, arguments = get_origin(bare), get_args(bare)
     if origin in (Union, types.UnionType):
-        members = [member for member in arguments if member is not type(None)]
-        return any(is_content(split(member)[0]) for member in members) or all(
-            _is_unstructured(member, is_content) for member in members
-        )
+        return all(_is_unstructured(member, is_content) for member in arguments if member is not type(None))
     in_list = origin in (list, tuple, abc.Sequence, abc.Iterable)
     return in_list and any(_holds_content(each, is_content) for each in arguments)
 
