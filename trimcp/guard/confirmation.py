@@ -34,12 +34,7 @@ _LONGEST: Final = 80  # characters of one
 
 @attrs.frozen(eq=False, repr=False)
 class Confirmation:
-    """What is asked before one tool runs.
-
-    Args:
-        tool: as it is listed.
-        fallback: "refuse" or "allow", for calls whose client cannot ask its user.
-    """
+    """What is asked before one tool runs. `fallback` is for calls whose client cannot ask its user."""
 
     tool: Tool
     fallback: Fallback = "refuse"
@@ -47,9 +42,7 @@ class Confirmation:
     async def obtain(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
         """Return once the user has agreed to this call.
 
-        Raises:
-            ToolError: the user did not agree, or what came back is no answer.
-            CannotAsk: the client cannot ask its user, and `fallback` does not allow the call.
+        Raises ToolError if they did not, and CannotAsk if the client cannot ask and `fallback` does not allow the call.
         """
         name = self.tool.name
         if not declares(ctx.capabilities, "elicitation.form"):

@@ -54,13 +54,7 @@ FILTERED: Final[Mapping[str, type[Any]]] = {
 
 @attrs.frozen(eq=False)
 class AppliedFilter:
-    """A filter, and what it is for.
-
-    Attributes:
-        function: the filter itself.
-        methods: the methods it is for.
-        names: patterns of names of tools and prompts, or of addresses of resources; none of them means all.
-    """
+    """A filter, the methods it is for, and patterns of the names or addresses it is for; no pattern means all."""
 
     function: Filter
     methods: frozenset[str]
@@ -68,12 +62,7 @@ class AppliedFilter:
 
     @classmethod
     def of(cls, function: Filter, names: str | Sequence[str] | None, methods: Sequence[str] | None) -> AppliedFilter:
-        """Return it, checked.
-
-        Raises:
-            TypeError: the filter cannot be called.
-            ValueError: there is nothing to filter in the results of a method.
-        """
+        """Return it, checked. Raises TypeError and ValueError as `Server.filter` does."""
         if not callable(function):
             raise TypeError(f"a filter is a function of (ctx, params, result), not {function!r}")
         chosen = frozenset(FILTERED if methods is None else methods)

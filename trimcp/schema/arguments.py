@@ -74,10 +74,8 @@ _NUMERIC: Final = frozenset({"integer", "number"})
 def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Split the extras of an `Annotated` into those we read and those that only Pydantic does: (ours, theirs).
 
-    Groups are given as their members, and a Pydantic `Field` as its texts and bounds.
-
-    Raises:
-        UnreadableHint: neither reads one of them, so what it says would never be checked.
+    Groups are given as their members, and a Pydantic `Field` as its texts and bounds. Raises UnreadableHint for one
+    that neither reads, because what it says would never be checked.
     """
     ours: list[Any] = []
     theirs: list[Any] = []
@@ -154,8 +152,7 @@ def describes(extras: Sequence[Any]) -> bool:
 def apply_metadata(schema: dict[str, Any], metadata: Sequence[Any]) -> None:
     """Add to `schema` what the extras of an `Annotated` say, after `readable` has read them.
 
-    Raises:
-        TypeError: a bound that fits no alternative of the schema, such as `ge=` on a string.
+    Raises TypeError for a bound that fits no alternative of the schema, such as `ge=` on a string.
     """
     for extra in metadata:
         if not isinstance(extra, str):

@@ -60,13 +60,10 @@ def without_root(problems: Iterable[str]) -> list[str]:
 
 
 def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Convert | None:
-    """A function that makes a checked JSON value into `hint`, or None where nothing needs converting.
+    """Return a function that makes a checked JSON value into `hint`, or None where nothing needs converting.
 
-    Args:
-        hint: a type that `schema_of` accepts.
-        schema_of: the complete schema of a type; it decides which alternative of a union a value belongs to.
-
-    The function raises ConversionError.
+    The function raises ConversionError. `schema_of` gives the schema of a type; it decides which alternative of a
+    union a value belongs to.
     """
     if is_plain(hint):
         return None

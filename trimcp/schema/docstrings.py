@@ -25,11 +25,9 @@ _SPHINX_FIELD: Final = re.compile(r"^:(?:\w+)(?:\s[^:]*)?:(?:\s|$)")
 
 
 class Docstring(NamedTuple):
-    """What a docstring says.
+    """The text of a docstring without the sections on parameters, results and exceptions, and its parameters.
 
-    Attributes:
-        description: summary and body, without the sections on parameters, results and exceptions.
-        parameters: descriptions by parameter or attribute name, each on one line.
+    `parameters` are descriptions by parameter or attribute name, each on one line.
     """
 
     description: str

@@ -141,8 +141,7 @@ class CompiledSchema:
 def compile_schema(schema: Schema) -> CompiledSchema:
     """Compile an author's schema. Patterns that the linear-time engine cannot run get the one with a step limit.
 
-    Raises:
-        SchemaError: it is not valid, names a dialect we do not have, or refers to another document.
+    Raises SchemaError if it is not valid, names a dialect we do not have, or refers to another document.
     """
     dialect_of(schema)
     patterns: _PatternOptions = jsonschema_rs.RegexOptions()

@@ -60,11 +60,7 @@ class Form(Generic[T_co]):
     _nullable: Sequence[str] = ()
 
     def load(self, content: Any) -> T_co:
-        """The value of the type the form was made for, from the client's answer, which is checked first.
-
-        Raises:
-            ConversionError: the answer does not fit, or has no Python value.
-        """
+        """Return the client's answer as the form's type, checked first. Raises ConversionError if it does not fit."""
         if problems := self._validator.problems(content):
             raise ConversionError(problems)
         if self._field is not None:
@@ -75,10 +71,9 @@ class Form(Generic[T_co]):
         return value
 
     def read(self, message: str, result: ElicitResult) -> Answer[T_co]:
-        """What the user did, from the client's result; `message` is what they were asked.
+        """Return what the user did, from the client's result; `message` is what they were asked.
 
-        Raises:
-            ToolError: they accepted, and what came does not fit the form.
+        Raises ToolError if they accepted, and what came does not fit the form.
         """
         if result.action != "accept":
             return Answer(result.action)

@@ -54,11 +54,7 @@ _OBJECTS: Final = (dict, abc.Mapping, abc.MutableMapping)
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
-    """The JSON Schema of the values a type takes.
-
-    Raises:
-        TypeError: it has none.
-    """
+    """Return the JSON Schema of the values a type takes. Raises TypeError if it has none."""
     builder = SchemaBuilder()
     return builder.finish(builder.build(hint))
 
@@ -66,8 +62,7 @@ def schema_of(hint: Any) -> dict[str, Any]:
 class SchemaBuilder:
     """Builds the schemas of one document, whose records are shared in `$defs` where they repeat or recur.
 
-    Args:
-        output: describe what leaves us: fields with defaults are always there, and defaults say nothing.
+    With `output` they describe what leaves us: fields with defaults are always there, and defaults say nothing.
     """
 
     def __init__(self, *, output: bool = False) -> None:
@@ -77,11 +72,9 @@ class SchemaBuilder:
         self._references: dict[str, list[dict[str, Any]]] = {}
 
     def build(self, hint: Any) -> dict[str, Any]:
-        """The schema of one type. It is complete only after `finish`.
+        """Return the schema of one type, which is complete only after `finish`.
 
-        Raises:
-            TypeError: JSON Schema cannot say it. The text names the type, and what to use instead.
-            UnreadableHint: so it is; the `Annotated` around it holds something that nobody here reads.
+        Raises TypeError for a type that JSON Schema cannot say, with what to use instead; UnreadableHint as `readable`.
         """
         if type(hint).__name__ == "TypeAliasType":
             return self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
@@ -249,11 +242,7 @@ class SchemaBuilder:
         return schema
 
     def property(self, field: Field) -> dict[str, Any]:
-        """The schema of one field or parameter, with its description and default.
-
-        Raises:
-            TypeError: as `build`.
-        """
+        """Return the schema of one field or parameter, with its description and default. Raises as `build`."""
         schema = self.build(field.hint)
         if field.description and not describes(readable(split(field.hint)[1])[0]):
             schema["description"] = field.description

@@ -51,11 +51,7 @@ def _first_line(error: Exception) -> str:
 
 
 def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
-    """The JSON Schema that Pydantic makes of a type of its own, with its `$defs`.
-
-    Raises:
-        TypeError: it has none.
-    """
+    """Return the JSON Schema that Pydantic makes of a type, with its `$defs`. Raises TypeError if it has none."""
     pydantic: Any = sys.modules["pydantic"]
     adapter = _adapter(hint)
     try:
@@ -103,12 +99,10 @@ def dump(value: Any) -> Any:
 
 
 def parts_of_field(info: Any) -> tuple[dict[str, Any], list[Any], Any]:
-    """The parts of a `Field` in an `Annotated`: texts for `Arg`, its members, and itself if Pydantic must read it.
+    """Return the parts of a `Field` in an `Annotated`: texts for `Arg`, its members, itself if Pydantic must read it.
 
-    For its default and aliases see `parameter_facts`.
-
-    Raises:
-        UnreadableHint: it adds to a JSON Schema what Pydantic adds in its models only.
+    For its default and aliases see `parameter_facts`. Raises UnreadableHint where it adds to a JSON Schema what
+    Pydantic adds in its models only.
     """
     words = {name: getattr(info, name) for name in ("title", "description", "examples")}
     if info.json_schema_extra is not None:
@@ -122,13 +116,10 @@ def parts_of_field(info: Any) -> tuple[dict[str, Any], list[Any], Any]:
 
 @attrs.frozen(eq=False)
 class ParameterFacts:
-    """The name and default of a parameter with a Pydantic `Field`.
+    """The type, name in JSON and default of a parameter with a Pydantic `Field`.
 
-    Attributes:
-        hint: its type, with a `Field` that was its default among the extras.
-        name: its name in JSON.
-        default: its default, or ABSENT_DEFAULT.
-        fill: makes its value if none is given; None if the function does, or if it is required.
+    `hint` has a `Field` that was the default among its extras. `fill` makes the value if none is given; it is None if
+    the function does, or if the parameter is required.
     """
 
     hint: Any
@@ -138,10 +129,9 @@ class ParameterFacts:
 
 
 def parameter_facts(name: str, hint: Any, default: Any) -> ParameterFacts:
-    """What Pydantic's `Field`s, as default or in the `Annotated`, say of a parameter; of several the last one counts.
+    """Return what Pydantic's `Field`s say of a parameter, as default or in `Annotated`; of several the last counts.
 
-    Raises:
-        TypeError: an alias is no plain name, or a default needs the other arguments.
+    Raises TypeError if an alias is no plain name, or a default needs the other arguments.
     """
     if is_field_info(default):
         hint, default = Annotated[hint, default], ABSENT_DEFAULT

@@ -47,13 +47,11 @@ class UnreadableHint(TypeError):
 @attrs.frozen
 @valued
 class Field:
-    """One field of a record class.
+    """One field of a record class, under its name in JSON.
 
     Attributes:
-        name: its name in JSON.
         hint: its type, with the extras of `Annotated`.
-        required: whether it must be given.
-        default: the value it has otherwise, or ABSENT_DEFAULT.
+        default: the value it has if none is given, or ABSENT_DEFAULT.
         description: from the class's docstring or the field's metadata.
     """
 
@@ -136,11 +134,7 @@ def belongs_to_pydantic(extra: Any) -> bool:
 
 
 def fields_of(hint: Any) -> list[Field]:
-    """The fields a record takes from JSON, in their order.
-
-    Raises:
-        TypeError: an annotation of the class cannot be resolved.
-    """
+    """Return the fields a record takes from JSON. Raises TypeError for an annotation that cannot be resolved."""
     cls = get_origin(hint) or hint
     try:
         hints = typing.get_type_hints(cls, include_extras=True)

@@ -54,10 +54,9 @@ class Signature:
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return keyword arguments from JSON arguments that `input_schema` has accepted; the same if none is converted.
+        """Return keyword arguments from JSON arguments that the schema has accepted; the same if none is converted.
 
-        Raises:
-            ConversionError: some arguments fit the schema and still have no Python value. All are named.
+        Raises ConversionError, which names all arguments that fit the schema and still have no Python value.
         """
         for name in self._whole_numbers:
             if type(arguments.get(name)) is float:  # 3.0 is an integer by JSON Schema, and is read as a float
@@ -270,20 +269,15 @@ def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any]
 class ResultShape:
     """How a function's results become structured content.
 
-    Attributes:
-        schema: an object schema of what `dump` returns, valid as `outputSchema` in every revision.
-        wrapped: the type is no object, so its values are sent as `{"result": value}`.
+    `schema` is that of an object, valid as `outputSchema` in every revision. Values of other types are `wrapped`:
+    sent as `{"result": value}`.
     """
 
     schema: dict[str, Any]
     wrapped: bool = False
 
     def dump(self, value: Any) -> Any:
-        """Return a result as JSON values, wrapped if need be. It is not validated.
-
-        Raises:
-            ConversionError: it holds something JSON cannot carry.
-        """
+        """Return a result as JSON values, not validated. Raises ConversionError for what JSON cannot carry."""
         plain = to_json(value)
         return {"result": plain} if self.wrapped else plain
 
@@ -294,15 +288,8 @@ _UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), 
 def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lambda hint: False) -> ResultShape | None:
     """Return how results of a return type are structured, or None where they are plain content.
 
-    None for no annotation, Any, None, text, bytes, types without a JSON Schema, and whatever `is_content` is true for,
-    alone, in unions or in lists.
-
-    Args:
-        annotation: a resolved type.
-        is_content: whether a class is content already, such as `TextContent`.
-
-    Raises:
-        UnreadableHint: an `Annotated` in it holds something that nobody here reads.
+    None for no annotation, Any, None, text, bytes, types without a JSON Schema, and classes for which `is_content` is
+    true, alone, in unions or in lists. Raises UnreadableHint as `readable` does.
     """
     if _is_unstructured(annotation, is_content):
         return None

@@ -70,8 +70,7 @@ class Validator:
 def validator_for(schema: dict[str, Any]) -> Validator:
     """Return a validator for a schema that was derived from types or checked; a late one where it has no bounds.
 
-    Raises:
-        SchemaError: an author's bounds or patterns are not valid.
+    Raises SchemaError for bounds or patterns that are not valid.
     """
     return Validator(schema, late=_is_plain(schema))
 

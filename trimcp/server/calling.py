@@ -79,11 +79,7 @@ class Question:
         return self.value(result)
 
     def value(self, result: ElicitResult) -> Any:
-        """Return the value for its parameter from what the user did.
-
-        Raises:
-            ToolError: the user declined or cancelled, or the client sent what does not fit the form.
-        """
+        """Return the value for its parameter. Raises ToolError if the user declined, or the form does not fit."""
         marker = self.marker
         if self.whole:
             return result
@@ -163,16 +159,14 @@ class PreparedFunction:
 
     @property
     def in_thread(self) -> bool:
-        """Whether it runs in a thread."""
+        """Whether calls run in a thread."""
         return self.run_mode == "thread" and not self.is_async
 
     async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """Call it with JSON arguments that its schema has accepted, and return what it returned.
 
-        What ran in a worker process returns its finished result.
-
-        Raises:
-            ConversionError: an argument fits its schema and still cannot be made into its type.
+        What ran in a worker process returns its finished result. Raises ConversionError for an argument that fits its
+        schema and still cannot be made into its type.
         """
         if self.remote is not None and not virtual_time():
             return await self._run_in_worker(self.remote, pools, ctx, arguments)
@@ -212,8 +206,7 @@ class PreparedFunction:
     def result_shape(self) -> ResultShape | None:
         """Return how its results are structured, by its return type; None for plain content.
 
-        Raises:
-            TypeError: an `Annotated` in its return type holds something that nobody reads.
+        Raises TypeError for an `Annotated` in the return type that nobody reads.
         """
         try:
             return describe_result(self.signature.return_type, is_content=is_content)
@@ -240,16 +233,13 @@ def prepare(
     runs: Sequence[str] = ("inline", "thread"),
     schema_given: bool = False,
 ) -> PreparedFunction:
-    """Inspect a function once, so that calls need not.
+    """Inspect a function once, so that calls need not. Raises TypeError for parameters that JSON cannot fill.
 
     Args:
         function: async or sync.
         run: where a sync one runs.
         runs: where it may run; for "process" the caller sets `remote`.
         schema_given: its JSON Schema is given by hand; a single parameter `arguments` then takes them whole.
-
-    Raises:
-        TypeError: it has parameters that cannot be filled from JSON.
     """
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
@@ -282,7 +272,7 @@ def virtual_time() -> bool:
 def at_users_line(method: _MethodT) -> _MethodT:
     """Make a method's exceptions point to its caller's line, with the place of the user's function as a note.
 
-    For what registers functions, and for decorators, whose caller's line is the `@` above the function.
+    For methods that register functions, and for decorators, whose caller's line is the `@` above the function.
     """
 
     @functools.wraps(method)
@@ -320,11 +310,7 @@ def listed_members(options: Mapping[str, Any], name: str, description: str) -> d
 
 
 def check_options(options: Mapping[str, Any], known: type) -> None:
-    """Check that all options are keys of a TypedDict, for users who run no type checker.
-
-    Raises:
-        TypeError: one is not; the text names what it may have meant.
-    """
+    """Raise TypeError for an option that is no key of a TypedDict; the text names what may have been meant."""
     names = list(known.__annotations__)
     for name in options:
         if name not in names:

@@ -43,11 +43,9 @@ class Bus:
     _listeners: dict[ChangeListener, None] = attrs.field(factory=dict)
 
     def attach(self, listener: ChangeListener) -> None:
-        """Tell this listener from now on."""
         self._listeners[listener] = None
 
     def detach(self, listener: ChangeListener) -> None:
-        """Tell this listener no more."""
         self._listeners.pop(listener, None)
 
     def changed(self, change: Change) -> None:
@@ -63,14 +61,9 @@ class Bus:
 
 @attrs.define(eq=False, repr=False)
 class Watch:
-    """A listener that keeps what it watches until a task receives it.
+    """A listener that keeps what it watches, lists (`changes`) and resources (`uris`), until a task receives it.
 
-    Args:
-        changes: the lists it watches.
-        uris: the resources it watches.
-
-    Attributes:
-        noted: what was told and not received yet: lists, and URIs of resources.
+    `noted` is what was told and not received yet: lists, and URIs of resources.
     """
 
     changes: frozenset[Change]
@@ -78,11 +71,9 @@ class Watch:
     noted: Changes[Change | str] = attrs.field(init=False, factory=Changes)
 
     def changed(self, change: Change) -> None:
-        """Note a list change, if it is watched."""
         if change in self.changes:
             self.noted.add(change)
 
     def updated(self, uri: str) -> None:
-        """Note an updated resource, if it is watched."""
         if uri in self.uris:
             self.noted.add(uri)

@@ -46,12 +46,7 @@ class Image:
     mime_type: str | None = None
 
     def content(self) -> ImageContent:
-        """Return it as a content block.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: no `mime_type` was given and none can be guessed.
-        """
+        """Return it as a content block. Raises OSError for a file that cannot be read, ValueError without a type."""
         data, mime_type = _encoded(self.data, self.mime_type)
         return ImageContent(data, mime_type)
 
@@ -94,8 +89,7 @@ def json_text(value: JSON) -> str:
 def as_content(value: Any) -> list[ContentBlock]:
     """Return whatever a handler returned as content blocks: text as it is, anything else as JSON text.
 
-    Raises:
-        TypeError: it is something JSON cannot carry.
+    Raises ConversionError for what JSON cannot carry.
     """
     if value is None:
         return []

@@ -66,13 +66,7 @@ class Notice(Admitted):
 
 
 class Offering:
-    """What a server offers, and what clients are told of it. What it is set to is an argument of `Server`.
-
-    Args:
-        profile: how the server introduces itself; its capabilities follow from what is offered.
-        dynamic: announce that lists may change.
-        extensions: settings by extension identifier.
-    """
+    """What a server offers, and what clients are told of it. What it is set to is an argument of `Server`."""
 
     limits: Limits
     budget: Budget

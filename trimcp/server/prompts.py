@@ -67,11 +67,7 @@ class PromptEntry:
     quota: Quota | None = None
 
     async def get(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
-        """Return the prompt's messages, filled in.
-
-        Raises:
-            ErrorReply: an argument is missing, unknown or none of its choices (-32602).
-        """
+        """Return the prompt filled in. Raises ErrorReply (-32602) for missing, unknown and wrong arguments."""
         problems = self._problems(arguments)
         values = self.prepared.from_texts(arguments)
         if not problems and not self.validator.is_valid(values):
@@ -113,8 +109,7 @@ def _messages(value: Any) -> list[PromptMessage]:
 def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
     """Build a prompt from a function whose parameters are its arguments.
 
-    Raises:
-        TypeError: a parameter cannot be filled, or there is no such option.
+    Raises TypeError for a parameter that cannot be filled, or an option that there is not.
     """
     check_options(options, PromptOptions)
     prepared = prepare(function)
@@ -142,8 +137,7 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
 class Completer:
     """Suggests values for one argument of one prompt or template.
 
-    Its function takes what was typed so far, and may take `context`, the arguments known already, and the request's
-    context.
+    Its function takes what was typed so far. It may take `context`, the arguments known already, and the request's.
     """
 
     prepared: PreparedFunction

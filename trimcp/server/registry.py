@@ -30,8 +30,7 @@ class Registry(Generic[EntryT]):
 
     Args:
         kind: what one entry is called, for error messages.
-        bus: told when the set changes.
-        change: what it is told.
+        bus: told of `change` when the set changes.
     """
 
     kind: str
@@ -51,14 +50,12 @@ class Registry(Generic[EntryT]):
         return name in self._entries
 
     def get(self, name: str) -> EntryT | None:
-        """Return the entry of that name, or None."""
         return self._entries.get(name)
 
     def add(self, name: str, entry: EntryT, *, live: bool) -> None:
         """Add an entry; `live` says that clients may have seen the list already.
 
-        Raises:
-            LocalError: there is one of that name. Remove it first: replacing one by accident is a bug.
+        Raises LocalError if there is one of that name: replacing one by accident is a bug, so remove it first.
         """
         if name in self._entries:
             raise LocalError(f"there is a {self.kind} named {name!r} already; remove it first")
@@ -66,11 +63,7 @@ class Registry(Generic[EntryT]):
         self._changed(live)
 
     def remove(self, name: str, *, live: bool) -> None:
-        """Remove an entry.
-
-        Raises:
-            KeyError: there is none of that name.
-        """
+        """Remove an entry. Raises KeyError if there is none of that name."""
         if name not in self._entries:
             raise KeyError(f"there is no {self.kind} named {name!r}")
         del self._entries[name]

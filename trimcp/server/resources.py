@@ -71,8 +71,7 @@ class ResourceEntry:
     async def read(self, pools: Pools, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
         """Return the contents of one resource.
 
-        Raises:
-            ResourceNotFound: the function returned None, or a variable cannot be made into its type.
+        Raises ResourceNotFound if the function returned None, or a variable cannot be made into its type.
         """
         source, mime_type = self.source, self.listed.mime_type or None
         value: Any = source
@@ -123,8 +122,7 @@ def from_function(
 ) -> ResourceEntry:
     """Build a resource, or with braces in the URI a family of them, from a function.
 
-    Raises:
-        TypeError: the template's variables and the function's parameters differ, or there is no such option.
+    Raises TypeError where the template's variables and the function's parameters differ.
     """
     check_options(options, ResourceOptions)
     prepared = prepare(function, run=run)
@@ -171,10 +169,9 @@ def missing(ctx: Context[Any], uri: str) -> ErrorReply:
 
 
 def read_result(value: Any, uri: str, mime_type: str | None, ttl_ms: int, cache_scope: CacheScope) -> Any:
-    """Return a result from what a resource function returned: text, bytes, contents, several of them, or JSON.
+    """Return a result from what a resource's function returned: text, bytes, contents, several of them, or JSON.
 
-    Raises:
-        ResourceNotFound: the function returned None.
+    Raises ResourceNotFound for None.
     """
     if isinstance(value, ReadResourceResult | InputRequiredResult):
         return value

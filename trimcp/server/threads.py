@@ -124,8 +124,7 @@ async def in_thread(
 ) -> _T:
     """Run a sync function in a thread. Cancelling it gives the thread up, which is counted until it ends.
 
-    Raises:
-        ErrorReply: no thread was free, and too many calls wait for one or this one would begin too late.
+    Raises ErrorReply if no thread was free, and too many calls wait for one or this one would begin too late.
     """
     place: Any = _ThreadPlace(ctx, turns)
     if portal is None:

@@ -189,13 +189,7 @@ def error_text(name: str, error: BaseException) -> str | None:
 
 
 def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
-    """Build a tool from a function.
-
-    Raises:
-        TypeError: a parameter's or the result's type cannot be said in JSON Schema, the schema is not valid, names a
-            header where none can be (server/tools, "x-mcp-header"), or there is no such option.
-        ValueError: the timeout is not positive, or less than one call may run.
-    """
+    """Build a tool from a function. Raises TypeError and ValueError as `Offering.tool` does."""
     check_options(options, ToolOptions)
     timeout, max_concurrent = options.get("timeout"), options.get("max_concurrent")
     if timeout is not None and not timeout > 0:

@@ -53,11 +53,7 @@ loading: bool = False
 
 @attrs.define(eq=False, repr=False)
 class ParentConnection:
-    """The connection to the parent, which all threads of a function may use while its call lasts.
-
-    Attributes:
-        calls: those the parent has sent.
-    """
+    """The connection to the parent, which all threads of a function may use while its call lasts."""
 
     _connection: socket.socket
     calls: SimpleQueue[dict[str, Any]] = attrs.field(init=False, factory=SimpleQueue)
@@ -74,9 +70,7 @@ class ParentConnection:
     def send(self, call: int, message: Mapping[str, JSON]) -> None:
         """Send a message that belongs to a call. Waits while the client is slow.
 
-        Raises:
-            LocalError: that call is over.
-            Unencodable: JSON cannot carry it.
+        Raises LocalError if that call is over, Unencodable for what JSON cannot carry.
         """
         line = encode(message) + b"\n"
         with self._lock:

@@ -96,11 +96,7 @@ class WorkerProcess:
 
     @staticmethod
     async def start(memory: int | None) -> WorkerProcess:
-        """Start a process, in a thread, so the event loop goes on.
-
-        Raises:
-            OSError: it could not be started.
-        """
+        """Start a process, in a thread, so the event loop goes on. Raises OSError if it could not be started."""
         with ExitStack() as ours, ExitStack() as theirs:
             near, far = socket.socketpair()
             ours.callback(near.close)
@@ -127,8 +123,7 @@ class WorkerProcess:
     async def keep(self, started: Callable[[], None]) -> None:
         """Serve the process until it has ended and was reaped. Cancelling it kills the process.
 
-        Args:
-            started: called once the process may be sent a call.
+        `started` is called once it may be sent a call.
         """
         try:
             with self.idle_scope:
@@ -219,19 +214,14 @@ class WorkerProcess:
     def kill(self, *, crashed: bool = False) -> None:
         """Kill it and its descendants, and receive nothing more from it. `keep` reaps it.
 
-        Args:
-            crashed: count it as ended by itself.
+        With `crashed` it counts as ended by itself.
         """
         self.crashed = self.crashed or crashed
         self._kill_group()
         self._receive.close()
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send it a message. Nothing is raised if it is gone: `receive` raises then.
-
-        Raises:
-            Unencodable: JSON cannot carry it.
-        """
+        """Send it a message. Nothing is raised if it is gone: `receive` raises then. Raises Unencodable."""
         await self._write(encode(message))
 
     async def _write(self, line: bytes) -> None:
@@ -241,11 +231,7 @@ class WorkerProcess:
             pass
 
     async def receive(self) -> Any:
-        """Return its next message.
-
-        Raises:
-            trio.EndOfChannel: it has ended, and was reaped.
-        """
+        """Return its next message. Raises trio.EndOfChannel if it has ended, and was reaped."""
         return await self._receive.receive()
 
     def clear_output(self) -> None:
@@ -298,13 +284,7 @@ class ProcessStatistics:
 
 @attrs.define(eq=False, repr=False)
 class WorkerPool:
-    """The worker processes of one run of a server.
-
-    Args:
-        nursery: where their tasks run; they end with it.
-        most: how many there may be.
-        idle_time: seconds after which one that has nothing to do ends.
-    """
+    """At most `most` worker processes, whose tasks run in the nursery. Idle ones end after `idle_time` seconds."""
 
     _nursery: trio.Nursery
     most: int
@@ -322,7 +302,7 @@ class WorkerPool:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for one now."""
+        """Calls that wait for a worker now."""
         return self._turns.waiting
 
     @property
@@ -331,7 +311,6 @@ class WorkerPool:
         return self._turns.refused
 
     def statistics(self) -> ProcessStatistics:
-        """Return a snapshot."""
         return ProcessStatistics(
             most=self.most,
             alive=self._alive,
@@ -346,18 +325,16 @@ class WorkerPool:
     async def worker(
         self, memory: int | None, whose: Hashable, deadline: float = math.inf
     ) -> AsyncIterator[WorkerProcess]:
-        """Lend a worker whose address space has this bound.
+        """Lend a worker whose address space has this bound, in bytes; None for no bound.
 
         If the block ends before the worker is `done`, with a cancellation for instance, the worker is killed.
 
         Args:
             memory: bytes, or None.
             whose: what stands for the session; while workers are scarce, sessions take turns.
-            deadline: when it would be too late to begin, on Trio's clock.
+            deadline: when it would be too late to begin, on Trio's clock. Then ErrorReply is raised.
 
-        Raises:
-            ErrorReply: it could not begin before the deadline.
-            OSError: none could be started.
+        Raises OSError if none could be started.
         """
         worker = await self._take(memory, whose, deadline)
         try:

@@ -47,8 +47,6 @@ class RemoteTool:
     """A tool's function as worker processes find and run it.
 
     Attributes:
-        name: the tool's.
-        function: the function; a worker has its own.
         recipe: what a worker needs to build the tool, in JSON.
         memory: bytes of address space its workers may have, or None.
         cpu_time: seconds of processor time a call may take, or None.
@@ -64,11 +62,7 @@ class RemoteTool:
     _checked: bool = attrs.field(init=False, default=False)
 
     def check(self) -> None:
-        """Check, once, that the function is found under its name. When it was added its module was not complete.
-
-        Raises:
-            TypeError: another one is.
-        """
+        """Raise TypeError if another function is found under its name. When it is added its module is not complete."""
         if self._checked:
             return
         module = sys.modules.get(self.recipe["module"])
@@ -174,17 +168,10 @@ def facts_of(ctx: Context[Any]) -> dict[str, JSON]:
 def remote_tool(
     function: Callable[..., Any], name: str, options: Mapping[str, Any], *, is_async: bool, wants_context: bool
 ) -> RemoteTool:
-    """Inspect the function of a tool that is to run in worker processes.
-
-    Args:
-        function: sync, and at the top level of its module.
-        name: the tool's.
-        options: as the tool was added (`ToolOptions`).
-        is_async: whether the function is async, which is refused.
-        wants_context: whether it takes the context.
+    """Inspect the function of a tool that is to run in worker processes; `options` as the tool was added.
 
     Raises:
-        TypeError: a worker could not find it, or it is async; the text says what to do.
+        TypeError: it is async or a worker could not find it; the text says what to do.
         ValueError: a bound is not positive.
     """
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
