@@ -24,7 +24,7 @@ _NAMES = {
     "trimcp.hidden": "hidden=.",
     "trimcp.net": "asgi_app http http_face run_http run_websocket serve_http serve_websocket websocket",
     "trimcp.run": "in_process load_servers run_stdio serve_stdio stdio",
-    "trimcp.schema.arguments": "Arg",
+    "trimcp.schema.hints": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",
     "trimcp.security": "security=.",
     "trimcp.server.calling": "Elicit",

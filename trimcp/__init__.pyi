@@ -43,10 +43,10 @@ from trimcp.run import load_servers as load_servers
 from trimcp.run import run_stdio as run_stdio
 from trimcp.run import serve_stdio as serve_stdio
 from trimcp.run import stdio as stdio
-from trimcp.schema.arguments import Arg as Arg
 from trimcp.schema.forms import Answer as Answer
 from trimcp.schema.forms import Form as Form
 from trimcp.schema.forms import form_for as form
+from trimcp.schema.hints import Arg as Arg
 from trimcp.server.calling import Elicit as Elicit
 from trimcp.server.logbridge import LogBridge as LogBridge
 from trimcp.server.media import Audio as Audio

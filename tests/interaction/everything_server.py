@@ -23,7 +23,7 @@ import trio.testing
 
 from trimcp.errors import ErrorReply, ResourceNotFound, ToolError
 from trimcp.run import run_stdio
-from trimcp.schema.arguments import Arg
+from trimcp.schema.hints import Arg
 from trimcp.server.calling import Elicit
 from trimcp.server.logbridge import LogBridge
 from trimcp.server.media import Audio, Image

@@ -1,4 +1,4 @@
-"""Tests of `trimcp.schema.arguments`: markers of ours and of others."""
+"""Tests of `trimcp.schema.hints`: markers of ours and of others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import annotated_types
 import attrs
 import pytest
 
-from trimcp.schema.arguments import Arg, apply_metadata, readable
-from trimcp.schema.records import UnreadableHint
+from trimcp.schema.hints import Arg, UnreadableHint, apply_metadata, readable
 
 
 @attrs.frozen

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import attrs
 import pytest
 
-from trimcp.schema.arguments import Arg
 from trimcp.schema.convert import ConversionError
 from trimcp.schema.forms import form_for
+from trimcp.schema.hints import Arg
 
 
 class Unit(enum.StrEnum):

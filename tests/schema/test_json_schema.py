@@ -32,7 +32,7 @@ import attrs
 import pytest
 from typing_extensions import TypeAliasType
 
-from trimcp.schema.arguments import Arg
+from trimcp.schema.hints import Arg
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.validator import check_author_schema
 

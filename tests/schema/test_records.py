@@ -1,4 +1,4 @@
-"""Tests of `trimcp.schema.records`: reading hints apart."""
+"""Tests of `trimcp.schema.hints`: reading hints apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 import pytest
 from typing_extensions import TypeAliasType
 
-from trimcp.schema.records import ABSENT_DEFAULT, Field, alias_value, fields_of, is_record, split, substitute
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, alias_value, fields_of, is_record, split, substitute
 
 T = TypeVar("T")
 Meters = NewType("Meters", Annotated[float, "a length"])  # type: ignore[valid-newtype]

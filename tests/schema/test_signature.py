@@ -14,8 +14,8 @@ import attrs
 import pytest
 
 from tests.yardsticks import assert_costs
-from trimcp.schema.arguments import Arg
 from trimcp.schema.convert import ConversionError
+from trimcp.schema.hints import Arg
 from trimcp.schema.signature import ResultShape, describe, describe_result
 from trimcp.schema.validator import Validator, check_author_schema
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from trimcp.errors import ErrorReply, LocalError, RemoteError
-from trimcp.schema.arguments import Arg
+from trimcp.schema.hints import Arg
 from trimcp.server.media import Image
 from trimcp.server.prompts import suggestions
 from trimcp.server.server import Server

@@ -19,7 +19,7 @@ from tests.mirroring import mirrored
 from trimcp.channel import Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError
-from trimcp.schema.arguments import Arg
+from trimcp.schema.hints import Arg
 from trimcp.server.media import Image
 from trimcp.server.server import Server
 from trimcp.session.context import Context

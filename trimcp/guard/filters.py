@@ -10,7 +10,7 @@ import fnmatch
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import attrs
 import orjson
@@ -41,6 +41,8 @@ Filter: TypeAlias = Callable[[Any, Any, Any], Any]
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
+_LINK_TEXTS: Final = ("name", "title", "description", "uri")
+
 # mypy does not take a payload class for one of attrs.
 _evolve: Callable[..., Any] = attrs.evolve
 
@@ -66,14 +68,12 @@ class AppliedFilter:
         if not callable(function):
             raise TypeError(f"a filter is a function of (ctx, params, result), not {function!r}")
         chosen = frozenset(FILTERED if methods is None else methods)
-        if not chosen or not chosen <= set(FILTERED):
-            raise ValueError(
-                f"filters are for results of {', '.join(FILTERED)}, not of {sorted(chosen - set(FILTERED))}"
-            )
+        unknown = sorted(chosen - FILTERED.keys())
+        if unknown or not chosen:
+            raise ValueError(f"filters are for results of {', '.join(FILTERED)}, not of {unknown}")
         return cls(function, chosen, (names,) if isinstance(names, str) else tuple(names or ()))
 
     def applies_to(self, name: str) -> bool:
-        """Return whether it sees the results of this tool, prompt or resource."""
         return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
 
 
@@ -121,35 +121,39 @@ async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: 
 
 def map_texts(result: Any, change: Callable[[str], str]) -> Any:
     """Return a result in which every text is changed: content, structured content with its keys, and `_meta`."""
-    meta = result.meta if result.meta is ABSENT else _map_json(result.meta, change)
-    if isinstance(result, CallToolResult):
-        structured = result.structured_content
-        return _evolve(
-            result,
-            content=[_map_block(block, change) for block in result.content],
-            structured_content=structured if structured is ABSENT else _map_json(structured, change),
-            meta=meta,
-        )
-    if isinstance(result, ReadResourceResult):
-        return _evolve(result, contents=[_map_contents(held, change) for held in result.contents], meta=meta)
-    messages = [_evolve(message, content=_map_block(message.content, change)) for message in result.messages]
-    described = result.description if result.description is ABSENT else change(result.description)
-    return _evolve(result, messages=messages, description=described, meta=meta)
+    changed = {}
+    if result.meta is not ABSENT:
+        changed["meta"] = _map_json(result.meta, change)
+    if isinstance(result, CallToolResult) and result.structured_content is not ABSENT:
+        changed["structured_content"] = _map_json(result.structured_content, change)
+    if isinstance(result, GetPromptResult) and result.description is not ABSENT:
+        changed["description"] = change(result.description)
+    return _evolve(_with_blocks(result, [_map_block(block, change) for block in _blocks(result)]), **changed)
 
 
 def _map_block(block: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(block, TextContent):
+    if isinstance(block, TextContent | TextResourceContents):
         return _evolve(block, text=change(block.text))
     if isinstance(block, EmbeddedResource):
-        return _evolve(block, resource=_map_contents(block.resource, change))
+        return _evolve(block, resource=_map_block(block.resource, change))
     if isinstance(block, ResourceLink):
-        texts = {name: getattr(block, name) for name in ("name", "title", "description", "uri")}
+        texts = {name: getattr(block, name) for name in _LINK_TEXTS}
         return _evolve(block, **{name: change(text) for name, text in texts.items() if text is not ABSENT})
     return block
 
 
-def _map_contents(contents: Any, change: Callable[[str], str]) -> Any:
-    return _evolve(contents, text=change(contents.text)) if isinstance(contents, TextResourceContents) else contents
+def _blocks(result: Any) -> list[Any]:
+    if isinstance(result, GetPromptResult):
+        return [message.content for message in result.messages]
+    return list(result.contents if isinstance(result, ReadResourceResult) else result.content)
+
+
+def _with_blocks(result: Any, blocks: list[Any]) -> Any:
+    """Return a result with these blocks in place of its own; a prompt's messages beyond them are left out."""
+    if isinstance(result, GetPromptResult):
+        pairs = zip(result.messages, blocks, strict=False)
+        return _evolve(result, messages=[_evolve(message, content=block) for message, block in pairs])
+    return _evolve(result, **{"contents" if isinstance(result, ReadResourceResult) else "content": blocks})
 
 
 def _map_json(value: Any, change: Callable[[str], str]) -> Any:
@@ -168,8 +172,7 @@ def _map_json(value: Any, change: Callable[[str], str]) -> Any:
 # Secrets. No pattern can be slow: each match is bounded in length and never goes back over what it read.
 
 
-@attrs.frozen(eq=False)
-class SecretPattern:
+class SecretPattern(NamedTuple):
     """One kind of secret.
 
     Attributes:
@@ -179,46 +182,45 @@ class SecretPattern:
     """
 
     name: str
-    marks: tuple[str, ...]
+    marks: list[str]
     pattern: re.Pattern[str]
-
-
-def _secret(name: str, marks: str, pattern: str) -> SecretPattern:
-    return SecretPattern(name, tuple(marks.split()), re.compile(pattern, re.ASCII))
 
 
 # Where a word begins, also after a line's end that JSON wrote as two characters.
 _WORD: Final = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))"
 
-SECRETS: Final = (
-    # A key without its end is one that was cut.
-    _secret(
-        "private key",
-        "-----begin",
-        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]|-(?!----)){0,16384}+"
-        r"(?:-----END [A-Z0-9 ]{0,48}-----)?",
-    ),
-    _secret(
-        "authorization",
-        "authorization",
-        r"(?i:authorization)\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?([A-Za-z]{1,16}[ \t]{1,4}[^\s\"'\\,;]{1,4096}+)",
-    ),
-    _secret(
-        "bearer token",
-        "bearer",
-        rf"{_WORD}(?i:bearer)[ \t]{{1,8}}((?=[A-Za-z._~+/-]{{0,255}}[0-9])[\w.~+/=-]{{12,4096}}+)",
-    ),
-    _secret("password in a URL", "://", r"://[^\s/:@\"']{0,255}+:([^\s/@\"']{1,255}+)@"),
-    _secret("JSON web token", "eyj", r"eyJ[\w-]{8,512}+\.eyJ[\w-]{8,4096}+\.[\w-]{0,1024}+"),
-    _secret("AWS key", "akia asia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    _secret("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"(?:gh[pousr]|github_pat)_\w{30,255}+"),
-    _secret("GitLab token", "glpat-", r"glpat-[\w-]{20,255}+"),
-    _secret("Slack token", "xox xapp-", r"(?:xox[abeprs]|xapp)-[\w-]{10,255}+"),
-    _secret("Stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[sr]k_(?:live|test)_\w{16,255}+"),
-    _secret("API key", "sk-", rf"{_WORD}sk-[\w-]{{20,255}}+"),
-    _secret("Google key", "aiza ya29.", r"AIza[\w-]{35}|ya29\.[\w-]{20,1024}+"),
-    _secret("package registry token", "npm_ pypi-", r"npm_\w{36}|pypi-[\w-]{50,1024}+"),
-    _secret("Hugging Face token", "hf_", rf"{_WORD}hf_\w{{30,255}}+"),
+SECRETS: Final = tuple(
+    SecretPattern(name, marks.split(), re.compile(pattern, re.ASCII))
+    for name, marks, pattern in (
+        # A key without its end is one that was cut.
+        (
+            "private key",
+            "-----begin",
+            r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]|-(?!----)){0,16384}+"
+            r"(?:-----END [A-Z0-9 ]{0,48}-----)?",
+        ),
+        (
+            "authorization",
+            "authorization",
+            r"(?i:authorization)\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?([A-Za-z]{1,16}[ \t]{1,4}[^\s\"'\\,;]{1,4096}+)",
+        ),
+        (
+            "bearer token",
+            "bearer",
+            rf"{_WORD}(?i:bearer)[ \t]{{1,8}}((?=[A-Za-z._~+/-]{{0,255}}[0-9])[\w.~+/=-]{{12,4096}}+)",
+        ),
+        ("password in a URL", "://", r"://[^\s/:@\"']{0,255}+:([^\s/@\"']{1,255}+)@"),
+        ("JSON web token", "eyj", r"eyJ[\w-]{8,512}+\.eyJ[\w-]{8,4096}+\.[\w-]{0,1024}+"),
+        ("AWS key", "akia asia", r"(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
+        ("GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"(?:gh[pousr]|github_pat)_\w{30,255}+"),
+        ("GitLab token", "glpat-", r"glpat-[\w-]{20,255}+"),
+        ("Slack token", "xox xapp-", r"(?:xox[abeprs]|xapp)-[\w-]{10,255}+"),
+        ("Stripe key", "sk_live_ sk_test_ rk_live_ rk_test_", r"[sr]k_(?:live|test)_\w{16,255}+"),
+        ("API key", "sk-", rf"{_WORD}sk-[\w-]{{20,255}}+"),
+        ("Google key", "aiza ya29.", r"AIza[\w-]{35}|ya29\.[\w-]{20,1024}+"),
+        ("package registry token", "npm_ pypi-", r"npm_\w{36}|pypi-[\w-]{50,1024}+"),
+        ("Hugging Face token", "hf_", rf"{_WORD}hf_\w{{30,255}}+"),
+    )
 )
 """The kinds that are known, in the order in which they are looked for."""
 
@@ -273,10 +275,6 @@ class SecretsFilter:
         return f"{whole[:begin]}{mask}{whole[end:]}"
 
 
-class _Pattern(Protocol):
-    def sub(self, repl: str, string: str, /) -> str: ...
-
-
 @attrs.frozen(eq=False)
 class PatternFilter:
     """Replaces what a pattern of your own matches.
@@ -299,8 +297,7 @@ class PatternFilter:
 
     def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
         """Return the result with every match replaced."""
-        pattern: _Pattern = self.pattern
-        return map_texts(result, lambda text: pattern.sub(self.replacement, text))
+        return map_texts(result, lambda text: self.pattern.sub(self.replacement, text))
 
 
 @attrs.frozen
@@ -345,25 +342,10 @@ class SizeFilter:
         return _with_blocks(result, kept)
 
 
-def _blocks(result: Any) -> list[Any]:
-    if isinstance(result, GetPromptResult):
-        return [message.content for message in result.messages]
-    return list(result.contents if isinstance(result, ReadResourceResult) else result.content)
-
-
-def _with_blocks(result: Any, blocks: list[Any]) -> Any:
-    if isinstance(result, GetPromptResult):
-        pairs = zip(result.messages, blocks, strict=False)
-        return _evolve(result, messages=[_evolve(message, content=block) for message, block in pairs])
-    return _evolve(result, **{"contents" if isinstance(result, ReadResourceResult) else "content": blocks})
-
-
 def _size(block: Any) -> int:
     held = block.resource if isinstance(block, EmbeddedResource) else block
     for name in ("text", "data", "blob"):
         value = getattr(held, name, None)
         if isinstance(value, str):
             return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-    return sum(
-        len(getattr(held, name) or "") for name in ("name", "title", "description", "uri") if hasattr(held, name)
-    )
+    return sum(len(getattr(held, name, None) or "") for name in _LINK_TEXTS)

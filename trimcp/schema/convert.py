@@ -23,8 +23,7 @@ import attrs
 import cattrs
 from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
-from trimcp.schema.arguments import readable
-from trimcp.schema.records import alias_value, is_model, split
+from trimcp.schema.hints import alias_value, is_model, readable, split
 from trimcp.schema.validator import Validator, validator_for
 
 __all__ = ["ConversionError", "Convert", "converter_for", "is_plain", "to_json", "without_root"]

@@ -10,8 +10,8 @@ import attrs
 
 from trimcp.errors import ToolError
 from trimcp.schema.convert import ConversionError, Convert, converter_for, without_root
+from trimcp.schema.hints import Field, is_model, is_record, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
-from trimcp.schema.records import Field, is_model, is_record, split
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.values import valued
 from trimcp.wire.fields import ABSENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc as abc
+import copy
 import datetime
 import decimal
 import enum
@@ -12,18 +13,20 @@ import typing
 import uuid
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
-from trimcp.schema.arguments import apply_metadata, describes, readable
 from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.docstrings import parse
-from trimcp.schema.records import (
+from trimcp.schema.hints import (
     ABSENT_DEFAULT,
     Field,
     UnreadableHint,
     alias_value,
+    apply_metadata,
+    describes,
     fields_of,
     is_field_info,
     is_model,
     is_record,
+    readable,
     split,
 )
 
@@ -91,11 +94,11 @@ class SchemaBuilder:
         return schema
 
     def finish(self, root: dict[str, Any]) -> dict[str, Any]:
-        """`root`, with the definitions it needs; those used once and not recursive are put in their place."""
+        """Return `root` with the definitions it needs; those used once and not recursive are put in their place."""
         kept = {}
         for name, definition in self._definitions.items():
             references = self._references[name]
-            if len(references) > 1 or self._reaches(name, name, set()):
+            if len(references) > 1 or name in self._reached_from(name):
                 kept[name] = definition
                 continue
             (place,) = references
@@ -107,7 +110,7 @@ class SchemaBuilder:
         return root
 
     def is_object(self, schema: dict[str, Any]) -> bool:
-        """Whether a schema that was built here lets only objects pass."""
+        """Return whether a schema that was built here lets only objects pass."""
         while "$ref" in schema:
             schema = self._definitions[schema["$ref"].removeprefix("#/$defs/")]
         return schema.get("type") == "object"
@@ -126,7 +129,7 @@ class SchemaBuilder:
         return adopted
 
     def _adopted(self, schema: Any, definitions: dict[str, Any]) -> Any:
-        """A copy of a schema of Pydantic's with our references, and without titles that only repeat a name."""
+        """Return a copy of a schema of Pydantic's with our references, without titles that only repeat a name."""
         if isinstance(schema, list):
             return [self._adopted(each, definitions) for each in schema]
         if not isinstance(schema, dict):
@@ -150,18 +153,20 @@ class SchemaBuilder:
         return found
 
     def _build_bare(self, bare: Any) -> dict[str, Any]:
-        leaf = _LEAVES.get(bare) if _hashable(bare) else None
+        try:
+            leaf = _LEAVES.get(bare)
+        except TypeError:  # a type that cannot be hashed
+            leaf = None
         if leaf is not None:
-            return {key: [*map(dict, v)] if isinstance(v, list) else v for key, v in leaf.items()}
+            return copy.deepcopy(leaf)
         origin, arguments = get_origin(bare), get_args(bare)
         if origin is Literal:
             return _choices([to_json(value) for value in arguments])
         if origin in (Union, types.UnionType):
             return self._union(arguments)
-        if is_record(bare):
-            cls = origin or bare
-            return self._reference(bare, cls.__name__, lambda: self._record(bare))
         container = origin or bare
+        if is_record(bare):
+            return self._reference(bare, container.__name__, lambda: self._record(bare))
         if isinstance(bare, type) and issubclass(bare, enum.Enum):
             return self._enumeration(bare)
         if container is tuple:
@@ -269,15 +274,14 @@ class SchemaBuilder:
         self._references[known].append(place)
         return place
 
-    def _reaches(self, name: str, goal: str, seen: set[str]) -> bool:
-        for target in _references_in(self._definitions[name]):
-            if target == goal:
-                return True
-            if target not in seen:
-                seen.add(target)
-                if self._reaches(target, goal, seen):
-                    return True
-        return False
+    def _reached_from(self, name: str) -> set[str]:
+        """Return the definitions that one refers to, directly or through others."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            left += (new := {*_references_in(self._definitions[left.pop()])} - found)
+            found |= new
+        return found
 
 
 def _check_field_infos(field: Field) -> None:
@@ -327,11 +331,3 @@ def _own_summary(cls: Any) -> str:
 def _untitled(schema: dict[str, Any], title: str) -> dict[str, Any]:
     """`schema` without a title that Pydantic made of a name."""
     return {key: value for key, value in schema.items() if key != "title" or value != title}
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import attrs
 
-from trimcp.schema.records import ABSENT_DEFAULT, UnreadableHint, is_field_info, split
+from trimcp.schema.hints import ABSENT_DEFAULT, UnreadableHint, is_field_info, split
 from trimcp.wire.jsonrpc import encode
 
 __all__ = [

@@ -15,11 +15,10 @@ from typing import Any, Final, Union, get_args, get_origin
 
 import attrs
 
-from trimcp.schema.arguments import readable
 from trimcp.schema.convert import ConversionError, Convert, converter_for, is_plain, to_json
 from trimcp.schema.docstrings import parse
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, readable, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
-from trimcp.schema.records import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, split
 
 __all__ = ["ResultShape", "Signature", "describe", "describe_result"]
 
