@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from trimcp.server.changes import Bus, Change, Watch
+from trimcp.server.registry import Bus, Change
 from trimcp.server.server import Server
+from trimcp.server.subscribing import Watch, _notification
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import connected, every_revision
 from trimcp.wire.revisions import LATEST_LEGACY, Revision
@@ -17,26 +19,26 @@ from trimcp.wire.revisions import LATEST_LEGACY, Revision
 
 @pytest.mark.parametrize("change", Change)
 def test_each_change_has_its_notification(change: Change) -> None:
-    assert change.notification == f"notifications/{change.name.lower()}/list_changed"
+    assert _notification(change) == (f"notifications/{change.name.lower()}/list_changed", None)
 
 
 async def test_a_watch_gives_what_it_watches_once_each_in_order() -> None:
     bus = Bus()
-    watch = Watch(frozenset({Change.TOOLS, Change.PROMPTS}), frozenset({"a", "b"}))
-    bus.attach(watch)
+    watch = Watch(frozenset({Change.TOOLS, Change.PROMPTS, "a", "b"}))
+    bus.attach(watch.note)
     for uri in ("b", "a", "c", "b"):
-        bus.updated(uri)
+        bus.publish(uri)
     for change in (Change.RESOURCES, Change.PROMPTS, Change.TOOLS, Change.PROMPTS):
-        bus.changed(change)
+        bus.publish(change)
     assert await watch.noted.receive_all() == ["b", "a", Change.PROMPTS, Change.TOOLS]
-    bus.updated("a")
+    bus.publish("a")
     assert await watch.noted.receive_all() == ["a"]
 
 
 async def test_taking_waits_for_something_that_is_watched(autojump_clock: trio.testing.MockClock) -> None:
     bus = Bus()
-    watch = Watch(frozenset({Change.TOOLS}), frozenset())
-    bus.attach(watch)
+    watch = Watch(frozenset({Change.TOOLS}))
+    bus.attach(watch.note)
     taken: list[object] = []
 
     async def take() -> None:
@@ -45,23 +47,23 @@ async def test_taking_waits_for_something_that_is_watched(autojump_clock: trio.t
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take)
         await trio.testing.wait_all_tasks_blocked()
-        bus.changed(Change.PROMPTS)
-        bus.updated("a")
+        bus.publish(Change.PROMPTS)
+        bus.publish("a")
         await trio.testing.wait_all_tasks_blocked()
         assert taken == []
-        bus.changed(Change.TOOLS)
+        bus.publish(Change.TOOLS)
     assert taken == [[Change.TOOLS]]
 
 
 async def test_a_detached_watch_hears_nothing_and_a_million_updates_cost_one() -> None:
     bus = Bus()
-    watch, other = Watch(frozenset(), frozenset({"a"})), Watch(frozenset(), frozenset({"a"}))
-    bus.attach(watch)
-    bus.attach(other)
-    bus.detach(other)
-    bus.detach(other)
+    watch, other = Watch(frozenset({"a"})), Watch(frozenset({"a"}))
+    bus.attach(watch.note)
+    bus.attach(other.note)
+    bus.detach(other.note)
+    bus.detach(other.note)
     for _ in range(1_000):
-        bus.updated("a")
+        bus.publish("a")
     assert await watch.noted.receive_all() == ["a"]
     with trio.move_on_after(0) as nothing:
         await other.noted.receive()
@@ -72,21 +74,17 @@ def test_a_listener_may_leave_while_it_is_told() -> None:
     bus = Bus()
     told: list[str] = []
 
-    class Leaves:
-        def __init__(self, name: str) -> None:
-            self.name = name
+    def leaves(name: str) -> Callable[[object], None]:
+        def tell(change: object) -> None:
+            told.append(name)
+            bus.detach(tell)
 
-        def changed(self, change: Change) -> None:
-            told.append(self.name)
-            bus.detach(self)
-
-        def updated(self, uri: str) -> None:
-            raise AssertionError
+        return tell
 
     for name in "ab":
-        bus.attach(Leaves(name))
-    bus.changed(Change.TOOLS)
-    bus.changed(Change.TOOLS)
+        bus.attach(leaves(name))
+    bus.publish(Change.TOOLS)
+    bus.publish(Change.TOOLS)
     assert told == ["a", "b"]
 
 

@@ -202,7 +202,8 @@ SECRETS: Final = tuple(
         (
             "authorization",
             "authorization",
-            r"(?i:authorization)\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?([A-Za-z]{1,16}[ \t]{1,4}[^\s\"'\\,;]{1,4096}+)",
+            r"(?i:authorization)\\?[\"']?[ \t]{0,4}[:=][ \t]{0,4}\\?[\"']?"
+            r"([A-Za-z]{1,16}[ \t]{1,4}[^\s\"'\\,;]{1,4096}+)",
         ),
         (
             "bearer token",

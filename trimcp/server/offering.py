@@ -14,8 +14,7 @@ from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
-from trimcp.server.changes import Bus, Change
-from trimcp.server.registry import Registry
+from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
@@ -198,7 +197,7 @@ class Offering:
 
     def resource_updated(self, uri: str) -> None:
         """Tell whoever watches this resource that its contents changed. Never blocks; call it from Trio's thread."""
-        self.changes.updated(uri)
+        self.changes.publish(uri)
 
     # Prompts and completion
 

@@ -1,27 +1,56 @@
-"""An ordered set of things a server offers by name, listed in pages, encoded once and kept until it changes."""
+"""What a server offers by name, listed in pages that are encoded once, and who is told when it changes."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from enum import Enum
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import attrs
 
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.connection import Encoded
-from trimcp.server.changes import Bus, Change
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Registry"]
+__all__ = ["Bus", "Change", "Listener", "Registry"]
 
 EntryT = TypeVar("EntryT")
 
 # Pages kept encoded: revisions times pages times principals. More than this many are not worth remembering.
 _MOST_PAGES = 64
+
+
+class Change(Enum):
+    """A list that may change."""
+
+    TOOLS = "tools"
+    PROMPTS = "prompts"
+    RESOURCES = "resources"
+
+
+Listener: TypeAlias = Callable[[Change | str], object]
+"""Called with a list that changed, or the URI of a resource whose contents did. It must not block."""
+
+
+@attrs.define(eq=False, repr=False)
+class Bus:
+    """Tells every listener of every change."""
+
+    _listeners: dict[Listener, None] = attrs.field(init=False, factory=dict)
+
+    def attach(self, listener: Listener) -> None:
+        self._listeners[listener] = None
+
+    def detach(self, listener: Listener) -> None:
+        self._listeners.pop(listener, None)
+
+    def publish(self, change: Change | str) -> None:
+        for listener in list(self._listeners):
+            listener(change)
 
 
 @attrs.define(eq=False, repr=False)
@@ -73,7 +102,7 @@ class Registry(Generic[EntryT]):
         self._pages.clear()
         if live:
             self.touched = True
-            self.bus.changed(self.change)
+            self.bus.publish(self.change)
 
     def page(
         self,

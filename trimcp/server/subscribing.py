@@ -1,4 +1,7 @@
-"""Telling clients of changes: legacy sessions by notifications, others in answer to `subscriptions/listen`."""
+"""Telling clients of changes: legacy sessions by notifications, others in answer to `subscriptions/listen`.
+
+A list change is a flag and an updated resource a member of a set, so a slow client costs no more than what it watches.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ import trio
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ErrorReply
 from trimcp.protocol.states import Inbound
-from trimcp.server.changes import Change, Watch
+from trimcp.server.registry import Change
 from trimcp.session.context import Context
 from trimcp.session.job import Job
+from trimcp.session.queues import Changes
 from trimcp.session.session import Session
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
@@ -30,10 +34,17 @@ from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
 if TYPE_CHECKING:
     from trimcp.server.offering import Offering
 
-__all__ = ["Subscribers"]
+__all__ = ["Subscribers", "Watch"]
 
 # Resources that one legacy session or one subscription may watch: each costs an entry of a set.
 _MOST_SUBSCRIPTIONS: Final = 1_000
+
+
+def _notification(change: Change | str) -> tuple[str, ResourceUpdatedParams | None]:
+    """Return the notification that tells of a change, and its params."""
+    if isinstance(change, Change):
+        return f"notifications/{change.value}/list_changed", None
+    return "notifications/resources/updated", ResourceUpdatedParams(uri=change)
 
 
 @attrs.define(eq=False, repr=False)
@@ -41,16 +52,25 @@ class _LegacyListener:
     """Tells one legacy session of changes, through notifications of which only the latest counts."""
 
     session: Session
-    told: frozenset[Change]
+    lists: frozenset[Change]
     uris: set[str] = attrs.field(factory=set)
 
-    def changed(self, change: Change) -> None:
-        if change in self.told:
-            self.session.notify_latest(change.notification)
+    def tell(self, change: Change | str) -> None:
+        if change in self.lists or change in self.uris:
+            name, params = _notification(change)
+            self.session.notify_latest(name, params, key=None if params is None else params.uri)
 
-    def updated(self, uri: str) -> None:
-        if uri in self.uris:
-            self.session.notify_latest("notifications/resources/updated", ResourceUpdatedParams(uri=uri), key=uri)
+
+@attrs.define(eq=False, repr=False)
+class Watch:
+    """Keeps which of the watched lists and resources have changed, until a task receives them."""
+
+    watched: frozenset[Change | str]
+    noted: Changes[Change | str] = attrs.field(init=False, factory=Changes)
+
+    def note(self, change: Change | str) -> None:
+        if change in self.watched:
+            self.noted.add(change)
 
 
 @attrs.define(eq=False, repr=False)
@@ -63,13 +83,13 @@ class Subscribers:
     def attach(self, session: Session) -> None:
         """Tell a legacy session of changes from now on."""
         listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
-        self.server.changes.attach(listener)
+        self.server.changes.attach(listener.tell)
 
     def detach(self, session: Session) -> None:
         """Tell a session of no more changes."""
         listener = self._listeners.pop(session, None)
         if listener is not None:
-            self.server.changes.detach(listener)
+            self.server.changes.detach(listener.tell)
 
     def log(self, level: LoggingLevel, data: JSON, logger: str | None = None) -> None:
         """Send a log message outside any request, to the legacy sessions that want its level. Never waits."""
@@ -124,8 +144,8 @@ class Subscribers:
         if len(uris) > _MOST_SUBSCRIPTIONS:
             raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} resources in one subscription")
         honoured = [uri for uri in uris if self.server.find_resource(uri)[0] is not None]
-        watch = Watch(changes, frozenset(honoured))
-        self.server.changes.attach(watch)
+        watch = Watch(changes | frozenset(honoured))
+        self.server.changes.attach(watch.note)
         try:
             agreed = SubscriptionFilter(
                 tools_list_changed=True if Change.TOOLS in changes else ABSENT,
@@ -140,7 +160,7 @@ class Subscribers:
                 await session.draining.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            self.server.changes.detach(watch)
+            self.server.changes.detach(watch.note)
         return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
 
     @staticmethod
@@ -148,11 +168,7 @@ class Subscribers:
         while True:
             # Of what came together the lists go first: a client that then reads a resource knows that it exists.
             for change in sorted(await watch.noted.receive_all(), key=lambda noted: not isinstance(noted, Change)):
-                if isinstance(change, Change):
-                    await _tell(session, job, change.notification, None)
-                else:
-                    params = ResourceUpdatedParams(uri=change)
-                    await _tell(session, job, "notifications/resources/updated", params)
+                await _tell(session, job, *_notification(change))
 
 
 async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
