@@ -284,13 +284,16 @@ def _single(extras: Sequence[Any]) -> Iterator[Any]:
         if extra is None:
             continue
         if is_field_info(extra):
-            from trimcp.schema.pydantic_types import parts_of_field
-
-            words, members, rest = parts_of_field(extra)
-            yield Arg(**words)
-            yield from _single(members)
-            if rest is not None:
-                yield rest
+            # Its default and aliases are read by `pydantic_types.parameter_facts`.
+            if extra.json_schema_extra is not None:
+                raise UnreadableHint(
+                    "Field(json_schema_extra=...) can only be read in a Pydantic model; give the schema by hand"
+                )
+            if extra.discriminator is not None:
+                yield extra
+            else:
+                yield Arg(extra.description, title=extra.title, examples=extra.examples)
+                yield from _single(extra.metadata)
         elif getattr(extra, "__is_annotated_types_grouped_metadata__", False) and not isinstance(extra, type):
             yield from _single(list(extra))
         else:

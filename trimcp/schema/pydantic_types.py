@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import attrs
 
-from trimcp.schema.hints import ABSENT_DEFAULT, UnreadableHint, is_field_info, split
+from trimcp.schema.hints import ABSENT_DEFAULT, is_field_info, split
 from trimcp.wire.jsonrpc import encode
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "json_schema",
     "loader",
     "parameter_facts",
-    "parts_of_field",
     "with_extras",
 ]
 
@@ -96,22 +95,6 @@ def dump(value: Any) -> Any:
 
 
 # --- what `Field(...)` says ---
-
-
-def parts_of_field(info: Any) -> tuple[dict[str, Any], list[Any], Any]:
-    """Return the parts of a `Field` in an `Annotated`: texts for `Arg`, its members, itself if Pydantic must read it.
-
-    For its default and aliases see `parameter_facts`. Raises UnreadableHint where it adds to a JSON Schema what
-    Pydantic adds in its models only.
-    """
-    words = {name: getattr(info, name) for name in ("title", "description", "examples")}
-    if info.json_schema_extra is not None:
-        raise UnreadableHint(
-            "Field(json_schema_extra=...) can only be read in a Pydantic model; give the schema by hand"
-        )
-    if info.discriminator is not None:
-        return {}, [], info
-    return words, list(info.metadata), None
 
 
 @attrs.frozen(eq=False)
