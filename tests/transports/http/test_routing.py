@@ -245,5 +245,5 @@ def test_a_plan_follows_from_head_and_message_alone(
     headers: dict[str, str], message: Message, stateless: bool, expected: PostPlan | int
 ) -> None:
     routing = Routing.of(REVISIONS, stateless=stateless)
-    found = routing.route(Head("POST", "/mcp", headers=headers), message, None, events=True)
+    found = routing.route(Head("POST", "/mcp", headers=headers), message, events=True)
     assert (found if isinstance(found, PostPlan) else found.status) == expected

@@ -43,7 +43,6 @@ class Exchange(Handler, StreamSink):
 
     shared: Shared
     head: Head
-    principal: str | None
     forms: Forms
     headers: tuple[tuple[str, str], ...] = ()  # of every response to it
     plan: PostPlan = attrs.field(init=False)  # once its message is there
@@ -73,7 +72,7 @@ class Exchange(Handler, StreamSink):
             if response is not None:
                 self._send(reply, response)
                 return
-        plan = shared.routing.route(head, message, self.principal, events=self.forms.events)
+        plan = shared.routing.route(head, message, events=self.forms.events)
         pushed = plan if isinstance(plan, HttpResponse) else self._find_session(plan, message)
         if isinstance(pushed, HttpResponse):
             pushed.headers = (*pushed.headers, *self.headers)
@@ -84,12 +83,12 @@ class Exchange(Handler, StreamSink):
         if self.awaited:
             shared.silent.add(self)
         asked, own = self.awaited, self.own
-        pushed.deliver((Incoming(message, len(body), self, head.headers, self.principal),))
+        pushed.deliver((Incoming(message, len(body), self, head.headers, head.principal),))
         if not asked and not self.at_rest:
             self._accept(message, own)
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        return self.shared.too_large(self.head, self.principal, self.headers, beginning)
+        return self.shared.too_large(self.head, self.headers, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
@@ -107,19 +106,19 @@ class Exchange(Handler, StreamSink):
         shared, head, sessions = self.shared, self.head, self.shared.sessions
         self.plan, self.awaited = plan, plan.awaited
         if plan.place == "known":
-            session = sessions.find(head.headers["mcp-session-id"], self.principal)
+            session = sessions.find(head.headers["mcp-session-id"], head.principal)
             if session is None:
                 return refusal(404, "there is no such session; initialize anew", id=id_of(message))
             if plan.awaited and session.fresh:
                 sessions.use(session)
         elif plan.place == "new":
-            owner = owner_of(self.principal, head.peer)
+            owner = owner_of(head.principal, head.peer)
             if shared.draining or not sessions.has_room(owner):
                 if not shared.draining:
                     security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
                 text = "no more sessions now; try again later"
                 return refusal(503, text, id=id_of(message), code=OVERLOADED)
-            session = HttpSession(shared, self.principal, owner)
+            session = HttpSession(shared, head.principal, owner)
         else:
             if plan.place == "brief":
                 own = shared.service.open_brief(head.holding, sessions)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from functools import partial
 from typing import Final
-from weakref import WeakKeyDictionary
 
 import attrs
 import trio
@@ -22,7 +21,7 @@ from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.identity import Refused, identify
 from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal
-from trimcp.transports.http.sessions import HttpSession, Shared
+from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.http.sse2024 import Sse2024
 from trimcp.transports.trace import traced
@@ -45,12 +44,6 @@ class HttpFace:
     Args:
         service: what is served.
         settings: how.
-
-    Attributes:
-        shared: what its requests share: clock, tables and settings.
-        sse2024: what there is of HTTP+SSE.
-        connections: open now, where our own listener is the host.
-        budget: counts what all peers make us keep.
     """
 
     service: Service
@@ -61,8 +54,6 @@ class HttpFace:
     deadlines: Deadlines = attrs.field(init=False)
     budget: Budget = attrs.field(init=False)
     _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
-    # Weak, because a host that loses a connection before the body is there has no response to report.
-    _began: WeakKeyDictionary[Head, tuple[float, str | None]] = attrs.field(init=False, factory=WeakKeyDictionary)
 
     def __attrs_post_init__(self) -> None:
         self.shared = Shared(self.service, self.settings)
@@ -85,7 +76,7 @@ class HttpFace:
         """Judge a request by its head."""
         settings = self.settings
         if settings.access_log is not None:
-            self._began[head] = (trio.current_time(), None)
+            head.began = trio.current_time()
         # A probe names whatever address it was given as its Host. It is no page.
         health = settings.health and head.path in ("/healthz", "/readyz")
         reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
@@ -104,8 +95,8 @@ class HttpFace:
         """Note a response in the access log."""
         access = self.settings.access_log
         if access is not None:
-            began, principal = self._began.pop(head, (trio.current_time(), None))
-            access.record(head, status, sent, began, principal, head.headers.get("mcp-method"))
+            began = trio.current_time() if head.began is None else head.began
+            access.record(head, status, sent, began, head.principal, head.headers.get("mcp-method"))
 
     # Routes
 
@@ -128,35 +119,36 @@ class HttpFace:
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
                 security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
             return refusal(identity.status, identity.message, *identity.headers)
-        principal = None if identity is None else identity.id
-        if principal is not None and head.holding is not None:
-            head.holding.move(owner_of(principal, None))
-        if settings.access_log is not None and head in self._began:
-            self._began[head] = (self._began[head][0], principal)
+        if identity is not None:
+            head.principal = identity.id
+            if head.holding is not None:
+                head.holding.move(owner_of(identity.id, None))
         if extra is not None:
             return await extra(head)
         if path == settings.path:
-            return self._streamable(head, principal, cors)
+            return self._streamable(head, cors)
         if path == settings.websocket_path:
-            return self._websocket(head, principal)
-        return self.sse2024.admit(head, principal, cors)
+            return self._websocket(head)
+        return self.sse2024.admit(head, cors)
 
-    def _streamable(self, head: Head, principal: str | None, cors: tuple[tuple[str, str], ...]) -> Admitted:
+    def _streamable(self, head: Head, cors: tuple[tuple[str, str], ...]) -> Admitted:
         method, keeps_sessions = head.method, self.shared.routing.keeps_sessions
         if method == "POST":
-            return self._post(head, principal, cors)
-        if method == "GET" and keeps_sessions:
-            if not accepts(head.headers.get("accept"))[1]:
-                return refusal(406, "a GET is answered with text/event-stream")
-            session = self._session(head, principal)
-            return session if isinstance(session, HttpResponse) else SessionGet(session, head, cors)
-        if method == "DELETE" and keeps_sessions:
-            session = self._session(head, principal)
-            return session if isinstance(session, HttpResponse) else SessionDelete(session, cors)
-        allowed = "GET, POST, DELETE" if keeps_sessions else "POST"
-        return refusal(405, f"{method[:20]!r} is no method of this endpoint", ("Allow", allowed))
+            return self._post(head, cors)
+        if not keeps_sessions or method not in ("GET", "DELETE"):
+            allowed = "GET, POST, DELETE" if keeps_sessions else "POST"
+            return refusal(405, f"{method[:20]!r} is no method of this endpoint", ("Allow", allowed))
+        if method == "GET" and not accepts(head.headers.get("accept"))[1]:
+            return refusal(406, "a GET is answered with text/event-stream")
+        id = head.headers.get("mcp-session-id")
+        if id is None:
+            return refusal(400, "the header Mcp-Session-Id is missing")
+        session = self.shared.sessions.find(id, head.principal)
+        if session is None:
+            return refusal(404, "there is no such session; initialize anew")
+        return SessionGet(session, head, cors) if method == "GET" else SessionDelete(session, cors)
 
-    def _post(self, head: Head, principal: str | None, cors: tuple[tuple[str, str], ...]) -> Admitted:
+    def _post(self, head: Head, cors: tuple[tuple[str, str], ...]) -> Admitted:
         headers, shared = head.headers, self.shared
         content, accept = headers.get("content-type"), headers.get("accept")
         try:
@@ -172,7 +164,7 @@ class HttpFace:
         if shared.exchanges >= self.settings.max_exchanges:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
-        return Exchange(shared, head, principal, forms, cors)
+        return Exchange(shared, head, forms, cors)
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return in which forms a POST may be answered, None if in none: the same at each request of a client."""
@@ -185,14 +177,7 @@ class HttpFace:
             self._known_forms[content, accept] = forms
         return forms
 
-    def _session(self, head: Head, principal: str | None) -> HttpSession | HttpResponse:
-        id = head.headers.get("mcp-session-id")
-        if id is None:
-            return refusal(400, "the header Mcp-Session-Id is missing")
-        session = self.shared.sessions.find(id, principal)
-        return refusal(404, "there is no such session; initialize anew") if session is None else session
-
-    def _websocket(self, head: Head, principal: str | None) -> Admitted:
+    def _websocket(self, head: Head) -> Admitted:
         if not head.websocket:
             return refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
         # Over HTTP/2 there is none (RFC 8441, section 5); where there has to be one, whoever shakes hands misses it.
@@ -203,7 +188,8 @@ class HttpFace:
             return refusal(503, "shutting down")
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
-        return Upgrade(partial(self._serve, head.holding), agreed, self.service.max_message, principal, head.headers)
+        serve, most = partial(self._serve, head.holding), self.service.max_message
+        return Upgrade(serve, agreed, most, head.principal, head.headers)
 
     async def _serve(self, holding: Holding | None, channel: MessageChannel) -> None:
         channel.holding = holding

@@ -68,14 +68,11 @@ class Routing:
         """Whether clients may have sessions here."""
         return bool(self.legacy) and not self.stateless
 
-    def route(self, head: Head, message: Message, principal: str | None, *, events: bool) -> PostPlan | HttpResponse:
-        """Return what to do with a POST, or the answer that refuses it. Only the security log is told.
-
-        `events` says whether the client takes a stream of events; `principal` is for the log.
-        """
+    def route(self, head: Head, message: Message, *, events: bool) -> PostPlan | HttpResponse:
+        """Return what to do with a POST, or the answer that refuses it; `events`: the client takes a stream of them."""
         version, id = head.headers.get("mcp-protocol-version"), head.headers.get("mcp-session-id")
         if self._is_modern(message, version, id):
-            return self._alone(head, message, version, principal, events)
+            return self._alone(head, message, version, events)
         if version is not None and find(version) not in self.legacy:
             return self._unsupported(message, version)
         kind = type(message)
@@ -109,13 +106,11 @@ class Routing:
         revision = find(version)
         return revision in self.modern or (revision is None and id is None)
 
-    def _alone(
-        self, head: Head, message: Message, version: str | None, principal: str | None, events: bool
-    ) -> PostPlan | HttpResponse:
+    def _alone(self, head: Head, message: Message, version: str | None, events: bool) -> PostPlan | HttpResponse:
         if type(message) is Request:
             wrong = _mismatch(head, message)
             if wrong is not None:
-                security_event("header_mismatch", why=wrong, peer=head.peer, principal=principal)
+                security_event("header_mismatch", why=wrong, peer=head.peer, principal=head.principal)
                 return refusal(400, wrong, id=message.id, code=HEADER_MISMATCH)
             listens = message.method == _LISTEN
             if listens and not events:

@@ -63,6 +63,8 @@ class Head:
         root: the prefix under which the face is mounted, or "".
         websocket: whether it asks for an upgrade to WebSocket.
         holding: counts the memory that its connection makes us keep; None counts nothing.
+        principal: who asks, once the face's identity check has said so; None for anybody.
+        began: when the face was asked, on Trio's clock, if it notes that.
     """
 
     method: str
@@ -75,6 +77,8 @@ class Head:
     root: str = ""
     websocket: bool = False
     holding: Holding | None = None
+    principal: str | None = None
+    began: float | None = None
 
 
 @attrs.define(eq=False)

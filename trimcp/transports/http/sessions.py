@@ -252,12 +252,10 @@ class Shared:
         if self._tracer is not None:
             self._tracer.note(direction, message)
 
-    def too_large(
-        self, head: Head, principal: str | None, headers: Sequence[tuple[str, str]], beginning: bytes
-    ) -> HttpResponse:
+    def too_large(self, head: Head, headers: Sequence[tuple[str, str]], beginning: bytes) -> HttpResponse:
         """Refuse a message beyond the limit, by the id of its request if that can be read in its beginning."""
         most = self.service.max_message
-        security_event("oversize", most=most, peer=head.peer, principal=principal)
+        security_event("oversize", most=most, peer=head.peer, principal=head.principal)
         text = f"a message may have {most} bytes"
         return refusal(413, text, *headers, id=scan_id(beginning), data={"reason": "size"})
 

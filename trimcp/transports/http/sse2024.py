@@ -42,28 +42,28 @@ class Sse2024:
     def __attrs_post_init__(self) -> None:
         self.streams = Table("event stream", self.shared.settings.max_sessions)
 
-    def admit(self, head: Head, principal: str | None, headers: tuple[tuple[str, str], ...]) -> Admitted:
+    def admit(self, head: Head, headers: tuple[tuple[str, str], ...]) -> Admitted:
         """Return what answers a request to one of the paths, or why it is refused; `headers` are for each response."""
         wanted = "GET" if head.path == self.shared.settings.sse_path else "POST"
         if head.method != wanted:
             return refusal(405, f"{head.method[:20]!r} is no method of this endpoint", ("Allow", wanted))
         if wanted == "POST":
-            return self._post(head, principal, headers)
+            return self._post(head, headers)
         if not accepts(head.headers.get("accept"))[1]:
             return refusal(406, "a GET is answered with text/event-stream")
-        owner, draining = owner_of(principal, head.peer), self.shared.draining
+        owner, draining = owner_of(head.principal, head.peer), self.shared.draining
         if draining or not self.streams.has_room(owner):
             if not draining:
                 security_event("flood_refused", what="sessions", peer=head.peer, owner=owner, most=self.streams.most)
             return refusal(503, "too many sessions; try again later")
-        return LegacyStream(self.shared, self.streams, head, principal, owner, headers)
+        return LegacyStream(self.shared, self.streams, head, head.principal, owner, headers)
 
-    def _post(self, head: Head, principal: str | None, headers: tuple[tuple[str, str], ...]) -> Admitted:
+    def _post(self, head: Head, headers: tuple[tuple[str, str], ...]) -> Admitted:
         if not is_json(head.headers.get("content-type")):
             return refusal(415, "the body must be application/json in UTF-8")
         if is_compressed(head.headers.get("content-encoding")):
             return refusal(415, "the body must not be compressed")
-        stream = self.streams.find(_session_id(head.query), principal)
+        stream = self.streams.find(_session_id(head.query), head.principal)
         return refusal(404, "there is no such session") if stream is None else LegacyPost(stream, head, headers)
 
 
@@ -157,7 +157,7 @@ class LegacyPost(Handler):
         stream.session.deliver((Incoming(message, len(body), None, self.head.headers, stream.principal),))
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        return self.stream.shared.too_large(self.head, self.stream.principal, self.headers, beginning)
+        return self.stream.shared.too_large(self.head, self.headers, beginning)
 
 
 def _session_id(query: str) -> str:
