@@ -1,8 +1,8 @@
-"""The wire journal: what both sides of a connection said, one JSON object a line, to be read and played again.
+"""Journals: the messages of both sides of a connection, one JSON object a line, to be read and replayed.
 
 The first line says what the file is; each other one has `at` (seconds since the beginning), `from` ("client" or
-"server") and `message`, or `text` for what was no JSON. A `note` is for people. Secrets are numbered, not written:
-"***1" is the same secret wherever it stands, so that one the server hands out can be given back to it.
+"server") and `message`, or `text` for what was no JSON. A `note` is a comment. Secrets are replaced by numbers: "***1"
+is the same secret everywhere, so that one the server sends can be sent back to it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import attrs
 import orjson
@@ -30,44 +32,43 @@ _SIDES: Final = {True: "client", False: "server"}
 
 @attrs.define(eq=False)
 class JournalWriter:
-    """Writes a journal, each message as soon as it is seen.
+    """Writes a journal, each message at once.
 
     Args:
         path: the file. If there is one of that name already, this one gets a number: `weather-2.jsonl`.
-        target: what is recorded, for people.
-        masked: number secrets in place of writing them.
-        max_bytes: bytes after which nothing more is written but a note that says so.
-        tell: called with a line about what becomes of the file.
+        target: what is recorded, for the reader.
+        masked: write numbers in place of secrets.
+        max_bytes: bytes after which only a note that says so is written.
+        tell: called with a line when the file is begun, and when no more is written.
         clock: seconds.
 
     Attributes:
         path: the file that is written.
-        full: whether it has come to its limit.
+        full: whether nothing more is written.
     """
 
     path: Path = attrs.field(converter=Path)
     target: str = ""
     masked: bool = attrs.field(default=True, kw_only=True)
     max_bytes: int = attrs.field(default=_MAX_BYTES, kw_only=True)
-    tell: Callable[[str], object] | None = attrs.field(default=None, kw_only=True)
+    tell: Callable[[str], object] = attrs.field(default=lambda line: None, kw_only=True)
     clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     full: bool = attrs.field(init=False, default=False)
-    _fd: int = attrs.field(init=False)
+    _file: BinaryIO = attrs.field(init=False)
     _began: float = attrs.field(init=False)
     _written: int = attrs.field(init=False, default=0)
     _secrets: dict[bytes, str] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self._fd, self.path = _create(self.path)
+        self._file, self.path = _create(self.path)
         self._began = self.clock()
         target = mask_text(self.target) if self.masked else self.target
         head = {"trimcp_journal": FORMAT, "began": datetime.now(UTC).isoformat(), "target": target}
         self._write({**head, "masked": self.masked})
-        if self.tell is not None:
-            self.tell(f"recording to {self.path}")
+        self.tell(f"recording to {self.path}")
 
     def note(self, from_client: bool, data: bytes) -> None:
-        """Write down one message as it goes by."""
+        """Write one message."""
         if self.full or not data.strip():
             return
         entry: dict[str, Any] = {"at": round(self.clock() - self._began, 4), "from": _SIDES[from_client]}
@@ -82,9 +83,8 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with suppress(OSError):  # what could not be written was reported
+            self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
         line = orjson.dumps(entry) + b"\n"
@@ -92,17 +92,14 @@ class JournalWriter:
             self.full = True
             note = f"the recording ends here: it has come to its limit of {self.max_bytes:,} bytes"
             line = orjson.dumps({"note": note}) + b"\n"
-            if self.tell is not None:
-                self.tell(note)
+            self.tell(note)
         self._written += len(line)
-        rest = memoryview(line)
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-        except OSError as error:  # no recording is worth the connection
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:  # it ends the recording, not the connection
             self.full = True
-            if self.tell is not None:
-                self.tell(f"the recording ends here: {error}")
+            self.tell(f"the recording ends here: {error}")
 
     def _mask(self, value: Any, key: str = "") -> Any:
         if isinstance(value, Mapping):
@@ -114,13 +111,13 @@ class JournalWriter:
         return mask_text(value) if isinstance(value, str) else value
 
 
-def _create(path: Path) -> tuple[int, Path]:
+def _create(path: Path) -> tuple[BinaryIO, Path]:
     number = 1
     while True:
         name = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         try:
-            # For nobody else: what a tool says to its user is private.
-            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), name
+            # Readable for this user only: what a tool returns is private.
+            return open(name, "xb", opener=partial(os.open, mode=0o600)), name
         except FileExistsError:
             number += 1
 
@@ -138,7 +135,7 @@ def read_journal(text: str) -> list[tuple[bool, Any]]:
     messages = []
     for number, line in enumerate(lines[1:], 2):
         if number == len(lines) and not text.endswith("\n"):
-            break  # whoever wrote it was stopped in the middle
+            break  # the writer was stopped in the middle of a line
         entry = _entry(line, number)
         if "message" in entry:
             if entry.get("from") not in _SIDES.values():

@@ -96,23 +96,6 @@ def _line(file: str, number: int, function: str) -> str:
     return f"{near}:{number} in {function}" + (f": {source}" if source else "")
 
 
-class _Noting:
-    """A wrapped built-in function that, like one, does not become a method where it is an attribute of a class."""
-
-    def __init__(
-        self, function: Callable[..., Any], note: Callable[[Any, Place], None], started: Callable[[], Place | None]
-    ) -> None:
-        self._function: Callable[..., Any] = function
-        self._note: Callable[[Any, Place], None] = note
-        self._started: Callable[[], Place | None] = started
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._function(*args, **kwargs)
-        self._note(made, _here(self._started()))
-        return made
-
-
 @attrs.define(eq=False)
 class Run(trio.abc.Instrument):
     """What one `trio.run` has under way.
@@ -135,7 +118,7 @@ class Run(trio.abc.Instrument):
         self.tasks[task] = _here(self.started())
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
-        """Forget a task; with the main one, see what is left."""
+        """Forget a task; when the main one ends, report what is left."""
         self.tasks.pop(task, None)
         if task is self._main:
             self.ended(self)
@@ -169,7 +152,7 @@ class Hooks:
         descriptors: where each number was opened last.
         processes: where each child was started, and its command, by its process id.
         threads: where each thread was started.
-        jobs: where the job that a thread of Trio's cache does was given to it, by the thread's identity.
+        jobs: where the current job of each thread of Trio's cache was started, by the thread's identity.
         sessions: where each session was made, and by which task.
     """
 
@@ -186,15 +169,13 @@ class Hooks:
 
     def install(self) -> None:
         """Begin to note."""
-        for name in _OPENERS:
-            if hasattr(os, name):
-                self._put(os, name, _Noting(getattr(os, name), self._opened, self._task_started))
-        opened = _Noting(builtins.open, self._opened, self._task_started)
+        for names, note in ((_OPENERS, self._opened), (_FORKS, self._forked)):
+            for name in names:
+                if hasattr(os, name):
+                    self._put(os, name, self._noting(getattr(os, name), note))
+        opened = self._noting(builtins.open, self._opened)
         self._put(builtins, "open", opened)
         self._put(io, "open", opened)
-        for name in _FORKS:
-            if hasattr(os, name):
-                self._put(os, name, _Noting(getattr(os, name), self._forked, self._task_started))
         self._after(socket.socket, "__init__", lambda made, place: self._opened(made.fileno(), place))
         self._after(subprocess.Popen, "__init__", self._started)
         self._after(threading.Thread, "start", self.threads.__setitem__)
@@ -204,7 +185,7 @@ class Hooks:
         os.supports_dir_fd.add(os.open)
 
     def remove(self) -> None:
-        """Put everything back. Where somebody else has hooked in meanwhile, theirs stays, and ours does no harm."""
+        """Remove the hooks. One that was replaced or wrapped meanwhile stays; it does no harm."""
         os.supports_dir_fd.discard(os.open)
         for owner, name, ours, before in reversed(self._before):
             if getattr(owner, name) is ours:
@@ -221,6 +202,17 @@ class Hooks:
     def _put(self, owner: Any, name: str, ours: Any) -> None:
         self._before.append((owner, name, ours, getattr(owner, name)))
         setattr(owner, name, ours)
+
+    def _noting(self, function: Callable[..., Any], note: Callable[[Any, Place], None]) -> object:
+        """Return a function that also notes what `function` returns."""
+
+        @functools.wraps(function)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            made = function(*args, **kwargs)
+            note(made, _here(self._task_started()))
+            return made
+
+        return staticmethod(noting)  # like a built-in function, it does not become a method as a class's attribute
 
     def _after(self, owner: type, name: str, note: Callable[[Any, Place], object]) -> None:
         """Have a method note its object once it has done its work."""
@@ -252,7 +244,7 @@ class Hooks:
         self._put(cache, "start_thread_soon", start_thread_soon)
 
     def _watch_runs(self) -> None:
-        """Show every run an instrument, however `trio.run` is reached; Trio has no public place for it."""
+        """Give every run an instrument, however `trio.run` is called; Trio has no public way to do so."""
         module = getattr(core, "_run", None)
         setup = getattr(module, "setup_runner", None)
         if setup is None:
