@@ -33,7 +33,7 @@ from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
-from trimcp.wire.revisions import Revision, find
+from trimcp.wire.revisions import Revision
 
 _T = TypeVar("_T")
 _LOG_LEVELS: Final = get_args(LoggingLevel)
@@ -82,9 +82,7 @@ class Modern:
         name = meta[META_PROTOCOL_VERSION]
         if type(name) is not str:
             raise ErrorReply(INVALID_PARAMS, f"_meta {META_PROTOCOL_VERSION} must be a string")
-        revision = find(name)
-        if revision not in self.profile.modern:
-            revision = None
+        revision = next((served for served in self.profile.modern if served.name == name), None)
         raw = meta[META_CLIENT_CAPABILITIES]
         capabilities = self._load(META_CLIENT_CAPABILITIES, raw, ClientCapabilities, revision)
         if revision is None:

@@ -140,6 +140,7 @@ class Jobs:
         parked: those that wait for the peer's answer to a question, which have none.
         bytes_running: what those under way weigh, their results counted while they wait for the reader.
         bytes_unread: results among it.
+        idle: whoever waits until none is left.
     """
 
     limits: Limits
@@ -151,7 +152,7 @@ class Jobs:
     bytes_running: int = attrs.field(init=False, default=0)
     bytes_unread: int = attrs.field(init=False, default=0)
     _unread: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # who waits for less of it
-    _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
@@ -259,11 +260,7 @@ class Jobs:
         """Wait until none is left; always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while self.by_id:
-            await self._idle.park()
-
-    def tell_idle(self) -> None:
-        """Wake who waits for the last one's end."""
-        self._idle.unpark_all()
+            await self.idle.park()
 
     # Books
 

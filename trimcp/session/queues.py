@@ -289,7 +289,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             if outgoing.request_id == request_id and outgoing.kind is Kind.REQUEST:
                 self._queue.remove(outgoing)
                 self.bytes_queued -= len(outgoing.data)
-                self._free_room()
+                self._waiting_senders.unpark_all()
                 return True
         return False
 
@@ -315,16 +315,13 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self.bytes_queued = self._replies = self._reply_bytes = 0
         self.writing = True
         self.batches += 1
-        self._free_room()
+        if self._waiting_senders:
+            self._waiting_senders.unpark_all()
         return batch
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         """Return what is queued, and the bytes in `leaving`."""
         return [*self._queue, *self._latest.values()], self.leaving
-
-    def _free_room(self) -> None:
-        if self._waiting_senders:
-            self._waiting_senders.unpark_all()
 
     def close(self) -> None:
         """Let what is queued leave, and nothing after it. Waiting senders go on and find nobody listening."""

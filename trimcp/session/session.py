@@ -384,7 +384,7 @@ class Session:
         if jobs.mailbox.bytes_queued or self.readers:
             self.next_jobs()
         if not jobs.by_id:
-            jobs.tell_idle()
+            jobs.idle.unpark_all()
             if self.amount.counted and not isinstance(self.sink, Outbox):  # else once it is written
                 self.weigh()
         elif self.pushed and job.size >= STEP:

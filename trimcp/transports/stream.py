@@ -6,14 +6,13 @@ It knows framing and batching. It does not know what the bytes travel through: a
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
 from trimcp.budget import Amount
-from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, OneTask, Outgoing
+from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
@@ -44,8 +43,9 @@ class StreamChannel(MessageChannel):
     _decoder: LineDecoder = attrs.field(init=False)
     _unfinished: Amount = attrs.field(init=False, factory=Amount)
     _pieces: int = attrs.field(default=0, init=False)
-    _sending: OneTask = attrs.field(factory=partial(OneTask, "sending on"), init=False)
-    _receiving: OneTask = attrs.field(factory=partial(OneTask, "receiving from"), init=False)
+    # Plain flags and no `OneTask`: a block costs two calls, and here that is for each batch.
+    _sending: bool = attrs.field(default=False, init=False)
+    _receiving: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
     _ended: bool = attrs.field(default=False, init=False)
     _closed: bool = attrs.field(default=False, init=False)
@@ -55,9 +55,13 @@ class StreamChannel(MessageChannel):
         self.read_ahead: tuple[int, int] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        with self._sending:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending on this channel")
+        self._sending = True
+        try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            self._check_open()
+            if self._closed:
+                raise trio.ClosedResourceError("this channel was closed")
             if self._broken:
                 raise trio.BrokenResourceError("an earlier send failed or was cut short")
             if not batch:
@@ -70,6 +74,8 @@ class StreamChannel(MessageChannel):
             else:
                 await self._send_large(data)
             self._broken = False
+        finally:
+            self._sending = False
 
     def set_max_message(self, size: int) -> None:
         self._decoder.max_size = size
@@ -100,11 +106,15 @@ class StreamChannel(MessageChannel):
         Raises:
             trio.BrokenResourceError: a message goes on and on.
         """
-        with self._receiving:
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this channel")
+        self._receiving = True
+        try:
             await trio.lowlevel.checkpoint_if_cancelled()
             decoder = self._decoder
             while True:
-                self._check_open()
+                if self._closed:
+                    raise trio.ClosedResourceError("this channel was closed")
                 if decoder.behind:
                     await trio.lowlevel.checkpoint()
                     if arrived := decoder.feed(b""):
@@ -132,6 +142,8 @@ class StreamChannel(MessageChannel):
                     self._unfinished.set(size)
                     if not holding.may_grow:
                         await holding.room()
+        finally:
+            self._receiving = False
 
     async def aclose(self) -> None:
         self._closed = True
@@ -139,7 +151,3 @@ class StreamChannel(MessageChannel):
             await self._sender.aclose()
         finally:
             await self._receiver.aclose()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise trio.ClosedResourceError("this channel was closed")

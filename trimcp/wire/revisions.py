@@ -33,7 +33,7 @@ class Revision:
 
     Attributes:
         name: the date that names it on the wire.
-        era: which family of conduct it belongs to.
+        era: which family of conduct it belongs to; `modern` says whether to the modern one.
         batching: a JSON array of messages is allowed (2025-03-26 alone).
         sessions: Streamable HTTP keeps sessions, `Mcp-Session-Id` (basic/transports).
         resumable: Streamable HTTP events have ids and can be replayed with `Last-Event-ID`.
@@ -67,10 +67,10 @@ class Revision:
     logs_on_request: bool = _switch()
     url_elicitation_error: bool = _switch()
     resource_missing_code: int = attrs.field(default=-32002, eq=False, kw_only=True)
+    modern: bool = attrs.field(init=False, eq=False)
 
-    @property
-    def modern(self) -> bool:
-        """Whether it belongs to the modern era."""
+    @modern.default
+    def _is_modern(self) -> bool:
         return self.era is Era.MODERN
 
     def __str__(self) -> str:
