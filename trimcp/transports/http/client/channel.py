@@ -53,20 +53,18 @@ class HttpChannel(MessageChannel):
         max_posts: int,
     ) -> None:
         self.http = http
-        self._nursery = nursery
         self._mode = mode
-        self._timeouts = timeouts
         self._inbox = Inbox()
         self._listening: GetStream | None = None
         self._events: SseConnection | None = None
         self._sending = OneTask("sending on")
         self._closed = False
         session = LegacySession(http, self._inbox, timeouts.notice, self._renewed)
-        self._state = ClientState(http, self._inbox, session, backoff, retry_calls, self._fall_back)
+        self._state = ClientState(http, self._inbox, session, nursery, timeouts, backoff, retry_calls, self._fall_back)
         self._posts = PostQueue(nursery, max_posts)
-        self._notices = Notices(self._state, nursery, timeouts.notice, self._listen)
+        self._notices = Notices(self._state, self._listen)
         if mode == "sse":
-            self._events = SseConnection(self._state, nursery, timeouts.endpoint)
+            self._events = SseConnection(self._state)
             nursery.start_soon(self._read_events, self._events)
 
     def set_max_message(self, size: int) -> None:
@@ -124,13 +122,13 @@ class HttpChannel(MessageChannel):
             self._closed = True
             self._inbox.close()
             # The bounded last close: see above what it is for.
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._timeouts.close):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self._state.timeouts.close):
                 await self._notices.idle()
                 if self._listening is not None:
                     self._listening.scope.cancel(reason="the channel was closed")
                 self._posts.close()
                 await self._end_session()
-            self._nursery.cancel_scope.cancel(reason="the channel was closed")
+            self._state.nursery.cancel_scope.cancel(reason="the channel was closed")
         await trio.lowlevel.checkpoint()
 
     async def hung_up(self) -> None:
@@ -175,14 +173,14 @@ class HttpChannel(MessageChannel):
     async def _listen(self) -> None:
         """Listen from now on for what the server says unasked, before requests go on."""
         listener = self._start_listening()
-        with trio.move_on_after(self._timeouts.connect):
+        with trio.move_on_after(self._state.timeouts.connect):
             await listener.written.wait()
 
     def _start_listening(self) -> GetStream:
         if self._listening is not None:
             self._listening.scope.cancel(reason="another session has taken the place of this one")
         self._listening = GetStream(self._state)
-        self._nursery.start_soon(self._listening.run)
+        self._state.nursery.start_soon(self._listening.run)
         return self._listening
 
     async def _end_session(self) -> None:
@@ -203,8 +201,8 @@ class HttpChannel(MessageChannel):
             return trouble
         if trouble.answer is not None and trouble.status != 405:  # an endpoint without POST, whatever it says besides
             return trouble
-        events = SseConnection(self._state, self._nursery, self._timeouts.endpoint)
-        self._nursery.start_soon(self._read_events, events)
+        events = SseConnection(self._state)
+        self._state.nursery.start_soon(self._read_events, events)
         await events.known.wait()
         if not events.open:
             return attrs.evolve(trouble, why=f"{trouble.why}, and does not speak HTTP+SSE either: {events.why}")

@@ -287,13 +287,10 @@ class PostQueue:
 class Notices:
     """Sends messages without an answer, at most 64 at a time, each in a task.
 
-    The server may take `timeout` seconds to accept one; `confirmed` is called once it has taken
-    `notifications/initialized`.
+    `confirmed` is called once the server has taken `notifications/initialized`.
     """
 
     _state: ClientState
-    _nursery: trio.Nursery
-    _timeout: float
     _confirmed: Callable[[], Awaitable[object]]
     _under_way: int = attrs.field(init=False, default=0)
     _last: dict[RequestId | None, trio.Event] = attrs.field(init=False, factory=dict)
@@ -326,7 +323,9 @@ class Notices:
         self._under_way += 1
         session = self._state.session
         confirms = outgoing.kind is Kind.NOTIFICATION and session.is_confirmation(outgoing)
-        self._nursery.start_soon(self._run, outgoing, post, before, over, session.confirming if confirms else None)
+        self._state.nursery.start_soon(
+            self._run, outgoing, post, before, over, session.confirming if confirms else None
+        )
 
     async def _run(
         self,
@@ -341,10 +340,11 @@ class Notices:
                 await before.wait()
             if post is not None:
                 await post.written.wait()
-            with trio.move_on_after(self._timeout) as scope:
+            timeout = self._state.timeouts.notice
+            with trio.move_on_after(timeout) as scope:
                 await self._deliver(outgoing)
             if scope.cancelled_caught:
-                _log.warning("the server did not accept %s in %g s", _called(outgoing), self._timeout)
+                _log.warning("the server did not accept %s in %g s", _called(outgoing), timeout)
             if confirming is not None:
                 await self._confirmed()
         except Exception:  # a bug here or in the library below; nobody waits for a notification who could be told

@@ -45,7 +45,7 @@ _log = logging.getLogger("trimcp.http")
 
 @attrs.define(eq=False)
 class SseConnection:
-    """One connection over HTTP+SSE. The server may take `timeout` seconds to name its endpoint.
+    """One connection over HTTP+SSE.
 
     Attributes:
         known: set once the endpoint is known, or known to stay unknown.
@@ -53,8 +53,6 @@ class SseConnection:
     """
 
     _state: ClientState
-    _nursery: trio.Nursery
-    _timeout: float
     known: trio.Event = attrs.field(init=False, factory=trio.Event)
     why: str | None = attrs.field(init=False, default=None)
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -92,7 +90,7 @@ class SseConnection:
 
     async def _read(self) -> str:
         http = self._state.http
-        scope = trio.CancelScope(deadline=trio.current_time() + self._timeout)
+        scope = trio.CancelScope(deadline=trio.current_time() + self._state.timeouts.endpoint)
         base = http.url
 
         async def take(event: Event) -> None:
@@ -118,7 +116,7 @@ class SseConnection:
         if self.why is not None:
             return self.why
         if scope.cancelled_caught:
-            return f"the server named no endpoint in {self._timeout:g} s"
+            return f"the server named no endpoint in {self._state.timeouts.endpoint:g} s"
         return "the server ended its event stream" if broken is None else broken.why
 
     def _begin(self, event: Event, base: httpx2.URL) -> str | None:
@@ -173,7 +171,7 @@ class SseConnection:
                 raise trio.BrokenResourceError(self.why or "the connection is being ended")
             over = trio.Event()
             self._under_way += 1
-            self._nursery.start_soon(self._send, outgoing, over)
+            self._state.nursery.start_soon(self._send, outgoing, over)
             with trio.move_on_after(_MOMENT):
                 await over.wait()
 

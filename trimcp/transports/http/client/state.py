@@ -26,7 +26,7 @@ from trimcp.transports.http.client.exchanges import (
     TooLarge,
 )
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
-from trimcp.transports.http.client.policy import PASSING, Backoff, Trouble
+from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
 from trimcp.wire.jsonrpc import ErrorResponse, Message, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
@@ -210,6 +210,8 @@ class ClientState:
         http: the exchanges.
         inbox: where what arrives goes.
         session: the legacy session.
+        nursery: for whatever is under way.
+        timeouts: of the steps of an exchange.
         backoff: how often to try, and the pauses in between.
         retry_calls: whether tools may be called twice.
         fall_back: tries `initialize` by the older transport after it met trouble; returns None if that has taken over.
@@ -221,6 +223,8 @@ class ClientState:
     http: Http
     inbox: Inbox
     session: LegacySession
+    nursery: trio.Nursery
+    timeouts: Timeouts
     backoff: Backoff
     retry_calls: bool
     fall_back: FallBack
