@@ -122,7 +122,12 @@ class WebSocketServer:
         parts = urlsplit(self.url)
         resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
         deadline = trio.current_time() + self.timeout
-        stream = await self._dial(parts)
+        tls = (self.ssl_context or ssl.create_default_context()) if parts.scheme == "wss" else None
+        host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
+        try:
+            stream = await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
         try:
             with trio.move_on_at(deadline):
                 return stream, await open_websocket(stream, _host(parts), resource, self.headers)
@@ -132,16 +137,6 @@ class WebSocketServer:
             if isinstance(failure, HandshakeFailed):
                 raise ConnectionLost(self._why_refused(failure)) from failure
             raise
-
-    async def _dial(self, parts: SplitResult) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
-        tls = (self.ssl_context or ssl.create_default_context()) if parts.scheme == "wss" else None
-        port = parts.port or _PORTS[parts.scheme]
-        try:
-            return await dial(
-                str(parts.hostname), port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING
-            )
-        except ConnectionLost as error:
-            raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
 
     def _why_refused(self, failure: HandshakeFailed) -> str:
         """Say what the server's answer to the handshake means, and what to do about it."""

@@ -1,7 +1,7 @@
 """A WebSocket connection from its opening handshake on: its tasks, pings, and how it ends.
 
-trio-websocket reads, answers pings and does the closing handshake. Here is what it leaves to others: an end to every
-wait, a look after peers that have fallen silent, a Close for those that broke the protocol. Knows no messages.
+trio-websocket reads, answers pings and does the closing handshake. Added here: time limits for every wait, pings to
+peers that are silent, and a Close frame for those that break the protocol. Nothing here parses messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WebSocketConnection:
         client: whether we are the client's side.
         max_message: bytes of the largest message taken in.
         keep_alive: what is done about silence.
-        early: what came behind the head of the handshake.
+        early: bytes that arrived with the handshake.
         holding: counts what is kept of a message whose end has not come.
 
     Attributes:
@@ -76,9 +76,9 @@ class WebSocketConnection:
         self._pinging: trio.CancelScope | None = None
 
     async def close(self, code: int, reason: str | None = None) -> None:
-        """Say Close, wait a moment for the answer, and close the stream.
+        """Send a Close frame, wait for the answer for a second, and close the stream.
 
-        If a write is under way nothing more can be said, and the stream is closed under it. Cancelling closes at once.
+        If a write is under way no frame can be sent, and the stream is just closed. Cancelling closes at once.
         """
         try:
             with trio.move_on_after(_CLOSING):
@@ -116,7 +116,7 @@ class WebSocketConnection:
     @property
     def _complaint(self) -> FrameFault | None:
         """What the peer did wrong, if that is the end."""
-        if self.gated.said_close:
+        if self.gated.sent_close:
             return None  # it came too late
         if self.gate.fault is not None:
             return self.gate.fault
@@ -149,9 +149,9 @@ class WebSocketConnection:
             await trio.aclose_forcefully(self.stream)
 
     async def _keep_alive(self, nursery: trio.Nursery) -> None:
-        """Return when the end has begun: nothing more will be read, or the peer was found dead."""
+        """Ping a silent peer. Return when nothing more will be read, or the peer was found dead or too slow."""
         gated, interval = self.gated, self.keep_alive.interval
-        spoken = trio.current_time()
+        sent = trio.current_time()  # when the last ping or pong was
         try:
             while True:
                 now = trio.current_time()
@@ -169,10 +169,10 @@ class WebSocketConnection:
                     gated.over.set()
                     nursery.cancel_scope.cancel(reason="the peer took too long to end a message")
                     return
-                due = max(spoken, heard) + interval if gated.reading else spoken + interval
+                due = (max(sent, heard) if gated.reading else sent) + interval
                 if now >= due:
-                    spoken, due = now, now + interval
-                    self._speak(nursery)
+                    sent, due = now, now + interval
+                    self._ask_or_tell(nursery)
                 # A message that begins while this waits is due no sooner than that, nor is one that we read no further.
                 late = now + self.keep_alive.message_timeout
                 if gated.reading:
@@ -184,11 +184,12 @@ class WebSocketConnection:
             if self._pinging is not None:
                 self._pinging.cancel(reason="the connection has ended")
 
-    def _speak(self, nursery: trio.Nursery) -> None:
+    def _ask_or_tell(self, nursery: trio.Nursery) -> None:
+        """Ask for a sign of life, or give one where we do not read. What is being written is one already."""
         if self.gated.writing:
-            return  # there is something on its way already
+            return
         if not self.gated.reading:
-            nursery.start_soon(self._say, self.library.pong)
+            nursery.start_soon(self._send, self.library.pong)
         elif self._pinging is None:
             self._pinging = trio.CancelScope()
             nursery.start_soon(self._ping, self._pinging)
@@ -196,12 +197,12 @@ class WebSocketConnection:
     async def _ping(self, scope: trio.CancelScope) -> None:
         # It waits for the pong. One is enough: if it goes unanswered the next one would, too.
         with scope:
-            await self._say(self.library.ping)
+            await self._send(self.library.ping)
         self._pinging = None
 
-    async def _say(self, what: Callable[[], Awaitable[None]]) -> None:
+    async def _send(self, control: Callable[[], Awaitable[None]]) -> None:
         with suppress(ConnectionClosed):
-            await what()
+            await control()
 
     async def _send_complaint(self) -> None:
         """Send a Close that says what the peer did wrong, which trio-websocket does not do, and close the stream."""

@@ -1,8 +1,8 @@
-"""The byte stream under a trio-websocket connection: what it may read, how it writes, and when the peer was last heard.
+"""The byte stream under a trio-websocket connection: bounded reads, joined writes, the time of the last sign of life.
 
-trio-websocket reads as fast as it can, queues messages by their number and writes each frame by itself. Here is what
-bounds it: a gate looks at every frame, nothing is read while enough waits to be taken, and the frames of a batch leave
-in one write. Knows bytes and frames, and no messages.
+trio-websocket reads as fast as it can, queues messages by their number and writes each frame by itself. Under it a gate
+checks every frame, nothing is read while enough messages wait to be taken, and the frames of a batch leave in one
+write. Nothing here parses messages.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class GatedStream(trio.abc.Stream):
     Attributes:
         over: set once nothing more will be read.
         writing: a write is under way, or one was cut short.
-        said_close: a Close frame was written.
+        sent_close: a Close frame was written.
         reading: a read is under way, so the peer's silence means something.
         since: when the peer gave the last sign of life, on Trio's clock, later by as long as we did not read.
         due: when the message under way has to be whole; infinity without one.
@@ -83,7 +83,7 @@ class GatedStream(trio.abc.Stream):
         self, stream: trio.abc.Stream, gate: FrameGate, keep_alive: KeepAlive = KEEP_ALIVE, early: bytes = b""
     ) -> None:
         self.over = trio.Event()
-        self.writing = self.said_close = self.reading = self.unlimited = False
+        self.writing = self.sent_close = self.reading = self.unlimited = False
         self.since = trio.current_time()
         self.due = math.inf
         self.amount = Amount()
@@ -130,7 +130,7 @@ class GatedStream(trio.abc.Stream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write a frame after those that are held."""
         if data[0] == _CLOSE:
-            self.said_close = True
+            self.sent_close = True
         self.hold(bytes(data))
         await self.flush()
 
@@ -191,7 +191,7 @@ class GatedStream(trio.abc.Stream):
     def _given_up(self) -> bool:
         """Whether trio-websocket takes nothing more: it could not read what came, and a client of it would go on."""
         closed = self.connection is not None and self.connection.closed is not None
-        return closed and not self.said_close and not self.unlimited
+        return closed and not self.sent_close and not self.unlimited
 
     def _feed(self, chunk: bytes) -> None:
         """Show the gate what has arrived, and note what it says of the peer's life and speed."""
