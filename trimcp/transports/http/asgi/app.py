@@ -8,14 +8,14 @@ specification 3.0.)
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Final, TypeAlias
 
 import attrs
 import trio
 
-from trimcp.budget import Budget, Holding, owner_of
+from trimcp.budget import Budget, owner_of
 from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
 from trimcp.transports.http.deadlines import Deadlines
@@ -71,14 +71,14 @@ class AsgiApp:
             await self._lifespan(receive, send)
         elif not trio.lowlevel.in_trio_run():
             raise RuntimeError(_NOT_TRIO)
-        elif kind == "http":
+        elif kind in ("http", "websocket"):
             face, head = self._admit(scope)
-            with _counted(face, head) as holding:
-                await HttpCall(face, head, self.limits, holding, receive, send).run()
-        elif kind == "websocket":
-            face, head = self._admit(scope)
-            with _counted(face, head):
-                await WebSocketCall(face, head, scope, receive, send, self.limits.stall_timeout).run()
+            with closing(face.budget.holding(owner_of(None, head.peer))) as holding:
+                head.holding = holding
+                if kind == "http":
+                    await HttpCall(face, head, self.limits, holding, receive, send).run()
+                else:
+                    await WebSocketCall(face, head, scope, receive, send, self.limits.stall_timeout).run()
         else:
             raise ValueError(f"an ASGI scope of type {kind!r} is none of ours")
 
@@ -133,16 +133,6 @@ class AsgiApp:
         if isinstance(head, HttpResponse):
             return _Refusing(head), Head(scope.get("method", "GET"), "/")
         return self._face, head
-
-
-@contextmanager
-def _counted(face: Face, head: Head) -> Iterator[Holding]:
-    """Count what a call makes us keep for as long as the body runs."""
-    holding = head.holding = face.budget.holding(owner_of(None, head.peer))
-    try:
-        yield holding
-    finally:
-        holding.close()
 
 
 @attrs.define(eq=False)

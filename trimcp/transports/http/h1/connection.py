@@ -50,16 +50,6 @@ class Hosting:
     draining: bool = False  # whether connections end with the response under way
 
 
-def _tell(refusal: RequestRefused, peer: str) -> None:
-    """Log why what was read is no request that we take."""
-    if refusal.status in (413, 431):
-        security_event("oversize", status=refusal.status, why=refusal.reason, peer=peer)
-    elif refusal.status in (408, 503):  # for 503 the budget has told it
-        log.debug("refused a request from %s: %d, %s", peer, refusal.status, refusal.reason)
-    else:
-        security_event("garbage", status=refusal.status, why=refusal.reason, peer=peer)
-
-
 class H1Connection:
     """Serves one client. `run` is its task.
 
@@ -406,12 +396,18 @@ class H1Connection:
     # The end
 
     def _refuse(self, refusal: RequestRefused) -> None:
-        _tell(refusal, self._peer)
+        """Answer what is no request that we take, and say why in the log."""
+        status, reason = refusal.status, refusal.reason
+        if status in (408, 503):  # for 503 the budget has reported it
+            log.debug("refused a request from %s: %d, %s", self._peer, status, reason)
+        else:
+            kind = "oversize" if status in (413, 431) else "garbage"
+            security_event(kind, status=status, why=reason, peer=self._peer)
         self._closing = True
-        body = f"{HTTPStatus(refusal.status).phrase}: {refusal.reason}\n".encode()
-        again = (("Retry-After", "1"),) if refusal.status == 503 else ()
+        body = f"{HTTPStatus(status).phrase}: {reason}\n".encode()
+        again = (("Retry-After", "1"),) if status == 503 else ()
         headers = (("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body))), *again)
-        self.writer.write(encode_head(refusal.status, headers, "Connection: close\r\n") + body)
+        self.writer.write(encode_head(status, headers, "Connection: close\r\n") + body)
 
     async def _linger(self) -> None:
         """Let the last response arrive before closing: closing with something unread would reset the connection."""

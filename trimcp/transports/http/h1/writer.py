@@ -21,7 +21,7 @@ import trio
 
 from trimcp.budget import Amount
 from trimcp.channel import PeerProgress
-from trimcp.transports.http.deadlines import Deadline, Deadlines
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.seams import Handler, HttpResponse
@@ -76,8 +76,6 @@ class H1Writer:
     _began: float = attrs.field(init=False, default=-math.inf)  # when the burst did, on Trio's clock
     _followed: bool = attrs.field(init=False, default=False)  # whether a task will look after what waits
     _refused: bool = attrs.field(init=False, default=False)  # whether the wire did: only that task writes now
-    _stall: Deadline | None = attrs.field(init=False, default=None)  # while the wire refuses
-    _progress: PeerProgress | None = attrs.field(init=False, default=None)  # likewise
 
     @property
     def waiting(self) -> int:
@@ -193,27 +191,24 @@ class H1Writer:
             self.give_up()
 
     async def _write_pending(self) -> None:
-        pending = self._pending
-        self._stall = stall = self._deadlines.new(self._look)
-        self._progress = progress = PeerProgress(self._limits.stall_timeout)
+        """Write until nothing waits. The system may have room again long after the peer began to read nothing."""
+        progress, pending = PeerProgress(self._limits.stall_timeout), self._pending
+
+        def look() -> None:
+            wait = progress.look(self._wire.progress())
+            if wait:
+                stall.set(wait)
+            else:
+                self.stalled = True
+                self.give_up()
+
+        stall = self._deadlines.new(look)
         try:
             while pending:
                 stall.set(progress.begin(self._wire.progress()))
                 self._taken(await self._wire.write_some(pending))
         finally:
-            self._stall = self._progress = None
             stall.close()
-
-    def _look(self) -> None:
-        """Give up if the peer has taken nothing for too long; the system may have room again long after it began to."""
-        if self._stall is None or self._progress is None:
-            return
-        wait = self._progress.look(self._wire.progress())
-        if wait:
-            self._stall.set(wait)
-        else:
-            self.stalled = True
-            self.give_up()
 
 
 class H1Reply:
