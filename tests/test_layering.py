@@ -60,6 +60,24 @@ LAYERS: dict[str, set[str]] = {
 FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes", "trimcp.wire.subschemas"}
 """All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
 
+HTTP_FLOORS = (
+    {"accept", "deadlines", "events", "shares"},
+    {"events_sqlite", "seams"},
+    {"access", "identity", "origins", "routing"},
+    {"settings", "streams"},
+    {"sessions"},
+    {"exchange", "sse2024"},
+    {"face"},
+)
+"""The modules of `transports/http`, from the lowest floor up: each may import those below its own."""
+
+HTTP_FOLDERS = {
+    "h1": {"h1", "deadlines", "seams", "settings", "shares"},
+    "asgi": {"asgi", "deadlines", "seams", "settings", "shares", "h1.sockets", "h1.wires"},
+    "client": {"client"},
+}
+"""Its folders with what of `transports/http` each may import: a host knows the seams, and no route or session."""
+
 SANS_IO = {"wire", "framing", "protocol"}
 IO_MODULES = {"trio", "trio_websocket", "hypercorn", "httpx2", "asyncio", "socket", "ssl", "subprocess"}
 
@@ -127,10 +145,27 @@ def _problems_of_module(path: str, source: str, modules: set[str]) -> Iterator[s
             yield f"line {line}: {layer} must not know {name}"
         elif layer == "framing" and _layer(name) == "wire" and name not in FRAMING_KNOWS:
             yield f"line {line}: framing knows messages, not {name}"
+        elif not _http_may_know(path, name):
+            yield f"line {line}: {path.removeprefix(HTTP).removesuffix('.py')} must not know {name}"
     if layer != "wire":
         for line, text in _strings(tree):
             if REVISION_LITERAL.search(text):
                 yield f"line {line}: the revision in {text!r} belongs in trimcp.wire.revisions"
+
+
+HTTP = "transports/http/"
+
+
+def _http_may_know(path: str, name: str) -> bool:
+    """Whether a module of `transports/http` keeps to its floors and folders; others have no such rule."""
+    known = name.removeprefix("trimcp.transports.http.")
+    if not path.startswith(HTTP) or known == name:
+        return True
+    folder, _, module = path.removeprefix(HTTP).removesuffix(".py").rpartition("/")
+    if folder:
+        return bool({known, known.split(".")[0]} & HTTP_FOLDERS[folder])
+    floor = next((number for number, names in enumerate(HTTP_FLOORS) if module in names), 0)
+    return any(known in names for names in HTTP_FLOORS[:floor])
 
 
 def _dotted(path: str) -> str:
@@ -267,6 +302,27 @@ def test_an_import_is_found_however_it_is_written(source: str) -> None:
 def test_framing_knows_messages_and_no_payloads() -> None:
     (complaint,) = complaints_about("framing/lines.py", "from trimcp.wire.tools import Tool")
     assert complaint == "line 1: framing knows messages, not trimcp.wire.tools"
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("routing", "exchange"),
+        ("sessions", "exchange"),
+        ("exchange", "face"),
+        ("exchange", "sse2024"),
+        ("exchange", "h1.connection"),
+        ("face", "client.target"),
+        ("h1/connection", "face"),
+        ("h1/connection", "asgi.app"),
+        ("asgi/request", "sessions"),
+        ("asgi/guards", "h1.connection"),
+        ("client/target", "seams"),
+    ],
+)
+def test_http_keeps_to_its_floors_and_folders(module: str, imported: str) -> None:
+    path, name = f"transports/http/{module}.py", f"trimcp.transports.http.{imported}"
+    assert complaints_about(path, f"from {name} import x") == [f"line 1: {module} must not know {name}"]
 
 
 @pytest.mark.parametrize("path", ["wire/tools.py", "framing/lines.py", "protocol/connection.py"])
