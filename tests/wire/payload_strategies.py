@@ -57,8 +57,6 @@ def _member(cls: Any, attribute: attrs.Attribute[Any], revision: Revision) -> st
         return st.just(ENVELOPE) if revision.modern else OBJECT.map(lambda meta: {"a": meta})
     if attribute.name in ("input_schema", "output_schema"):
         return st.just({"type": "object", "properties": {"z": {}, "a": {}}})
-    if attribute.name == "subscription_id":
-        return st.just(ABSENT)  # which results and notifications have it, the class does not know
     if attribute.name == "uri":
         return st.sampled_from(["file:///a", "file:///a/b%20c"])  # the official models want a URL in roots
     if attribute.name == "request_id":

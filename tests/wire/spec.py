@@ -86,7 +86,6 @@ PAYLOADS: dict[str, Any] = {
     "ModelHint": input_requests.ModelHint,
     "ModelPreferences": input_requests.ModelPreferences,
     "MultiSelectEnumSchema": input_requests.PrimitiveSchema,
-    "NotificationMetaObject": common.NotificationMeta,
     "NotificationParams": common.NotificationParams,
     "NumberSchema": input_requests.NumberSchema,
     "PaginatedRequestParams": common.PageParams,
@@ -99,7 +98,6 @@ PAYLOADS: dict[str, Any] = {
     "ReadResourceRequestParams": resources.ReadResourceParams,
     "ReadResourceResult": resources.ReadResourceResult,
     "RelatedTaskMetadata": lifecycle.RelatedTaskMetadata,
-    "RequestMetaObject": common.RequestMeta,
     "RequestParams": common.RequestParams,
     "Resource": resources.Resource,
     "ResourceLink": content.ResourceLink,
@@ -108,7 +106,6 @@ PAYLOADS: dict[str, Any] = {
     "ResourceTemplateReference": prompts.ResourceTemplateReference,
     "ResourceUpdatedNotificationParams": resources.ResourceUpdatedParams,
     "Result": common.EmptyResult,
-    "ResultMetaObject": common.ResultMeta,
     "Root": input_requests.Root,
     "SamplingMessage": input_requests.SamplingMessage,
     "SamplingMessageContentBlock": content.SamplingContent,
@@ -121,7 +118,6 @@ PAYLOADS: dict[str, Any] = {
     "SubscriptionsAcknowledgedNotificationParams": lifecycle.SubscriptionsAcknowledgedParams,
     "SubscriptionsListenRequestParams": lifecycle.SubscriptionsListenParams,
     "SubscriptionsListenResult": lifecycle.SubscriptionsListenResult,
-    "SubscriptionsListenResultMetaObject": common.ResultMeta,
     "Task": lifecycle.Task,
     "TaskMetadata": lifecycle.TaskMetadata,
     "TaskStatusNotificationParams": lifecycle.TaskStatusParams,
@@ -163,6 +159,8 @@ NO_PAYLOADS = {
     # Names for a JSON type or an enumeration.
     *("Cursor", "JSONArray", "JSONObject", "JSONValue", "LoggingLevel", "ProgressToken", "ResultType"),
     *("Role", "TaskStatus"),
+    # What stands in `_meta`: the engine reads it by the names in `common`, and checks it with errors of its own.
+    *("NotificationMetaObject", "RequestMetaObject", "ResultMetaObject", "SubscriptionsListenResultMetaObject"),
     # Bases that nothing on the wire is by itself.
     *("Annotated", "BaseMetadata", "Icons", "PaginatedResult", "ResourceContents", "ResourceRequestParams"),
     *("InputResponseRequestParams", "TaskAugmentedRequestParams"),

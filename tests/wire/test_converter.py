@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import trimcp
-from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
-from trimcp.wire.common import EmptyResult, Icon, Implementation, PageParams, RequestMeta, RequestParams
+from trimcp.wire.capabilities import ServerCapabilities
+from trimcp.wire.common import EmptyResult, Icon, Implementation, PageParams, RequestParams
 from trimcp.wire.content import (
     AudioContent,
     BlobResourceContents,
@@ -128,20 +128,6 @@ class TestRevisions:
         without = {"mode": "url", "message": "m", "url": "https://example.com"}
         assert problems_of(without, ElicitURLParams, V2025_11_25) == ['must have "elicitationId" @ $']
         assert LOADED(without, ElicitURLParams).elicitation_id is ABSENT
-
-    def test_the_envelope_is_required_in_modern_meta_alone(self) -> None:
-        assert converter_for(V2025_11_25).load({"progressToken": 1}, RequestMeta) == RequestMeta(1)
-        assert len(problems_of({"progressToken": 1}, RequestMeta)) == 1
-        meta = {
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": {"sampling": {}},
-            "traceparent": "00-1-2-01",
-        }
-        loaded = LOADED(meta, RequestMeta)
-        assert loaded.protocol_version == "2026-07-28"
-        assert isinstance(loaded.client_capabilities, ClientCapabilities)
-        assert loaded.extra == {"traceparent": "00-1-2-01"}
-        assert converter_for(LATEST).dump(loaded) == meta
 
 
 class TestPrimitives:

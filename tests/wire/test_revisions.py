@@ -15,7 +15,6 @@ from trimcp.wire.revisions import (
     Era,
     Revision,
     find,
-    preferred,
 )
 
 
@@ -67,9 +66,3 @@ def test_what_differs_in_conduct(switch: str, revisions: list[Revision]) -> None
 def test_the_code_of_a_missing_resource_changed() -> None:
     assert {revision.resource_missing_code for revision in REVISIONS[:-1]} == {-32002}
     assert V2026_07_28.resource_missing_code == -32602
-
-
-def test_preferred_is_the_newest_in_common() -> None:
-    assert preferred(["2025-03-26", "1999-01-01", "2025-06-18"]) is V2025_06_18
-    assert preferred(["2026-07-28"], among=[V2024_11_05]) is None
-    assert preferred([]) is None

@@ -25,6 +25,7 @@ from tests.wire.spec import (
     require_spec,
     samples,
 )
+from trimcp.wire import common
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.input_requests import InputRequest
 from trimcp.wire.methods import METHODS
@@ -50,6 +51,17 @@ def test_every_definition_is_a_payload_or_deliberately_none(revision: Revision) 
 def test_the_tables_name_nothing_that_no_schema_has() -> None:
     known = {name for revision in REVISIONS for name in definitions(revision)}
     assert {*PAYLOADS, *ERROR_DATA, *NO_PAYLOADS} - known == set()
+
+
+def test_the_members_of_meta_are_those_that_the_schema_names() -> None:
+    theirs = {
+        member
+        for name, part in definitions(V2026_07_28).items()
+        if name.endswith("MetaObject")
+        for member in part.get("properties", {})
+    }
+    ours = {getattr(common, name) for name in dir(common) if name.startswith("META_") and name != "META_TRACE"}
+    assert {name for name in ours if "/" not in name or name.startswith("io.modelcontextprotocol/")} == theirs
 
 
 @pytest.mark.parametrize("revision", REVISIONS, ids=str)
@@ -130,7 +142,7 @@ def test_what_we_build_fits_every_schema(cls: Any, data: st.DataObject) -> None:
     dumped = converter.dump(payload)
     assert converter.dump(converter.load(dumped, cls)) == dumped
     for name, tp, part in payloads(revision):
-        if tp is cls and name != "SubscriptionsListenResultMetaObject":
+        if tp is cls:
             assert problems(dumped, part, revision) == [], name
             assert set(dumped) <= _declared(part, revision), name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -24,7 +23,6 @@ META_CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
 META_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 META_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
-META_RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 META_TIMEOUT: Final = "trimcp/timeout"
 """Ours: the seconds for which the caller still waits for the answer, so that nobody works for whom nobody waits."""
 META_TRACE: Final = ("traceparent", "tracestate", "baggage")
@@ -68,42 +66,6 @@ class Implementation:
     description: str | Absent = field(default=ABSENT, since=V2025_11_25)
     icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
     website_url: str | Absent = field(default=ABSENT, since=V2025_11_25)
-
-
-@wire
-class RequestMeta:
-    """What the specification reserves in a request's `_meta`, and everything else in `extra`.
-
-    Since 2026-07-28 it is the envelope that replaces the handshake; before, only `progress_token` counts.
-    """
-
-    progress_token: ProgressToken | Absent = field(default=ABSENT)
-    protocol_version: str | Absent = field(
-        default=ABSENT, since=V2026_07_28, required_from=V2026_07_28, name=META_PROTOCOL_VERSION
-    )
-    client_capabilities: ClientCapabilities | Absent = field(
-        default=ABSENT, since=V2026_07_28, required_from=V2026_07_28, name=META_CLIENT_CAPABILITIES
-    )
-    client_info: Implementation | Absent = field(default=ABSENT, since=V2026_07_28, name=META_CLIENT_INFO)
-    log_level: LoggingLevel | Absent = field(default=ABSENT, since=V2026_07_28, name=META_LOG_LEVEL)
-    extra: dict[str, Any] = field(factory=dict)
-
-
-@wire
-class NotificationMeta:
-    """What the specification reserves in a notification's `_meta`."""
-
-    subscription_id: str | int | Absent = field(default=ABSENT, since=V2026_07_28, name=META_SUBSCRIPTION_ID)
-    extra: dict[str, Any] = field(factory=dict)
-
-
-@wire
-class ResultMeta:
-    """What the specification reserves in a result's `_meta`."""
-
-    server_info: Implementation | Absent = field(default=ABSENT, since=V2026_07_28, name=META_SERVER_INFO)
-    subscription_id: str | int | Absent = field(default=ABSENT, since=V2026_07_28, name=META_SUBSCRIPTION_ID)
-    extra: dict[str, Any] = field(factory=dict)
 
 
 @wire

@@ -6,7 +6,6 @@ Adding a sixth revision begins with one more constant in this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -123,9 +122,3 @@ _BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
 def find(name: str) -> Revision | None:
     """The revision of that name, or None if trimcp does not speak it."""
     return _BY_NAME.get(name)
-
-
-def preferred(names: Iterable[str], among: Iterable[Revision] = REVISIONS) -> Revision | None:
-    """The newest revision of `among` that the peer also lists, or None if there is none in common."""
-    known = set(names)
-    return max((revision for revision in among if revision.name in known), default=None)
