@@ -1,4 +1,4 @@
-"""Text from strangers made fit to be kept: secrets masked, long strings cut, nothing that could pretend to be a line.
+"""Text of peers made safe to be logged and kept: secrets masked, long strings cut, control characters escaped.
 
 What a trace, an audit and a security event write goes through here. Knows JSON values and no message.
 """
@@ -92,7 +92,7 @@ def shorten(text: str, length: int | None = None) -> str:
 def shapes(arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return what kind of value each argument has and how large it is, and nothing of what it says.
 
-    At most 32 are told; the key "..." says how many more there were.
+    At most 32 are listed; the key "..." counts the others.
     """
     found = {harmless(name): _shape(arguments[name]) for name, _ in zip(arguments, range(_MOST_SHAPES), strict=False)}
     if len(arguments) > _MOST_SHAPES:
@@ -147,7 +147,7 @@ def one_line(text: str, width: int = 200) -> str:
 def traceback_text(error: BaseException) -> str:
     """Return an exception's traceback for a log, in which the texts of exceptions cannot be taken for anything else.
 
-    They may quote strangers. So the second and later lines of each begin with "    | ", and control characters are
+    They may quote peers. So the second and later lines of each begin with "    | ", and control characters are
     escaped.
     """
     told: Any = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)

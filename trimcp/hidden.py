@@ -1,8 +1,8 @@
 """Text that a person does not see and a model or a terminal does: found, shown, or taken out.
 
-Names, descriptions and results come from strangers. Characters without a shape can carry orders to a model past its
-user's eyes, those that turn the direction of writing make text look like another, and escape sequences move a
-terminal's cursor. Every pattern here is bounded: no text takes longer than its length.
+Names, descriptions and results come from peers that may be hostile. Characters without a shape can carry orders to a
+model past its user's eyes, those that turn the direction of writing make text look like another, and escape sequences
+move a terminal's cursor. Every pattern here is bounded: no text takes longer than its length.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def hidden_text(text: str) -> list[HiddenText]:
     descriptions of a server you do not trust before you show them to a model.
 
     Args:
-        text: from a stranger, such as a tool's description.
+        text: of a peer, such as a tool's description.
     """
     return list(_find(text))
 

@@ -3,7 +3,7 @@
 A WebSocket library behind this gate sees what came, except that
 
 - a message over the limit is thrown away while it passes; an empty text frame stands in its place, and what is to be
-  told about it waits in `oversized`;
+  reported about it waits in `oversized`;
 - a message in fragments becomes one frame, so a million fragments cost no more than the text in them;
 - a frame that comes in drops is handed on in pieces of some size, for the same reason;
 - what no peer of ours may send ends the stream of frames, and `fault` says with which close code;
@@ -51,7 +51,7 @@ class FrameFault:
 
 
 class _FrameKind(Enum):
-    """What the frame under way is to us. All but `PART` pass as they came."""
+    """Kinds of frames. All but `PART` pass as they came."""
 
     CONTROL = auto()
     CLOSE = auto()
@@ -73,7 +73,7 @@ class FrameGate:
         fault: why nothing more is let through; None while all is well.
         closing: a Close frame was let through; nothing follows it.
         behind: there is more to look at in what has arrived: feed it on, with nothing, once others have had their turn.
-        oversized: what to tell about each message that was thrown away, in order.
+        oversized: what to report about each message that was thrown away, in order.
         signs: how many messages and control frames have become whole: a few bytes are no sign of life.
         rounds: how often everything that had begun was whole.
         messages: let through and not yet taken.
@@ -176,7 +176,7 @@ class FrameGate:
         self.weight -= size + _EACH
 
     def _judge(self, first: int, key: bytes | None, length: int) -> _FrameKind | FrameFault:
-        """Say what to do with the frame that begins, by its header and how long that is."""
+        """Return the kind of the frame that begins, by its header and how long that is."""
         opcode = first & 0x0F
         self._final = bool(first & _FIN)
         if (key is not None) is not self._masked:

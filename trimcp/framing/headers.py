@@ -53,7 +53,7 @@ def encode_value(value: str | float) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if value % 1:
-        return repr(value)  # no annotation allows it; it is for the server to say that an integer was wanted
+        return repr(value)  # no annotation allows it; the server reports that an integer was wanted
     if abs(value) > _LARGEST:
         raise LocalError("an integer beyond 53 bits cannot be repeated in a header")
     return str(int(value))
@@ -88,7 +88,7 @@ def decode_value(text: str) -> str:
         data = binascii.a2b_base64(inner)
     except binascii.Error:
         raise ValueError("it is not valid base64") from None
-    if base64.b64encode(data) != inner:  # other texts would say the same, to whoever reads them as carelessly
+    if base64.b64encode(data) != inner:  # other texts decode to the same where a reader is less strict
         raise ValueError("it is not valid base64")
     try:
         return data.decode()
@@ -263,7 +263,7 @@ def check_params(mirrors: tuple[Mirror, ...], arguments: Any, headers: Mapping[s
     """What is wrong with the headers that repeat arguments, as the message of a HeaderMismatch error, or None.
 
     A header for an argument that is absent or null is as wrong as one with another value: proxies would route by it.
-    Numbers are compared as numbers. Headers that no annotation names are none of our business.
+    Numbers are compared as numbers. Headers that no annotation names are ignored.
     """
     for mirror in mirrors:
         sent = headers.get(mirror.key)

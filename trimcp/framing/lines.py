@@ -45,7 +45,7 @@ class LineDecoder:
     Attributes:
         behind: what has arrived and was not looked at: feed nothing to go on, once others have had their turn. Always
             empty where `at_once` is -1.
-        endless: a line has sixteen times the bytes it may have. It was told of, and nothing more is read.
+        endless: a line has sixteen times the bytes it may have. It was reported, and nothing more is read.
     """
 
     max_size: int
@@ -103,7 +103,7 @@ class LineDecoder:
         self._skipped += len(piece)
 
     def _tell(self, messages: list[tuple[Message, int]]) -> None:
-        """Say that the line under way is too large once its id is known, or once it has gone on for too long."""
+        """Report that the line under way is too large once its id is known, or once it has gone on for too long."""
         scanner = self._scanner
         self.endless = self._skipped > PATIENCE * self.max_size
         if scanner is not None and not self._told and (self.endless or scanner.id is not None):

@@ -1,1 +1,1 @@
-"""What may be said *now*: a sans-IO engine for one side of one connection. Knows wire; never trio, sockets or time."""
+"""The state of one side of one connection, without I/O: which message may be sent or received now."""

@@ -337,8 +337,8 @@ class Connection:
         """Return the reply to `request` as bytes.
 
         Raises:
-            NotInRevision: the request's revision has no words for it; see `refusal`.
-            LocalError: the result cannot be said in JSON.
+            NotInRevision: the request's revision does not have it; see `refusal`.
+            LocalError: the result cannot be written as JSON.
         """
         if type(result) is Encoded:
             # Joined, not formatted: that copies a long list several times, as it makes room for it bit by bit.
@@ -360,10 +360,10 @@ class Connection:
 
     @staticmethod
     def refusal(request: InboundRequest, error: NotInRevision) -> Any:
-        """Return the result in place of one that the request's revision cannot say, for methods whose results can.
+        """Return a result that says so in place of one that the request's revision does not have.
 
         Raises:
-            ErrorReply: for others, with the same words.
+            ErrorReply: the results of this method cannot say it.
         """
         text = f"the result cannot be sent: {error}"
         if request.verb.method.failed is None:
@@ -397,7 +397,7 @@ class Connection:
         return self._last_id
 
     def verb(self, name: str) -> Verb:
-        """Return the words for a message of ours.
+        """Return the method for a message of ours.
 
         Raises:
             LocalError: nothing was agreed on yet, or the agreed revision has no such message in this direction.
@@ -424,7 +424,7 @@ class Connection:
         """Return a request of ours as bytes; `params` is the verb's payload or None, `meta` goes into `_meta`.
 
         Raises:
-            LocalError: the params cannot be said in JSON, or not in this revision (`NotInRevision`).
+            LocalError: the params cannot be written as JSON, or not in this revision (`NotInRevision`).
         """
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)

@@ -1,4 +1,4 @@
-"""What the engine tells its session about one incoming message. Inert values; each message yields exactly one.
+"""The events that the engine makes of incoming messages. Inert values; each message yields exactly one.
 
 `Admission` is what both eras produce for an inbound request. Nobody above the engine asks about an era: what a
 handler may know of who asks, and how, stands here.
@@ -23,7 +23,7 @@ from trimcp.wire.revisions import Revision
 @attrs.define(eq=False)
 @shown
 class Admission:
-    """Who asks, in which words, and what they may be sent.
+    """Who asks, in which revision, and what they may be sent.
 
     Attributes:
         revision: the revision this request is spoken in.
@@ -78,7 +78,7 @@ class Admitted:
 
     @property
     def progress_wanted(self) -> bool:
-        """Whether the sender wants to be told of progress. If not, progress reports are dropped."""
+        """Whether the sender asked for progress. If not, progress reports are dropped."""
         return self.admission.progress_token is not None
 
     @property
@@ -157,7 +157,7 @@ class Progressed:
 @attrs.define(eq=False)
 @shown
 class Notified:
-    """The peer told us something that belongs to no request of ours by id."""
+    """A notification that belongs to no request of ours by id."""
 
     verb: Verb
     params: Any
@@ -175,7 +175,7 @@ class Ignored:
 @attrs.define(eq=False)
 @shown
 class Forgotten:
-    """The peer no longer knows what we asked it to tell us; requests under way are not concerned."""
+    """The peer has lost our subscriptions; requests under way are not concerned."""
 
     why: str
 

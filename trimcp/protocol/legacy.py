@@ -39,7 +39,7 @@ class Legacy:
         capabilities: what the other side declared, from AGREED on.
         instructions: what a server advised its client.
         kept: bytes of memory that these three take, about.
-        log_level: the lowest level the client wants to hear.
+        log_level: the lowest level of log message the client wants.
     """
 
     profile: Profile
@@ -64,7 +64,7 @@ class Legacy:
     def initialize(self, params: Mapping[str, Any]) -> tuple[Revision, InitializeResult]:
         """Take a client's `initialize` and return the agreed revision and our answer.
 
-        The client's own revision is agreed to if we speak it, else our newest (basic/lifecycle, "Version
+        The client's own revision is agreed to if we support it, else our newest (basic/lifecycle, "Version
         Negotiation").
 
         Raises:

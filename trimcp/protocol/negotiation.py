@@ -1,4 +1,4 @@
-"""How a client learns which era and revision to speak: a pure decision table over what its probe met.
+"""How a client finds the era and revision to use: a pure decision table over the outcome of its probe.
 
 On stdio-like channels a client that knows both eras sends `server/discover` first (2026-07-28
 basic/transports/stdio, "Backward Compatibility"). Which answer leads where is the table; it is not keyed to any one
@@ -13,7 +13,7 @@ error code, since legacy servers invent theirs. One turn of `decide` follows ano
     another modern error (-32020, -32021)     FAIL: the server is modern and says why
     any other error, silence, or no answer
     on a connection that stands (HTTP)        INITIALIZE
-    the child died on the probe               RESPAWN, then INITIALIZE
+    the child ended on the probe              RESPAWN, then INITIALIZE
 
 Where no legacy revision is offered the last two rows are FAIL, with what the probe met as the reason.
 """
@@ -54,7 +54,7 @@ class Next(Enum):
 @attrs.frozen
 @valued
 class ProbeResult:
-    """What a probe met: `versions` for DISCOVERED, `code` and `data` for ERROR, and `why` where more can be said."""
+    """The outcome of a probe: `versions` for DISCOVERED, `code` and `data` for ERROR, and `why` for a reason."""
 
     met: Met
     versions: Sequence[str] = ()
@@ -116,7 +116,7 @@ def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, pro
 
 
 def _failure(outcome: ProbeResult) -> str:
-    """Say what a probe met where there is nothing else to try."""
+    """Return the reason to fail where there is nothing else to try."""
     if outcome.met is Met.ERROR:
         answered = f" (it answered server/discover: {outcome.why})" if outcome.why else ""
         return f"the server is of the legacy era, and no legacy revision is offered{answered}"

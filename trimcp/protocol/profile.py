@@ -1,4 +1,4 @@
-"""Who we are on a connection: what both eras tell the peer about us, and how much is kept of what it tells us."""
+"""Who we are on a connection: what both eras tell the peer about us, and how much is kept of what the peer tells us."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Sealer:
 
         Raises:
             InvalidState: it was altered, has expired, or belongs to another principal or another request. Which of
-                them is said to us, never to the peer.
+                them is in the text, which is for our log and never for the peer.
         """
         if len(state) > _MAX_STATE:
             raise InvalidState("too large")

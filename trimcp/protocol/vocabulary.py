@@ -1,4 +1,4 @@
-"""The words of one revision: its methods with the converter's hooks bound once, so that no message pays for it."""
+"""The methods of one revision, each with the hooks of the revision's converter bound once, not for each message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _nothing(value: Any) -> Any:
 
 @attrs.frozen(eq=False, repr=False)
 class Verb:
-    """One method as one revision speaks it.
+    """One method in one revision.
 
     Attributes:
         name: the method's name on the wire.

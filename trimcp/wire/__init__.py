@@ -1,4 +1,4 @@
-"""What may be said: every message and payload of the five revisions, as inert attrs values. No I/O, no Trio.
+"""Every message and payload of the five revisions, as inert attrs values. No I/O, no Trio.
 
 The payloads that programs make or read are here; what else there is stands in the modules (`content`, `tools`, ...).
 """

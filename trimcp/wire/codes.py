@@ -31,7 +31,7 @@ HEADER_MISMATCH: Final = -32020
 MISSING_CAPABILITY: Final = -32021
 """The request needs a capability its client did not declare; from 2026-07-28 ("Basic Protocol", "_meta")."""
 UNSUPPORTED_VERSION: Final = -32022
-"""The server does not speak the requested revision; from 2026-07-28 ("Versioning")."""
+"""The server does not support the requested revision; from 2026-07-28 ("Versioning")."""
 OVERLOADED: Final = 1001
 """Ours: too much is under way, so the request was refused before anything was done."""
 CANCELLED_BY_DRAIN: Final = 1002
@@ -52,7 +52,7 @@ class ErrorKind:
             byte. The specification fixes 400 and 404 here; where it is silent, an error that a handler
             decided is 200, because older clients do not read the body of any other status.
         retryable: the receiver did nothing, so sending the same request again later is safe and may succeed.
-        reason: a short word for programs, sent as `data.reason` with errors of our own making.
+        reason: a short name for programs, sent as `data.reason` with errors of our own making.
     """
 
     code: int

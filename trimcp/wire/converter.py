@@ -19,7 +19,7 @@ from cattrs import ClassValidationError, Converter, IterableValidationError
 
 from trimcp.errors import LocalError
 from trimcp.wire.dumping import Dump, Dumping
-from trimcp.wire.fields import Unsayable, Wrong, is_payload, wire_name
+from trimcp.wire.fields import Problem, Unsupported, is_payload, wire_name
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.loading import MAX_PROBLEMS, Loading
 from trimcp.wire.revisions import LATEST, Revision
@@ -34,7 +34,7 @@ class WireError(ValueError):
 
     Attributes:
         problems: one line each with its place, such as `must be an integer, not a string @ $.arguments.n`.
-            They name members and JSON types and quote no values, so they may be told to a peer. At most ten.
+            They name members and JSON types and quote no values, so they may be sent to a peer. At most ten.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -43,7 +43,7 @@ class WireError(ValueError):
 
 
 class NotInRevision(LocalError, WireError):
-    """What was to be sent is said right, and the revision spoken has no words for it. Nothing was sent.
+    """A valid payload, or something in it, that the revision in use does not have. Nothing was sent.
 
     Attributes:
         problems: as of `WireError`.
@@ -125,9 +125,9 @@ class WireConverter:
                 hook, made = self._dumping.hook(tp), True
             try:
                 return payload if hook is None else hook(payload)
-            except Unsayable as error:
+            except Unsupported as error:
                 raise NotInRevision([str(error)]) from None
-            except Wrong as error:
+            except Problem as error:
                 raise WireError([str(error)]) from None
 
         return dump

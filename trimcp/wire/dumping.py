@@ -1,4 +1,4 @@
-"""The way out: functions that turn payloads into JSON values, for one revision."""
+"""Makes functions that turn payloads into JSON values, for one revision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimcp.wire.fields import (
     ABSENT,
     EXTRA,
     TooNew,
-    Unsayable,
+    Unsupported,
     WireFacts,
     attributes,
     facts_of,
@@ -20,9 +20,9 @@ from trimcp.wire.fields import (
     is_union,
     known_names,
     members,
-    must,
     too_new,
     wire_name,
+    wrong_type,
 )
 from trimcp.wire.revisions import Revision
 
@@ -78,7 +78,7 @@ class Dumping:
 
         def dump(payload: Any) -> dict[str, Any]:
             if type(payload) is not cls:
-                must(cls.__name__, payload)
+                wrong_type(cls.__name__, payload)
             values = get(payload)
             if narrowing:
                 values = list(values)
@@ -90,7 +90,7 @@ class Dumping:
                     if value is not ABSENT and value is not none:
                         out[name] = value if hook is None else hook(value)
             except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
-                raise Unsayable(*error.args) from None
+                raise Unsupported(*error.args) from None
             return out
 
         return _open(dump, known_names(cls)) if hasattr(attrs.fields(cls), EXTRA) else dump
@@ -129,7 +129,7 @@ class Dumping:
             try:
                 hook = hooks[type(value)]
             except KeyError:
-                must(wanted, value)
+                wrong_type(wanted, value)
             return value if hook is None else hook(value)
 
         return dump
@@ -149,7 +149,7 @@ def _list(hook: Dump) -> Dump:
             except TooNew as error:
                 lacking[str(error)] = None
         if not kept:
-            raise Unsayable("; ".join(lacking))
+            raise Unsupported("; ".join(lacking))
         return kept
 
     return dump
@@ -166,7 +166,7 @@ def _narrowed(attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
     def narrowed(value: Any) -> Any:
         fitting = ABSENT if value is ABSENT else narrow(value)
         if fitting is ABSENT and attribute.default is attrs.NOTHING:
-            raise Unsayable(f"{attribute.name} holds what revision {revision} does not allow there")
+            raise Unsupported(f"{attribute.name} holds what revision {revision} does not allow there")
         return fitting
 
     return narrowed

@@ -60,7 +60,7 @@ class _Span:
 @attrs.frozen
 @valued
 class FieldFacts(_Span):
-    """What `field()` was told about one member."""
+    """The arguments of `field()` that say when and how one member exists."""
 
     required_from: Revision | None = None
     name: str | None = None
@@ -77,13 +77,13 @@ class FieldFacts(_Span):
 @attrs.frozen
 @valued
 class WireFacts(_Span):
-    """What `@wire` was told about one class: the revisions that have it."""
+    """The arguments of `@wire` for one class: the revisions that have it."""
 
     instead: Callable[[Any], Any] | None = None
 
 
 _PLAIN: Final = FieldFacts()
-_NOTHING_SAID: Final = (OLDEST, None, None, None, None, None)
+_DEFAULTS: Final = (OLDEST, None, None, None, None, None)
 _KEY: Final = "trimcp.wire"
 
 
@@ -100,7 +100,7 @@ def field(
     narrow_until: Revision | None = None,
     narrow: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """One member of a payload that needs more said than a name and a type.
+    """One member of a payload that needs more than a name and a type.
 
     A member that some revision lacks must have a default; one without is required in every revision.
 
@@ -118,16 +118,16 @@ def field(
             or `ABSENT` to leave it out. From an older peer, only what passes unchanged is accepted.
     """
     metadata: dict[str, FieldFacts] = {}
-    said = (since, until, OLDEST if required else required_from, name, narrow_until, narrow)
-    if said != _NOTHING_SAID:
-        metadata[_KEY] = FieldFacts(*said)
+    given = (since, until, OLDEST if required else required_from, name, narrow_until, narrow)
+    if given != _DEFAULTS:
+        metadata[_KEY] = FieldFacts(*given)
     if factory is not None:
         return attrs.field(factory=factory, kw_only=kw_only, metadata=metadata)
     return attrs.field(default=default, kw_only=kw_only, metadata=metadata)
 
 
 def facts_of(attribute: attrs.Attribute[Any]) -> FieldFacts:
-    """What `field()` was told about this attribute, or the plain case."""
+    """The facts that `field()` recorded for this attribute, or the defaults."""
     facts: FieldFacts = attribute.metadata.get(_KEY, _PLAIN)
     return facts
 
@@ -221,7 +221,7 @@ CHOOSERS: Final[dict[frozenset[Any], Callable[[dict[str, Any]], Any]]] = {}
 
 
 def chooses(*members: Any) -> Callable[[Callable[[dict[str, Any]], Any]], Callable[[dict[str, Any]], Any]]:
-    """Register how a JSON object tells which of these classes it is, where the schema gives them no tag.
+    """Register a function that finds out which of these classes a JSON object is, where the schema gives them no tag.
 
     The function gets the object and returns one of the classes, or None if it is none of them.
     """
@@ -249,21 +249,21 @@ JSON_NAMES: Final[dict[type, str]] = {
 }
 
 
-class Wrong(Exception):
-    """One problem, whose place is added while it travels up."""
+class Problem(Exception):
+    """One problem; its place is added by those who load or dump what is around it."""
 
 
-class Unsayable(Wrong):
-    """Something for which the revision has no words."""
+class Unsupported(Problem):
+    """Something that the revision does not have."""
 
 
-class TooNew(Unsayable):
+class TooNew(Unsupported):
     """A kind of content that the revision lacks, which a list may leave out."""
 
 
-def must(wanted: str, value: Any) -> NoReturn:
+def wrong_type(wanted: str, value: Any) -> NoReturn:
     """Report a value of the wrong JSON type."""
-    raise Wrong(f"must be {wanted}, not {JSON_NAMES.get(type(value), type(value).__name__)}")
+    raise Problem(f"must be {wanted}, not {JSON_NAMES.get(type(value), type(value).__name__)}")
 
 
 def too_new(cls: type, revision: Revision) -> Callable[..., NoReturn]:

@@ -86,7 +86,7 @@ class Lost:
     """No message of the peer's, but what a transport knows instead: an answer that will not come.
 
     Attributes:
-        id: the request of ours that gets no answer; None where what the peer was asked to tell us was forgotten.
+        id: the request of ours that gets no answer; None where the peer has lost our subscriptions.
         message: why, as one line for a person.
     """
 
@@ -103,7 +103,7 @@ class Malformed:
         code: the error code for the answer.
         message: the error's message: one line for a person, without the offending text.
         id: the id that could be read in spite of all, or None.
-        reason: a short word for programs: "json", "utf8", "number", "depth", "members", "size", "id",
+        reason: a short name for programs: "json", "utf8", "number", "depth", "members", "size", "id",
             "shape", "params" or "batch".
         is_response: it was meant as a response. Nobody answers it; the call with its id has failed.
         is_notification: it was a notification with wrong parameters. Nobody answers it.
@@ -129,7 +129,7 @@ class Malformed:
 class Batch:
     """A JSON array of messages (JSON-RPC 2.0 section 6), not empty and not nested.
 
-    Whether the revision allows it is the engine's business.
+    Whether the revision allows it is decided by the engine.
     """
 
     members: tuple[Request | Notification | Response | ErrorResponse | Malformed, ...]
@@ -251,7 +251,7 @@ def _scanned(scanner: IdScanner, code: int, reason: str, message: str) -> Malfor
 
 
 def _unparsable(data: bytes, complaint: str) -> Malformed:
-    """Say what is wrong in words of ours, by what the parser complained about."""
+    """Return an error with a text of ours for what the parser complained about."""
     if "infinity" in complaint:
         return _refused(data, INVALID_REQUEST, "number", "a number is too large to be read")
     if "depth" in complaint or "ecursion" in complaint:

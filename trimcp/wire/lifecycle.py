@@ -1,4 +1,4 @@
-"""How two peers meet and what they tell each other: initialize, discover, cancelled, progress, logs, ...."""
+"""Initialize, discover, cancelled, progress, log messages, subscriptions, and the experimental tasks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ProgressParams(Params):
 
 @wire(since=V2026_07_28)
 class UnsupportedVersionData:
-    """`error.data` of -32022: what the server speaks, what it was asked for."""
+    """`error.data` of -32022: the revisions the server supports, and the one it was asked for."""
 
     supported: list[str]
     requested: str
@@ -102,7 +102,7 @@ class LoggingMessageParams(Params):
 
 @wire(since=V2026_07_28)
 class SubscriptionFilter:
-    """Which changes a client wants to hear of, or a server agreed to tell."""
+    """The changes that a client wants to be notified of, or a server agreed to notify."""
 
     tools_list_changed: bool | Absent = field(default=ABSENT)
     prompts_list_changed: bool | Absent = field(default=ABSENT)
@@ -119,14 +119,14 @@ class SubscriptionsListenParams(Params):
 
 @wire(since=V2026_07_28)
 class SubscriptionsAcknowledgedParams(Params):
-    """The first word on a subscription: what of it the server will tell."""
+    """The first message of a subscription: the part of it that the server agreed to."""
 
     notifications: SubscriptionFilter
 
 
 @wire(since=V2026_07_28)
 class SubscriptionsListenResult(Result):
-    """The last word on a subscription; its `_meta` names the subscription."""
+    """The last message of a subscription; its `_meta` names the subscription."""
 
 
 # Tasks, the experimental ones of 2025-11-25 (basic/utilities/tasks): modelled to be read, never offered

@@ -1,4 +1,4 @@
-"""The way in: the cattrs hook factory that makes a payload of JSON values, for one revision.
+"""Makes cattrs hooks that turn JSON values into payloads, for one revision.
 
 Null in an optional member counts as no such member, since many implementations write it so. It is looked for once a
 payload does not fit, so nobody pays for those that write none.
@@ -18,18 +18,18 @@ from trimcp.wire.fields import (
     CHOOSERS,
     EXTRA,
     JSON_NAMES,
+    Problem,
     TooNew,
     WireFacts,
-    Wrong,
     attributes,
     facts_of,
     is_payload,
     is_union,
     known_names,
     members,
-    must,
     too_new,
     wire_name,
+    wrong_type,
 )
 from trimcp.wire.revisions import Revision
 
@@ -37,26 +37,26 @@ Hook: TypeAlias = Callable[[Any, Any], Any]
 """A cattrs structure hook: the value and the type wanted, which hooks bound to one type ignore."""
 
 MAX_PROBLEMS: Final = 10
-"""How many problems of one value are told: enough to mend it, too few to be worth provoking."""
+"""How many problems of one value are reported."""
 
 _EXTRA_KEY: Final = "\0extra"  # where a class's undeclared members are handed to cattrs
 
 
-def _say(problem: str) -> NoReturn:
-    raise Wrong(problem)
+def _refuse(problem: str) -> NoReturn:
+    raise Problem(problem)
 
 
 def _exactly(kind: type) -> Hook:
     wanted = JSON_NAMES[kind]
 
     def load(value: Any, _: Any) -> Any:
-        return value if type(value) is kind else must(wanted, value)
+        return value if type(value) is kind else wrong_type(wanted, value)
 
     return load
 
 
 def _number(value: Any, _: Any) -> float:
-    return value if type(value) is float or type(value) is int else must("a number", value)
+    return value if type(value) is float or type(value) is int else wrong_type("a number", value)
 
 
 def _integer(value: Any, _: Any) -> int:
@@ -64,7 +64,7 @@ def _integer(value: Any, _: Any) -> int:
         return value
     if type(value) is float and value.is_integer():  # to JSON Schema, 5.0 is an integer
         return int(value)
-    return must("an integer", value)
+    return wrong_type("an integer", value)
 
 
 def _anything(value: Any, _: Any) -> Any:
@@ -113,31 +113,31 @@ class Loading:
         raise TypeError(f"no payload class may have a member of type {tp!r}")
 
     def _payload(self, cls: Any) -> Hook:
-        facts: WireFacts = cls.__wire__
-        if not facts.exists_at(self._revision):
+        of_class: WireFacts = cls.__wire__
+        if not of_class.exists_at(self._revision):
             return too_new(cls, self._revision)
         overrides: dict[str, Any] = {}
         needed: list[str] = []
         nullable: list[str] = []
         for attribute in attributes(cls):
-            said = facts_of(attribute)
+            facts = facts_of(attribute)
             if attribute.name == EXTRA:
                 overrides[EXTRA] = override(rename=_EXTRA_KEY, struct_hook=_anything)
-            elif not said.exists_at(self._revision):
+            elif not facts.exists_at(self._revision):
                 overrides[attribute.name] = override(omit=True)
             else:
-                if said.required_at(self._revision):
+                if facts.required_at(self._revision):
                     needed.append(wire_name(attribute))
                 found = members(attribute.type)
                 tp = found[0] if len(found) == 1 else Union[found]  # noqa: UP007 - a tuple of members
                 optional = attribute.default is not attrs.NOTHING
                 hook = self._later(tp) if optional and is_payload(tp) else self.converter.get_structure_hook(tp)
-                narrowed = said.narrow is not None and said.narrowed_at(self._revision)
+                narrowed = facts.narrow is not None and facts.narrowed_at(self._revision)
                 null_is_a_value = type(None) in found or (tp is Any and not narrowed)
-                if attribute.default is ABSENT and not said.required_at(self._revision) and not null_is_a_value:
+                if attribute.default is ABSENT and not facts.required_at(self._revision) and not null_is_a_value:
                     nullable.append(wire_name(attribute))
-                if said.narrow is not None and narrowed:
-                    hook = _narrowed(hook, said.narrow, self._revision)
+                if facts.narrow is not None and narrowed:
+                    hook = _narrowed(hook, facts.narrow, self._revision)
                 overrides[attribute.name] = override(rename=wire_name(attribute), struct_hook=hook)
         build = make_dict_structure_fn(cls, self.converter, _cattrs_detailed_validation=self._explain, **overrides)
         known = known_names(cls) if EXTRA in overrides else None
@@ -162,7 +162,7 @@ class Loading:
 
         def load(value: Any, _: Any) -> list[Any]:
             if type(value) is not list:
-                must("an array", value)
+                wrong_type("an array", value)
             try:
                 return [hook(item, member) for item in value]
             except TooNew:
@@ -172,7 +172,7 @@ class Loading:
                     raise
             kept = [item for _, item in self._each(enumerate(value), hook, list, drop=True)]
             if not kept:
-                raise Wrong(f"holds only kinds of content that revision {self._revision} does not have")
+                raise Problem(f"holds only kinds of content that revision {self._revision} does not have")
             return kept
 
         return load
@@ -184,7 +184,7 @@ class Loading:
 
         def load(value: Any, _: Any) -> dict[str, Any]:
             if type(value) is not dict:
-                must("an object", value)
+                wrong_type("an object", value)
             try:
                 return {key: hook(item, member) for key, item in value.items()}
             except Exception:  # as above
@@ -201,7 +201,7 @@ class Loading:
         for key, item in items:
             try:
                 loaded.append((key, hook(item, tp)))
-            except Exception as error:  # as above; each is told with its place
+            except Exception as error:  # as above; each is reported with its place
                 if drop and isinstance(error, TooNew):
                     continue
                 if not self._explain:
@@ -233,7 +233,7 @@ class Loading:
 
         def load(value: Any, tp: Any) -> Any:
             hook = hooks.get(type(value))
-            return must(wanted, value) if hook is None else hook(value, tp)
+            return wrong_type(wanted, value) if hook is None else hook(value, tp)
 
         return load
 
@@ -253,7 +253,7 @@ class Loading:
 
 
 def _tag_of(cls: type) -> tuple[str, str] | None:
-    """The member that tells this class from others, and its value."""
+    """The name and value of the `Literal` member by which this class differs from others, or None."""
     for attribute in attributes(cls):
         values = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
         if len(values) == 1:
@@ -266,8 +266,8 @@ def _literal(values: tuple[str, ...]) -> Hook:
 
     def load(value: Any, _: Any) -> Any:
         if type(value) is not str:
-            must(wanted, value)
-        return value if value in values else _say(f"must be {wanted}")
+            wrong_type(wanted, value)
+        return value if value in values else _refuse(f"must be {wanted}")
 
     return load
 
@@ -275,7 +275,9 @@ def _literal(values: tuple[str, ...]) -> Hook:
 def _narrowed(hook: Hook, narrow: Callable[[Any], Any], revision: Revision) -> Hook:
     def load(value: Any, tp: Any) -> Any:
         loaded = hook(value, tp)
-        return loaded if narrow(loaded) is loaded else _say(f"is a value that revision {revision} does not allow here")
+        if narrow(loaded) is not loaded:
+            raise Problem(f"is a value that revision {revision} does not allow here")
+        return loaded
 
     return load
 
@@ -298,29 +300,29 @@ def _checked(
 
     def load(value: Any, tp: Any) -> Any:
         if type(value) is not dict:
-            must("an object", value)
+            wrong_type("an object", value)
         for name in needed:
             if name not in value:
-                _say(f'must have "{name}"')
+                _refuse(f'must have "{name}"')
         try:
             if explain:
                 return build(without_nulls(value), tp)
             try:
                 return build(value, tp)
-            except Wrong:
+            except Problem:
                 sparse = without_nulls(value)
                 if len(sparse) == len(value):
                     raise
             return build(sparse, tp)
         except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
-            raise Wrong(*error.args) from None
+            raise Problem(*error.args) from None
 
     if known is None:
         return load
 
     def load_open(value: Any, tp: Any) -> Any:
         if type(value) is not dict:
-            must("an object", value)
+            wrong_type("an object", value)
         rest = {name: member for name, member in value.items() if name not in known}
         return load({**value, _EXTRA_KEY: rest}, tp)
 
@@ -333,7 +335,7 @@ def _tagged(name: str, hooks: dict[str, Hook]) -> Hook:
     def load(value: dict[str, Any], tp: Any) -> Any:
         tag = value.get(name)
         hook = hooks.get(tag) if type(tag) is str else None
-        return _say(f'must have "{name}": {wanted}') if hook is None else hook(value, tp)
+        return _refuse(f'must have "{name}": {wanted}') if hook is None else hook(value, tp)
 
     return load
 
@@ -343,6 +345,6 @@ def _chosen(choose: Callable[[dict[str, Any]], Any], hooks: dict[Any, Hook]) -> 
 
     def load(value: dict[str, Any], tp: Any) -> Any:
         cls = choose(value)
-        return _say(f"must be one of {wanted}") if cls is None else hooks[cls](value, tp)
+        return _refuse(f"must be one of {wanted}") if cls is None else hooks[cls](value, tp)
 
     return load

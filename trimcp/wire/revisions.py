@@ -1,6 +1,6 @@
 """The five dated revisions of the specification and what differs in conduct between them, as data.
 
-Which words a revision has (methods, fields, kinds of content) stands with those words; here are the switches.
+Which methods, fields and kinds of content a revision has is declared with those; here are the switches.
 Adding a sixth revision begins with one more constant in this file.
 """
 
@@ -43,7 +43,7 @@ class Revision:
             Streamable HTTP until 2025-11-25; in 2024-11-05 the stream is the session, later the request.
         server_may_call: the server may send requests (sampling, elicitation, roots, ping).
         error_without_id: an error whose request's id could not be read leaves `id` out; else it says null.
-        invalid_arguments_are_tool_errors: arguments that break a tool's schema are told to the model as a
+        invalid_arguments_are_tool_errors: arguments that break a tool's schema are reported to the model as a
             tool error rather than answered with -32602 (SEP-1303).
         logs_on_request: log messages go only to requests that asked for a level in `_meta`; otherwise the level
             is the connection's (`logging/setLevel`) and the server may choose one until it is set.
@@ -106,7 +106,7 @@ V2026_07_28: Final = Revision(
 )
 
 REVISIONS: Final = (V2024_11_05, V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28)
-"""Every revision trimcp speaks, oldest first."""
+"""Every revision trimcp supports, oldest first."""
 
 OLDEST: Final = REVISIONS[0]
 LATEST: Final = REVISIONS[-1]
@@ -120,5 +120,5 @@ _BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
 
 
 def find(name: str) -> Revision | None:
-    """The revision of that name, or None if trimcp does not speak it."""
+    """The revision of that name, or None if trimcp does not support it."""
     return _BY_NAME.get(name)

@@ -24,7 +24,7 @@ _PIECE: Final = 1 << 18  # bytes that are counted at once: a copy is made of the
 _MAX_TOKEN: Final = 4096  # an id or a top-level key longer than this is not read
 _MAX_DEPTH: Final = 65536  # deeper nesting ends the scan
 _MAX_TOP_MEMBERS: Final = 1024  # a JSON-RPC message has at most five
-_MAX_NUMBER: Final = 1000  # characters; what a double can say takes 25
+_MAX_NUMBER: Final = 1000  # characters; the digits of a double take 25
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
@@ -224,7 +224,7 @@ class IdScanner:
         elif byte == ord("}") and (expect is _Expect.COMMA or (expect is _Expect.KEY and not self._members)):
             self._expect = _Expect.NOTHING
         else:
-            # After the end only a second object matters: then nobody can say whose id this is.
+            # After the end only a second object matters: then it is not known whose id this is.
             self._ambiguous = self._ambiguous or (expect is _Expect.NOTHING and b"{" in data[pos:])
             self._stopped = expect is not _Expect.NOTHING or self._ambiguous
             return len(data)
@@ -337,7 +337,7 @@ def deeper_than(limit: int, data: bytes) -> bool:
 def unreadable_number(data: bytes) -> str | None:
     """What is wrong with a number in valid JSON text that only looks readable, or None.
 
-    Parsers turn integers beyond 64 bits into doubles without a word; here they are found instead.
+    Parsers turn integers beyond 64 bits into doubles without an error; here they are found instead.
     """
     pos = 0
     while match := _LONG_NUMBER.match(data, pos):  # matched, not searched: a search would enter strings
