@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import trio
 
-from trimcp.client.cache import Cache
 from trimcp.client.handlers import ClientProgram, call_handler
-from trimcp.client.tools import Outputs
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.events import Notified
 from trimcp.rates import TokenBucket
 from trimcp.security import security_event
 from trimcp.session.clock import Clocks
 from trimcp.session.job import Job
-from trimcp.session.listening import Subscriptions
 from trimcp.session.scopes import log_crash, written
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
@@ -88,26 +85,26 @@ class Logs:
             await self._all_read.park()
 
 
-class SessionParts(Protocol):
-    """What the endpoint uses of the `ClientSession` that it belongs to."""
-
-    cache: Cache
-    clocks: Clocks
-    logs: Logs | None
-    outputs: Outputs
-    subscriptions: Subscriptions
-
-
 @attrs.define(eq=False)
 class ClientEndpoint:
-    """What one connection serves to its actor. `session` is set once, by the session itself."""
+    """What one connection serves to its server.
+
+    Attributes:
+        session: the `ClientSession` that it belongs to, which sets this and the next.
+        take_note: called with each notification, after the handlers are started.
+        clocks: stop while a person answers a question.
+    """
 
     client: ClientProgram
-    session: SessionParts = attrs.field(init=False)
+    session: object = attrs.field(init=False)
+    take_note: Callable[[Notified], None] = attrs.field(init=False)
+    clocks: Clocks = attrs.field(init=False)
     _bucket: TokenBucket = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        most = self.client.asks_per_minute
+        client = self.client
+        most = client.asks_per_minute
+        self.clocks = Clocks(client.request_timeout, client.max_request_time, client.send_deadlines)
         self._bucket = TokenBucket(most / 60, most, trio.current_time())
 
     @property
@@ -149,7 +146,7 @@ class ClientEndpoint:
         if name == "roots/list":
             roots = await self._call(handler)
             return ListRootsResult(roots=[Root(uri=root) if isinstance(root, str) else root for root in roots])
-        with self.session.clocks.person():
+        with self.clocks.person():
             if name == "sampling/createMessage":
                 return await self._sample(handler, params)
             mode = "url" if isinstance(params, ElicitURLParams) else "form"
@@ -175,7 +172,7 @@ class ClientEndpoint:
         return sampled
 
     def notified(self, actor: Session, event: Notified) -> None:
-        """Call the handlers of a notification, and forget what it says is stale."""
+        """Call the handlers of a notification, and let the session take note of it."""
         handlers = self.client.notification_handlers.get(event.verb.name)
         if handlers is not None and actor.driven:
             if actor.notices >= actor.limits.backlog_requests:
@@ -183,14 +180,7 @@ class ClientEndpoint:
             else:
                 actor.notices += 1
                 actor.background.start_soon(self._notice, actor, handlers, event.params)
-        if event.verb.name == "notifications/message":
-            if self.session.logs is not None:
-                self.session.logs.put(event.params)
-            return
-        if event.verb.name == "notifications/tools/list_changed":
-            self.session.outputs.listed(())  # what they promise is not known until they are listed again
-        self.session.cache.notified(event)
-        self.session.subscriptions.notified(event)
+        self.take_note(event)
 
     async def _notice(self, actor: Session, handlers: list[Callable[..., Any]], params: Any) -> None:
         try:

@@ -19,6 +19,7 @@ from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
 from trimcp.client.tools import Mirrors, Outputs
 from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.protocol.events import Notified
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Rounds
 from trimcp.session.clock import Clocks
@@ -94,13 +95,12 @@ class ClientSession:
     _log_level: LoggingLevel | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        client = self.client
-        self.clocks = Clocks(client.request_timeout, client.max_request_time, client.send_deadlines)
+        self.clocks = self._endpoint.clocks
         self.subscriptions = Subscriptions(self.session)
-        self._endpoint.session = self
-        if client.on_logging is not None:
-            self.logs = Logs(client.on_logging, self.session)
-            self._log_level = client.log_level
+        self._endpoint.session, self._endpoint.take_note = self, self.notified
+        if self.client.on_logging is not None:
+            self.logs = Logs(self.client.on_logging, self.session)
+            self._log_level = self.client.log_level
 
     # Facts
 
@@ -375,6 +375,18 @@ class ClientSession:
         if self._log_level is not None and self.revision.logs_on_request:
             meta = {META_LOG_LEVEL: self._log_level, **(meta or {})}
         return Rounds(self.session, self, name, params, self.client.max_rounds, meta)
+
+    def notified(self, event: Notified) -> None:
+        """Keep a log message for its handler, and forget what a notification says is stale."""
+        name = event.verb.name
+        if name == "notifications/message":
+            if self.logs is not None:
+                self.logs.put(event.params)
+            return
+        if name == "notifications/tools/list_changed":
+            self.outputs.listed(())  # their output schemas are unknown until they are listed again
+        self.cache.notified(event)
+        self.subscriptions.notified(event)
 
     # As the caller of its calls
 

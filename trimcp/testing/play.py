@@ -204,15 +204,15 @@ class _Player:
         if not candidates:
             await self._take_unexpected(message)
             return
-        compared = [(list(self._compare(each.message, message, bind=False)), each) for each in candidates]
-        found = next((each for differ, each in compared if not differ), compared[0][1])
+        compared = [(each, *self._compare(each.message, message)) for each in candidates]
+        found, problems, chosen = next((each for each in compared if not each[1]), compared[0])
         found.arrived = True
         if "method" in message and "id" in message:
             self._ids[found.message["id"]] = message["id"]
         if message.get("method") != _PROGRESS:
             name = self._name(found.message)
-            for difference in self._compare(found.message, message, bind=True):
-                self.problems.append(f"message {found.number}, {name}: {difference}")
+            self.problems += [f"message {found.number}, {name}: {problem}" for problem in problems]
+            self._bound.update(chosen)
 
     def _is_same_kind(self, expected: Any, actual: Any) -> bool:
         if expected.get("method") != actual.get("method") or ("id" in expected) != ("id" in actual):
@@ -234,8 +234,9 @@ class _Player:
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
-    def _compare(self, expected: Any, actual: Any, *, bind: bool) -> list[str]:
-        found: dict[Any, Any] = {}
+    def _compare(self, expected: Any, actual: Any) -> tuple[list[str], dict[Any, Any]]:
+        """Return what differs, and which values the other side chose this time for those of the journal."""
+        chosen: dict[Any, Any] = {}
 
         def alike(left: Any, right: Any, path: str) -> bool:
             key = path.rpartition(".")[2]
@@ -244,24 +245,21 @@ class _Player:
             if path == "$.params.requestId" and expected.get("method") == _CANCELLED:
                 return bool(self._ids.get(left) == right)
             if key in _CHOSEN and isinstance(left, str | int) and isinstance(right, str | int):
-                found[_CHOSEN[key], left] = right
+                chosen[_CHOSEN[key], left] = right
                 if isinstance(left, str) and _MASKED.fullmatch(left):
-                    found[left] = right
+                    chosen[left] = right
                 return True
             if not isinstance(left, str):
                 return False
             if _MASKED.fullmatch(left):
-                found[left] = right
+                chosen[left] = right
                 return True
             return isinstance(right, str) and _is_same_text(left, right)
 
         left, right = expected, actual
         for pointer in self.ignored:
             left, right = _without(left, pointer), _without(right, pointer)
-        problems = list(differences(left, right, "$", alike))
-        if bind:
-            self._bound.update(found)
-        return problems
+        return list(differences(left, right, "$", alike)), chosen
 
     def _name(self, message: Any) -> str:
         if "method" in message:
