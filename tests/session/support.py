@@ -136,7 +136,9 @@ class Pair:
 
     async def begin(self, name: str = "run", *, wants_progress: bool = False, **arguments: Any) -> Pending:
         params = CallToolParams(name, arguments)
-        return await self.client.begin("tools/call", params, wants_progress=wants_progress)
+        return await self.client.begin(
+            "tools/call", params, on_progress=(lambda progress: None) if wants_progress else None
+        )
 
     def at_rest(self) -> None:
         """Assert that nothing is under way on either side."""

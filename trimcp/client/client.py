@@ -363,7 +363,7 @@ class _Negotiation:
         self.asked = verb.name
         data = engine.encode_request(id, verb, params)
         headers = mirrored(engine.revision, verb, params) if actor.mirrors_headers else None
-        pending = await actor.send_request(Pending(engine, id, verb), data, headers=headers)
+        pending = await actor.send_request(Pending(engine, id, verb), data, headers)
         try:
             return await pending.raw()
         except trio.Cancelled as cancelled:

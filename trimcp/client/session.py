@@ -367,7 +367,7 @@ class ClientSession:
             await rounds.begin()
             return await rounds.payload()
         with self.clocks.running() as clock:
-            rounds.follower = clock
+            rounds.on_progress = clock.restart
             await rounds.begin()
             return await rounds.payload()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
@@ -21,7 +21,7 @@ from trimcp.nurseries import sole
 from trimcp.protocol.events import Replied
 from trimcp.session.clock import Clocks, WorkClock
 from trimcp.session.scopes import cancellation_text
-from trimcp.session.session import Follower, Pending, Session
+from trimcp.session.session import Pending, Session
 from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for
@@ -59,7 +59,7 @@ class Rounds:
         name, params: the method and its payload; the questions' answers are added to a copy.
         left: how many rounds of questions are still answered.
         meta: what goes into `_meta` of every round, or None.
-        follower: who takes progress and is told of each reply, or None.
+        on_progress, on_reply: called with progress and with each reply, or None.
         headers: what every round carries besides what all requests do, or None where the channel carries nothing.
         deadline: when the caller stops waiting, on Trio's clock; the peer is told how long that is.
         asked: whether there was a question, so that the result belongs to its answers.
@@ -71,7 +71,8 @@ class Rounds:
     params: Any
     left: int
     meta: Mapping[str, JSON] | None = None
-    follower: Follower | None = None
+    on_progress: Callable[[ProgressParams], object] | None = None
+    on_reply: Callable[[Replied], object] | None = None
     headers: Mapping[str, str] | None = None
     deadline: float = math.inf
     asked: bool = attrs.field(init=False, default=False)
@@ -79,17 +80,17 @@ class Rounds:
 
     async def begin(self) -> Pending:
         """Send the request of this round. Cancelled, it has sent nothing."""
-        follower, meta = self.follower, self.meta
+        meta = self.meta
         if self.deadline != math.inf:
             left = max(0.0, round(self.deadline - trio.current_time(), 3))
             meta = {META_TIMEOUT: left} if meta is None else {META_TIMEOUT: left, **meta}
         pending = self._pending = await self.session.begin(
             self.name,
             self.params,
-            wants_progress=follower is not None,
             meta=meta,
             headers=self.headers,
-            follower=follower,
+            on_progress=self.on_progress,
+            on_reply=self.on_reply,
         )
         return pending
 
@@ -219,7 +220,7 @@ class Call(Generic[ResultT]):
         with ExitStack() as around:
             if self._clocks:
                 self._clock = around.enter_context(self._clocks.running())
-            rounds.follower = self
+            rounds.on_progress, rounds.on_reply = self._progressed, self._replied
             await rounds.begin()
             self._around = around.pop_all()
         return self
@@ -260,7 +261,7 @@ class Call(Generic[ResultT]):
             raise self._error
         return cast("ResultT", self._outcome)
 
-    def progressed(self, params: ProgressParams) -> None:
+    def _progressed(self, params: ProgressParams) -> None:
         """Keep progress for the reader; the oldest gives way when there is no room."""
         if self._clock is not None:
             self._clock.restart()
@@ -274,7 +275,7 @@ class Call(Generic[ResultT]):
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the reader closed it: nobody wants it
 
-    def replied(self, reply: Replied) -> None:
+    def _replied(self, reply: Replied) -> None:
         """Note a reply. Where it is not the last, a task of the session answers what it asks."""
         if self._asking is not None:
             return

@@ -10,9 +10,6 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.protocol.events import Replied
-from trimcp.wire.lifecycle import ProgressParams
-
 __all__ = ["Clocks", "WorkClock", "deadline_around"]
 
 
@@ -40,7 +37,7 @@ class WorkClock:
         self._until = until
         self.scope.deadline = min(until, self.cap)
 
-    def restart(self) -> None:
+    def restart(self, progress: object = None) -> None:
         """Start again, because there was progress."""
         if self._remaining is None:
             self._set(trio.current_time() + self.limit)
@@ -64,15 +61,6 @@ class WorkClock:
         self.cap = math.inf
         self._remaining = None
         self._set(self.cap)
-
-    # As the follower of a request nobody else follows
-
-    def progressed(self, params: ProgressParams) -> None:
-        """Take progress."""
-        self.restart()
-
-    def replied(self, reply: Replied) -> None:
-        """Do nothing: whoever waits for the reply leaves the scope."""
 
 
 @attrs.define(eq=False, repr=False)

@@ -25,7 +25,7 @@ from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId
-from trimcp.wire.lifecycle import ProgressParams, SubscriptionFilter, SubscriptionsListenParams
+from trimcp.wire.lifecycle import SubscriptionFilter, SubscriptionsListenParams
 from trimcp.wire.resources import SubscribeParams, UnsubscribeParams
 
 __all__ = [
@@ -131,10 +131,7 @@ class Subscription:
         session = self._session
         self._changes.keep(change, session.arriving, session.limits, session.counts)
 
-    def progressed(self, params: ProgressParams) -> None:
-        """Do nothing: a subscription makes no progress."""
-
-    def replied(self, reply: Replied) -> None:
+    def _replied(self, reply: Replied) -> None:
         """Note that the server ended the subscription: a result closes it, an error or a cancellation breaks it."""
         self._finish(trio.EndOfChannel() if reply.error is None else reply.error)
 
@@ -183,7 +180,7 @@ class Subscriptions:
     async def _by_request(self, subscription: Subscription) -> AsyncIterator[None]:
         session = self.session
         params = SubscriptionsListenParams(notifications=subscription._wanted)
-        pending = await session.begin(_LISTEN, params, follower=subscription)
+        pending = await session.begin(_LISTEN, params, on_reply=subscription._replied)
         self._by_id[pending.id] = subscription
         why = "the subscription was closed"
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -48,19 +48,9 @@ from trimcp.wire.revisions import Revision
 if TYPE_CHECKING:
     from trimcp.session.statistics import Statistics
 
-__all__ = ["Follower", "Pending", "Session", "mirrored"]
+__all__ = ["Pending", "Session", "mirrored"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
-
-
-class Follower(Protocol):
-    """Whoever follows a request to its answer; called by the reader, so it must not wait."""
-
-    def progressed(self, params: ProgressParams) -> None:
-        """Take progress."""
-
-    def replied(self, reply: Replied) -> None:
-        """Note that the answer is there, or that there will be none."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -69,7 +59,8 @@ class Pending:
 
     Attributes:
         origin: where the request of the peer came in that it belongs to, if it belongs to one.
-        follower: who takes its progress and is told of its answer, or None.
+        on_progress: called with each progress message, or None where nobody wants them.
+        on_reply: called with the answer, or with what says that there will be none; or None. Neither must wait.
         reply: the answer, once there is one.
     """
 
@@ -77,20 +68,16 @@ class Pending:
     id: int
     verb: Verb
     origin: Origin | None = None
-    follower: Follower | None = None
+    on_progress: Callable[[ProgressParams], object] | None = None
+    on_reply: Callable[[Replied], object] | None = None
     reply: Replied | None = None
     _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-
-    def progressed(self, params: ProgressParams) -> None:
-        """Hand progress on."""
-        if self.follower is not None:
-            self.follower.progressed(params)
 
     def replied(self, reply: Replied) -> None:
         """Take the answer and wake whoever waits."""
         self.reply = reply
-        if self.follower is not None:
-            self.follower.replied(reply)
+        if self.on_reply is not None:
+            self.on_reply(reply)
         self._waiting.unpark_all()
 
     async def raw(self) -> dict[str, Any]:
@@ -266,7 +253,8 @@ class Session:
             if (pending := self.pending.pop(event.id, None)) is not None:
                 pending.replied(event)
         elif isinstance(event, Progressed):
-            self.pending[event.id].progressed(event.params)
+            if (on_progress := self.pending[event.id].on_progress) is not None:
+                on_progress(event.params)
         elif isinstance(event, Notified):
             self.endpoint.notified(self, event)
         elif isinstance(event, Settled):
@@ -444,15 +432,15 @@ class Session:
         name: str,
         params: Any = None,
         *,
-        wants_progress: bool = False,
         meta: Mapping[str, JSON] | None = None,
         headers: Mapping[str, str] | None = None,
         origin: Origin | None = None,
-        follower: Follower | None = None,
+        on_progress: Callable[[ProgressParams], object] | None = None,
+        on_reply: Callable[[Replied], object] | None = None,
     ) -> Pending:
         """Send a request and return it, to be waited for or abandoned. Cancelled, it has sent nothing.
 
-        In one process the answer may be there when this returns; so whoever follows the request is named here.
+        In one process the answer may be there when this returns, and the callbacks (see `Pending`) have been called.
         """
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
@@ -460,20 +448,13 @@ class Session:
         verb = engine.verb(name)
         engine.may_call(verb)
         id = engine.new_id()
-        data = engine.encode_request(id, verb, params, wants_progress=wants_progress, meta=meta)
-        pending = Pending(engine, id, verb, origin, follower)
+        data = engine.encode_request(id, verb, params, wants_progress=on_progress is not None, meta=meta)
+        pending = Pending(engine, id, verb, origin, on_progress, on_reply)
         if self.mirrors_headers:
             headers = mirrored(engine.revision, verb, params, headers)
-        return await self.send_request(pending, data, wants_progress=wants_progress, headers=headers)
+        return await self.send_request(pending, data, headers)
 
-    async def send_request(
-        self,
-        pending: Pending,
-        data: bytes,
-        *,
-        wants_progress: bool = False,
-        headers: Mapping[str, str] | None = None,
-    ) -> Pending:
+    async def send_request(self, pending: Pending, data: bytes, headers: Mapping[str, str] | None = None) -> Pending:
         """Send an encoded request: room, then state, then queue."""
         origin = pending.origin
         sink = self.sink_of(origin)
@@ -481,7 +462,7 @@ class Session:
             await sink.room()
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
-        self.engine.sent(pending.id, pending.verb, wants_progress=wants_progress)
+        self.engine.sent(pending.id, pending.verb, wants_progress=pending.on_progress is not None)
         self.pending[pending.id] = pending
         try:
             sink.post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
