@@ -14,6 +14,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 from tests.transports.http.scripted import (
     Exchange,
     Handler,
+    answer,
     cancellation,
     event,
     legacy,
@@ -216,6 +217,20 @@ async def test_the_end_of_the_session_takes_a_second_at_most_and_is_said_even_wh
         assert scope.cancelled_caught
         assert trio.current_time() == pytest.approx(10.7 if how is until_gone else 10)
         assert len(server.called("DELETE")) == 1
+
+
+async def test_what_is_sent_while_a_cancellation_ends_the_channel_breaks_in_trios_words() -> None:
+    async with scripted(legacy(results)) as server:
+        with trio.CancelScope() as scope:
+            async with server.target().connect() as channel:
+                await shake_hands(channel)
+                scope.cancel()
+                with trio.CancelScope(shield=True):
+                    await wait_all_tasks_blocked()
+                    for late in (request(1), notification("notifications/roots/list_changed"), answer(2)):
+                        with pytest.raises(trio.BrokenResourceError):
+                            await channel.send([late])
+        assert scope.cancelled_caught
 
 
 async def test_what_the_body_raises_comes_out_as_itself() -> None:
