@@ -317,38 +317,44 @@ class Notices:
             await self._changed.park()
 
     def _start(self, outgoing: Outgoing, post: Post | None) -> None:
-        key = outgoing.request_id
-        before, over = self._last.get(key), trio.Event()
+        key, over = outgoing.request_id, trio.Event()
+        first = [] if post is None else [post.written]
+        if key in self._last:
+            first.append(self._last[key])
         self._last[key] = over
         self._under_way += 1
         session = self._state.session
         confirms = outgoing.kind is Kind.NOTIFICATION and session.is_confirmation(outgoing)
-        self._state.nursery.start_soon(
-            self._run, outgoing, post, before, over, session.confirming if confirms else None
-        )
+        confirming = session.confirming if confirms else None
+        self._state.nursery.start_soon(self._run, outgoing, post, first, over, confirming)
 
     async def _run(
         self,
         outgoing: Outgoing,
         post: Post | None,
-        before: trio.Event | None,
+        first: list[trio.Event],
         over: trio.Event,
         confirming: trio.Event | None,
     ) -> None:
+        """Send a message once all of `first` are set. Then it is `over`, and a request that it cancels is given up."""
+        state, timeout = self._state, self._state.timeouts.notice
+        what = "an answer of ours" if outgoing.kind is Kind.REPLY else f"a {outgoing.kind.value} of ours"
         try:
-            if before is not None:
-                await before.wait()
-            if post is not None:
-                await post.written.wait()
-            timeout = self._state.timeouts.notice
+            for event in first:
+                await event.wait()
             with trio.move_on_after(timeout) as scope:
-                await self._deliver(outgoing)
+                # An answer or a cancellation means nothing in another session.
+                renewable = outgoing.kind is Kind.NOTIFICATION
+                trouble = await state.persist(lambda: self._attempt(outgoing), state.backoff.before_next, renewable)
+                if trouble is not None:
+                    level = logging.WARNING if outgoing.kind is Kind.REPLY else logging.DEBUG
+                    _log.log(level, "%s did not reach the server: %s", what, trouble.why)
             if scope.cancelled_caught:
-                _log.warning("the server did not accept %s in %g s", _called(outgoing), timeout)
+                _log.warning("the server did not accept %s in %g s", what, timeout)
             if confirming is not None:
                 await self._confirmed()
         except Exception:  # a bug here or in the library below; nobody waits for a notification who could be told
-            _log.exception("%s could not be sent", _called(outgoing))
+            _log.exception("%s could not be sent", what)
         finally:
             if post is not None:
                 post.scope.cancel(reason="the request was cancelled")
@@ -359,15 +365,6 @@ class Notices:
             self._changed.unpark_all()
             if confirming is not None:
                 confirming.set()
-
-    async def _deliver(self, outgoing: Outgoing) -> None:
-        state = self._state
-        # An answer or a cancellation means nothing in another session.
-        renewable = outgoing.kind is Kind.NOTIFICATION
-        trouble = await state.persist(lambda: self._attempt(outgoing), state.backoff.before_next, renewable)
-        if trouble is not None:
-            level = logging.WARNING if outgoing.kind is Kind.REPLY else logging.DEBUG
-            _log.log(level, "%s did not reach the server: %s", _called(outgoing), trouble.why)
 
     async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
         http, session = self._state.http, self._state.session
@@ -384,7 +381,3 @@ class Notices:
             if reply.content_type != EVENT_STREAM:
                 await reply.small_body(_MAX_BODY)  # so that its connection can be used again
             return None
-
-
-def _called(outgoing: Outgoing) -> str:
-    return "an answer of ours" if outgoing.kind is Kind.REPLY else f"a {outgoing.kind.value} of ours"
