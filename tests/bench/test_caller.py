@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.bench.support import a_load, errors, progress, reply
-from trimcp.bench.mux import LoadCaller, answer_to
+from trimcp.bench.mux import LoadCaller, _answer_to
 from trimcp.bench.supply import Load
 
 
@@ -75,7 +75,7 @@ def test_a_wrong_answer_frees_its_place_and_is_not_counted_as_done() -> None:
     assert len(caller.ready(1.0)) == 1
 
 
-def test_the_second_answer_to_a_call_is_an_error() -> None:
+def test_the_second__answer_to_a_call_is_an_error() -> None:
     load, caller = a_caller()
     call, _ = begun(caller, 0.0)
     caller.greeting = {}
@@ -176,7 +176,7 @@ def test_thinking_leaves_a_place_empty() -> None:
     ],
 )
 def test_pings_are_answered_and_questions_refused(message: dict[str, Any], answer: dict[str, Any] | None) -> None:
-    found = answer_to({"jsonrpc": "2.0", **message})
+    found = _answer_to({"jsonrpc": "2.0", **message})
     if found is None or answer is None:
         assert found is answer
         return
@@ -220,7 +220,7 @@ def test_a_message_that_was_not_sent_fails_its_call_only() -> None:
     ("members", "greeting"),
     [({"result": {"a": 1}}, {"a": 1}), ({"error": {"code": -1}}, "{'code': -1}"), ({}, "None")],
 )
-def test_the_answer_to_the_handshake_is_kept(members: dict[str, Any], greeting: object) -> None:
+def test_the__answer_to_the_handshake_is_kept(members: dict[str, Any], greeting: object) -> None:
     load, caller = a_caller()
     caller.take(orjson.dumps({"jsonrpc": "2.0", "id": 0, **members}), 0.0)
     assert caller.greeting == greeting

@@ -1,4 +1,4 @@
-"""A measurement from its beginning to its end: who is met, who sends, what is counted when."""
+"""A measurement from its beginning to its end: connections, warm-up, what is counted when, and the report."""
 
 from __future__ import annotations
 
@@ -45,11 +45,9 @@ async def measure(
     """Put load on a server and return what was found.
 
     Args:
-        target: the server.
-        plan: the load.
         on_tick: called twice a second with how things stand. It must return at once, and its time counts as ours.
         stop: set it to end the measurement before its time; the report tells what was found until then.
-        ssl_context: whom to trust at an https or wss URL; None for whom this system trusts.
+        ssl_context: what to trust at an https or wss URL; None for what this system trusts.
 
     Cancelling it ends every connection and child process, as `target` would, and there is no report.
 
@@ -73,19 +71,16 @@ async def measure(
 
 
 async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
-    found: Found | None = None
-    async with open_service_nursery() as nursery:
-        with trio.CancelScope() as scope:
+    with trio.CancelScope() as scope:
+        async with open_service_nursery() as nursery:
 
             async def watch() -> None:
                 await stop.wait()
                 scope.cancel()
 
             nursery.start_soon(watch)
-            found = await discover(target, plan)
-    if found is None:
-        raise LocalError("it was ended before anything was measured")
-    return found
+            return await discover(target, plan)
+    raise LocalError("it was ended before anything was measured")
 
 
 def _session_runner(target: Target, transport: WireName) -> Callable[..., Awaitable[None]]:

@@ -17,7 +17,7 @@ import orjson
 import trio
 
 from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply, events_in
-from trimcp.bench.mux import answer_to
+from trimcp.bench.mux import LoadCaller
 from trimcp.bench.shot import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall
 from trimcp.errors import ConnectionLost, McpError
@@ -243,8 +243,11 @@ class _CallSlot:
 
     _session: _Session
     _connection: LoadConnection
-    _call: LoadCall | None = attrs.field(init=False, default=None)
+    _calls: LoadCaller = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self._calls = LoadCaller(self._session.load.supply, places=1, greeting={})
 
     async def run(self) -> None:
         """Make calls until all is over, or too many in a row find no connection."""
@@ -269,19 +272,17 @@ class _CallSlot:
                 else:
                     return
         except trio.Cancelled:
-            if self._call is not None and load.overdue:
+            if not self._calls.idle and load.overdue:
                 self._fail("no answer", f"none came within {load.plan.patience:g} seconds")
             raise
         finally:
             self._connection.close()
 
-    # One call
-
     async def _make(self, call: LoadCall) -> bool:
         """Make a call, or count why it failed; False if there is no connection any more."""
         session = self._session
         session.id = self._id = id = session.id + 1
-        self._call = call
+        self._calls.begin(id, call)
         body = call.shot.render(id, call.number)
         head, own = session.head, call.shot.render_headers(call.number)
         data = b"%b%bcontent-length: %d\r\n\r\n%b" % (head, own, len(body), body)
@@ -291,8 +292,11 @@ class _CallSlot:
             else:
                 with trio.move_on_after(call.give_up):
                     await self._exchange(data)
-                if self._call is not None:
-                    self._give_up(call)
+                if self._calls.give_up(id, trio.current_time()):
+                    # The server learns of it as its revision says; what comes next uses another connection.
+                    self._connection.close()
+                    if not session.load.revision.disconnect_cancels:
+                        session.notify(cancellation(id))
             if self._connection.reply.status == 404 and session.has_id:
                 await session.renew(head)
         except McpError as error:
@@ -332,7 +336,7 @@ class _CallSlot:
             self._fail("JSON in place of events", body.decode(errors="replace"))
         else:
             self._take(body)
-        if self._call is not None:
+        if not self._calls.idle:
             self._fail("no answer in the reply", body.decode(errors="replace"))
 
     async def _read_events(self, pieces: list[bytes]) -> None:
@@ -346,85 +350,28 @@ class _CallSlot:
         decoder = EventDecoder(connection.max_size)
         while True:
             self._take_events(decoder, pieces)
-            if connection.reply.complete or self._call is None:
+            if connection.reply.complete or self._calls.idle:
                 break
             pieces = await connection.more()
-        if self._call is not None:
+        if not self._calls.idle:
             self._fail("no answer in the stream", "it ended without one")
-        elif not connection.reply.complete:
-            await self._finish(decoder)
+            return
+        with trio.move_on_after(_LINGER):
+            while not connection.reply.complete:
+                self._take_events(decoder, await connection.more())
+        if not connection.reply.complete:
+            connection.close()
 
     def _take_events(self, decoder: EventDecoder, pieces: list[bytes]) -> None:
         for event in events_in(pieces, decoder):
             if event.data:
                 self._take(event.data)
 
-    async def _finish(self, decoder: EventDecoder) -> None:
-        """Wait for the end of a stream that has brought the answer, so that its connection can be used again."""
-        connection = self._connection
-        with trio.move_on_after(_LINGER):
-            while not connection.reply.complete:
-                self._take_events(decoder, await connection.more())
-            return
-        connection.close()
-
-    # Messages
-
     def _take(self, text: bytes) -> None:
-        now = trio.current_time()
-        tally = self._session.load.tally
-        try:
-            message = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            tally.wrong("not JSON", text.decode(errors="replace"), now)
-            return
-        for each in message if type(message) is list else (message,):
-            if type(each) is not dict:
-                tally.wrong("no JSON-RPC", each, now)
-            elif "method" in each:
-                self._asked(each, now)
-            else:
-                self._answered(each, now)
-
-    def _answered(self, message: dict[str, Any], now: float) -> None:
-        load, call, id = self._session.load, self._call, message.get("id")
-        if type(id) is not int or id != self._id:
-            load.tally.wrong("answer to no call", message, now)
-        elif call is None:
-            load.tally.wrong("answered twice", message, now)
-        else:
-            self._call = None
-            trouble = call.shot.trouble(message, call.number)
-            if trouble is None:
-                load.tally.right(now - call.due, now)
-            else:
-                load.tally.wrong(*trouble, now)
-            load.supply.settle()
-
-    def _asked(self, message: dict[str, Any], now: float) -> None:
-        if message["method"] == "notifications/progress":
-            params = message.get("params")
-            if type(params) is dict and params.get("progressToken") == self._id and self._call is not None:
-                self._session.load.tally.reported(1)
-            else:
-                self._session.load.tally.wrong("progress of no call", message, now)
-        elif (answer := answer_to(message)) is not None:
+        self._calls.take(text, trio.current_time())
+        for answer in self._calls.answers():
             self._session.notify(answer)
 
     def _fail(self, kind: str, example: str) -> None:
         """The call under way has failed, if there is one; else something else has."""
-        load = self._session.load
-        load.tally.wrong(kind, example, trio.current_time())
-        if self._call is not None:
-            self._call = None
-            load.supply.settle()
-
-    def _give_up(self, call: LoadCall) -> None:
-        """Tell the server, as its revision says, and use another connection for what comes next."""
-        self._call = None
-        load = self._session.load
-        load.tally.given_up(timeout=call.timeout)
-        self._connection.close()
-        if not load.revision.disconnect_cancels:
-            self._session.notify(cancellation(self._id))
-        load.supply.settle()
+        self._calls.fail(self._id, kind, example, trio.current_time())

@@ -22,12 +22,12 @@ from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import encode_error, encode_result
 
-__all__ = ["LoadCaller", "LoadChannel", "Opener", "answer_to", "run_session"]
+__all__ = ["LoadCaller", "LoadChannel", "Opener", "run_session"]
 
 _REMEMBERED: Final = 65_536  # calls given up, whose answers may still come
 
 
-def answer_to(message: dict[str, Any]) -> bytes | None:
+def _answer_to(message: dict[str, Any]) -> bytes | None:
     """Return the answer to a request of the server's; None for a notification, and for one without a proper id.
 
     A load does nothing for a server but live: pings are answered, anything else is refused.
@@ -42,15 +42,15 @@ def answer_to(message: dict[str, Any]) -> bytes | None:
 
 @attrs.define(eq=False)
 class LoadCaller:
-    """One session's calls over a connection that carries many at a time.
+    """The calls of one connection: which wait for an answer, and whether it is the right one.
 
-    Args:
+    It does no I/O: it takes messages as they came and returns messages to send; whoever calls says what time it is.
+
+    Attributes:
         supply: where calls come from.
         places: how many may be under way.
         think: seconds that a place stays empty after an answer.
         wake: called when there may be something to send although nothing arrived. It must not raise.
-
-    Attributes:
         greeting: the result of `initialize`, once it is there; an error's text if it was refused.
     """
 
@@ -80,7 +80,7 @@ class LoadCaller:
 
     def ready(self, now: float) -> list[bytes]:
         """Return what is to be sent now: answers to the server, calls for free places, cancellations due."""
-        messages, self._answers = self._answers, []
+        messages = self.answers()
         while self._thinking and self._thinking[0] <= now:
             self._thinking.popleft()
             self._free += 1
@@ -118,15 +118,32 @@ class LoadCaller:
     def _expire(self, now: float, messages: list[bytes]) -> None:
         while self._limits and self._limits[0][0] <= now:
             _, id = heapq.heappop(self._limits)
-            call = self._pending.pop(id, None)
-            if call is None:
-                continue
-            self._given_up[id] = None
-            if len(self._given_up) > _REMEMBERED:
-                self._given_up.popitem(last=False)
-            messages.append(cancellation(id))
-            self.supply.tally.given_up(timeout=call.timeout)
-            self._settle(now)
+            if self.give_up(id, now):
+                messages.append(cancellation(id))
+
+    # Calls that somebody else sends
+
+    def begin(self, id: int, call: LoadCall) -> None:
+        """Expect the answer to this call."""
+        self._id = id
+        self._pending[id] = call
+
+    def give_up(self, id: int, now: float) -> bool:
+        """Expect the answer to a call no more; False if it has come already."""
+        call = self._pending.pop(id, None)
+        if call is None:
+            return False
+        self._given_up[id] = None
+        if len(self._given_up) > _REMEMBERED:
+            self._given_up.popitem(last=False)
+        self.supply.tally.given_up(timeout=call.timeout)
+        self._settle(now)
+        return True
+
+    def answers(self) -> list[bytes]:
+        """Return the answers to what the server has asked, which are to be sent."""
+        answers, self._answers = self._answers, []
+        return answers
 
     # What arrived
 
@@ -190,7 +207,7 @@ class LoadCaller:
                 self.supply.tally.reported(1)
             elif token not in self._given_up:
                 self.supply.tally.wrong("progress of no call", message, now)
-        elif (answer := answer_to(message)) is not None:
+        elif (answer := _answer_to(message)) is not None:
             self._answers.append(answer)
 
     # The end of the connection

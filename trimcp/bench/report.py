@@ -20,17 +20,17 @@ WireName = Literal["stdio", "http", "sse", "websocket"]
 _BUSY: Final = 0.8
 _ENOUGH: Final = 10  # calls, one after the other: then those cut off by beginning and end hardly move the rate
 _MILLI: Final = 1e3
+_PLAIN: Final = (
+    *("target", "transport", "revision", "reply", "seconds", "calls", "after", "per_second", "rough"),
+    *("bytes_in", "bytes_out", "cancelled", "timed_out", "late", "interrupted"),
+)
+"""What is in the JSON under its own name."""
 _MEBI: Final = 1024 * 1024
 
 
 @attrs.define
 class Failures:
-    """All failures of one kind.
-
-    Attributes:
-        count: how many.
-        example: what the first of them said, cut and without control characters. Untrusted text.
-    """
+    """How many failures of one kind there were, and what the first said: untrusted text, made safe to show."""
 
     count: int
     example: str
@@ -83,14 +83,7 @@ class Generator:
 
 @attrs.frozen
 class Second:
-    """One second of the measurement.
-
-    Attributes:
-        second: which, beginning with 0.
-        calls: how many were answered rightly in it.
-        errors: how many failed.
-        p50, p99: percentiles of the times of those calls, in seconds; None without any.
-    """
+    """One second of the measurement: its number from 0, right answers, failures, percentiles of the calls' times."""
 
     second: int
     calls: int
@@ -101,18 +94,14 @@ class Second:
 
 @attrs.frozen
 class Snapshot:
-    """How things stand, half a second after the last one.
+    """How things stand, half a second after the last one. What is not of `seconds` is so far, as in `Report`.
 
     Attributes:
         elapsed: seconds since the measurement began; negative while the server is warming up.
         share: how much of it is done, from 0 to 1.
-        seconds: how many `times`, `reported` and `busy` are of: those since the last snapshot.
-        calls: answered rightly so far.
-        times: of those answered rightly in `seconds`.
-        errors: failed calls so far, by kind.
-        cancelled, timed_out, late: so far, as in `Report`.
-        progress: notifications so far.
-        reported: notifications in `seconds`.
+        seconds: since the last snapshot.
+        times: of calls answered rightly in `seconds`.
+        reported: notifications of progress in `seconds`.
         under_way: calls that wait for their answer now.
         sessions: how many are open.
         busy: the share of one core that producing the load took in `seconds`.
@@ -233,6 +222,16 @@ class Report:
         return self.counted / self.seconds if self.seconds else 0.0
 
     @property
+    def progress_per_second(self) -> float:
+        """Notifications of progress per second."""
+        return self.progress / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_per_call(self) -> float | None:
+        """CPU seconds of the server for each call; None where they or the calls are not known."""
+        return self.cost.cpu_seconds / self.counted if self.cost is not None and self.counted else None
+
+    @property
     def failures(self) -> int:
         """How many calls failed, of any kind."""
         return sum(each.count for each in self.errors.values())
@@ -247,23 +246,10 @@ class Report:
         latency = self.latency
         return {
             "format": FORMAT,
-            "target": self.target,
-            "transport": self.transport,
-            "revision": self.revision,
-            "reply": self.reply,
             "server": {"name": self.server_name, "version": self.server_version},
             "plan": self.plan.to_json(),
-            "seconds": self.seconds,
-            "calls": self.calls,
-            "after": self.after,
-            "per_second": self.per_second,
-            "rough": self.rough,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "errors": {kind: {"count": each.count, "example": each.example} for kind, each in self.errors.items()},
-            "cancelled": self.cancelled,
-            "timed_out": self.timed_out,
-            "late": self.late,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "errors": {kind: attrs.asdict(each) for kind, each in self.errors.items()},
             "latency_ms": {
                 "min": _ms(latency.least if latency.count else None),
                 "mean": _ms(latency.mean),
@@ -276,26 +262,20 @@ class Report:
                 | {"p50": _ms(each.p50), "p99": _ms(each.p99)}
                 for each in self.over_time
             ],
-            "progress": {
-                "count": self.progress,
-                "per_second": self.progress / self.seconds if self.seconds else 0.0,
+            "progress": {"count": self.progress, "per_second": self.progress_per_second},
+            "cost": self.cost
+            and {
+                "cpu_seconds": self.cost.cpu_seconds,
+                "cpu_us_per_call": None if self.cpu_per_call is None else self.cpu_per_call * 1e6,
+                "rss_mib": self.cost.rss / _MEBI,
+                "peak_rss_mib": self.cost.peak_rss / _MEBI,
             },
-            "cost": None if self.cost is None else self._cost(self.cost),
             "generator": {
                 "cpu_seconds": self.generator.cpu_seconds,
                 "busy": self.generator.busy,
                 "saturated": self.generator.saturated,
                 "ceiling_per_second": self.generator.ceiling,
             },
-            "interrupted": self.interrupted,
-        }
-
-    def _cost(self, cost: Cost) -> dict[str, float | None]:
-        return {
-            "cpu_seconds": cost.cpu_seconds,
-            "cpu_us_per_call": cost.cpu_seconds / self.counted * 1e6 if self.counted else None,
-            "rss_mib": cost.rss / _MEBI,
-            "peak_rss_mib": cost.peak_rss / _MEBI,
         }
 
 

@@ -52,15 +52,11 @@ def _memory(report: Report) -> float | None:
     return None if report.cost is None else report.cost.rss
 
 
-def _cpu(report: Report) -> float | None:
-    return None if report.cost is None or not report.counted else report.cost.cpu_seconds / report.counted
-
-
 _FIGURES: Final = (
     Figure("per_second", "calls/s", lambda report: report.per_second, three, "faster", "slower"),
     Figure("p50", "p50", lambda report: report.latency.percentile(50), milliseconds, "slower", "faster"),
     Figure("p99", "p99", lambda report: report.latency.percentile(99), milliseconds, "slower", "faster"),
-    Figure("cpu_per_call", "CPU per call", _cpu, milliseconds),
+    Figure("cpu_per_call", "CPU per call", lambda report: report.cpu_per_call, milliseconds),
     Figure("rss", "memory", _memory, lambda rss: f"{three(rss / _MEBI)} MiB"),
 )
 

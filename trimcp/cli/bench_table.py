@@ -50,8 +50,8 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield from _latencies(report)
     yield "", ""
     if report.plan.progress or report.progress:
-        rate = report.progress / report.seconds if report.seconds else 0.0
-        yield _row("progress", f"{report.progress:,} notifications, {three(rate)} per second"), ""
+        rate = three(report.progress_per_second)
+        yield _row("progress", f"{report.progress:,} notifications, {rate} per second"), ""
     yield _row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
     yield _cost(report)
     yield from _generator(report)
@@ -156,8 +156,8 @@ def _cost(report: Report) -> Line:
     if cost is None:
         return _row("server", "CPU and memory unknown; name its process with --pid"), "dim"
     parts = []
-    if report.counted:
-        parts.append(f"{milliseconds(cost.cpu_seconds / report.counted)} of CPU per call")
+    if report.cpu_per_call is not None:
+        parts.append(f"{milliseconds(report.cpu_per_call)} of CPU per call")
     if report.seconds:
         parts.append(f"{100 * cost.cpu_seconds / report.seconds:.0f} % of a core")
     parts.append(f"{three(cost.rss / _MEBI)} MiB, {three(cost.peak_rss / _MEBI)} at most")
