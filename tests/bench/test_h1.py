@@ -10,9 +10,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.bench.support import a_load
 from trimcp.bench.h1 import LoadConnection, Reply, Site, UnreadableReply
 from trimcp.bench.link import Address, LoadLink
-from trimcp.bench.tally import Tally
 from trimcp.transports.http.client.target import HttpServer
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -59,7 +59,7 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, *links: FakeLink, max_size: in
 
     monkeypatch.setattr(Address, "dial", dial)
     site = Site(Address("localhost", 80), b"/mcp", b"localhost", b"")
-    return LoadConnection(site, 5.0, Tally(), max_size=max_size)
+    return LoadConnection(site, a_load(), max_size=max_size)
 
 
 @given(st.sampled_from([JSON, EVENTS]), st.lists(st.integers(1, 40), min_size=1))
@@ -91,7 +91,7 @@ async def test_a_connection_is_used_for_one_request_after_the_other(monkeypatch:
         await connection.request(b"x")
         assert await connection.body() == body
     assert link.sent == b"xxx"
-    assert (connection.tally.bytes_out, connection.tally.bytes_in) == (3, 2 * len(JSON) + len(EVENTS))
+    assert (connection.load.tally.bytes_out, connection.load.tally.bytes_in) == (3, 2 * len(JSON) + len(EVENTS))
 
 
 async def test_a_request_that_does_not_fit_is_sent_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,15 +83,15 @@ def test_an_end_that_comes_late_is_no_second_of_its_own(end: float, seconds: lis
     assert [each.calls for each in tally.over_time] == seconds
 
 
-def test_a_glimpse_is_what_came_since_the_last_one() -> None:
+def test_what_is_recent_is_what_came_since_the_last_one() -> None:
     tally = a_tally()
     tally.right(0.1, 0.2)
     tally.reported(4)
-    first = tally.glimpse(0.5)
-    assert (first.times.count, first.progress) == (1, 4)
-    tally.right(0.3, 1.2)  # the second that ends in between takes nothing away from the glimpse
-    second = tally.glimpse(1.5)
-    assert (second.times.count, second.times.most, second.progress) == (1, 0.3, 0)
+    times, reported = tally.take_recent(0.5)
+    assert (times.count, reported) == (1, 4)
+    tally.right(0.3, 1.2)  # the second that ends in between takes nothing away from that
+    times, reported = tally.take_recent(1.5)
+    assert (times.count, times.most, reported) == (1, 0.3, 0)
     assert tally.latency.count == 2
 
 

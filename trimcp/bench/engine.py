@@ -248,7 +248,7 @@ class Measurement:
 
     def _snapshot(self, now: float, seconds: float, busy: float) -> Snapshot:
         load, tally, plan = self._load, self._load.tally, self._load.plan
-        glimpse = tally.glimpse(now)
+        times, reported = tally.take_recent(now)
         # The first one after the warm-up has less to show than half a second.
         seconds = max(min(seconds, now - tally.began), 1e-9)
         elapsed = now - tally.began if tally.began < math.inf else -max(self._warm_until - now, 1e-9)
@@ -261,13 +261,13 @@ class Measurement:
             share=min(share, 1.0),
             seconds=seconds,
             calls=tally.calls,
-            times=glimpse.times,
+            times=times,
             errors={kind: each.count for kind, each in tally.errors.items()},
             cancelled=tally.cancelled,
             timed_out=tally.timed_out,
             late=tally.late,
             progress=tally.progress,
-            reported=glimpse.progress,
+            reported=reported,
             under_way=load.supply.under_way,
             sessions=load.open,
             busy=busy,

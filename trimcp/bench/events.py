@@ -63,11 +63,7 @@ class _EventChannel:
     _why: str = attrs.field(init=False, default="the server ended its event stream")
 
     def __attrs_post_init__(self) -> None:
-        self._stream = self._connection()
-
-    def _connection(self) -> LoadConnection:
-        load = self._load
-        return LoadConnection(self._site, load.plan.opening, load.tally, load.ssl_context)
+        self._stream = LoadConnection(self._site, self._load)
 
     # The stream
 
@@ -139,7 +135,7 @@ class _EventChannel:
             await trio.sleep_forever()
 
     async def _work(self) -> None:
-        connection = self._connection()
+        connection = LoadConnection(self._site, self._load)
         try:
             while True:
                 while self._outgoing:

@@ -1,11 +1,10 @@
-"""The client's side of HTTP/1.1 over one connection that is kept: requests one after the other, replies piece by piece.
+"""HTTP/1.1 of a client that measures: requests one after the other over a connection that is kept, replies in pieces.
 
 It takes what `httptools` takes. It follows no redirects and undoes no compression: it asks for none.
 """
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -15,7 +14,7 @@ import httptools
 import trio
 
 from trimcp.bench.link import Address, LoadLink
-from trimcp.bench.tally import Tally
+from trimcp.bench.supply import Load
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.framing.sse import Event, EventDecoder
 
@@ -35,14 +34,7 @@ class UnreadableReply(Exception):
 
 @attrs.frozen
 class Site:
-    """Where requests go, and what each of them says.
-
-    Attributes:
-        address: where to connect.
-        path: what the request line names.
-        host: what the header Host says.
-        headers: the user's, as lines.
-    """
+    """Where requests go: the path of the request line, the header Host, and the user's headers as lines."""
 
     address: Address
     path: bytes
@@ -89,14 +81,12 @@ class Reply:
 
     def reset(self) -> None:
         """Make it ready for the next one."""
-        self.status: int = 0
-        self.content_type: bytes = b""
+        self.status = 0
+        self.content_type = b""
         self.session_id: str | None = None
         self.pieces: list[bytes] = []
-        self.size: int = 0
-        self.has_length: bool = False
-        self.complete: bool = False
-        self.keeps: bool = False
+        self.size = 0
+        self.has_length = self.complete = self.keeps = False
 
     def feed(self, data: bytes) -> None:
         """Take in what came. Raises `UnreadableReply`."""
@@ -149,9 +139,7 @@ class LoadConnection:
     """
 
     site: Site
-    patience: float
-    tally: Tally
-    context: ssl.SSLContext | None = None
+    load: Load
     max_size: int = CLIENT_MAX_MESSAGE
     reply: Reply = attrs.field(init=False, factory=Reply)
     _link: LoadLink | None = attrs.field(init=False, default=None)
@@ -169,7 +157,7 @@ class LoadConnection:
             self.close()
             link = None
         if link is None:
-            link = self._link = await self.site.address.dial(self.patience, self.context)
+            link = self._link = await self.site.address.dial(self.load.plan.opening, self.load.ssl_context)
             self._used = trio.current_time()
             self.reply = Reply()
         return link
@@ -183,7 +171,7 @@ class LoadConnection:
         """
         link = await self.open()
         self.reply.reset()
-        self.tally.bytes_out += len(data)
+        self.load.tally.bytes_out += len(data)
         sent = link.send_nowait(data)
         if sent < len(data):
             await link.send_all(data[sent:])
@@ -198,7 +186,7 @@ class LoadConnection:
         assert self._link is not None
         reply = self.reply
         data = await self._link.receive()
-        self.tally.bytes_in += len(data)
+        self.load.tally.bytes_in += len(data)
         if data:
             reply.feed(data)
         elif reply.status >= 200 and not reply.has_length:

@@ -53,7 +53,7 @@ async def run_http_session(
         if not await load.again(attempt):
             return
         attempt += 1
-    connections = [session.connection() for _ in range(load.plan.places)]
+    connections = [LoadConnection(session.site, load) for _ in range(load.plan.places)]
     load.open += 1
     try:
         if load.plan.rate is None:  # connecting is not what is measured; an open loop uses as few as it can
@@ -84,7 +84,7 @@ class _Session:
     """
 
     load: Load
-    _site: Site
+    site: Site
     head: bytes = attrs.field(init=False, default=b"")
     id: int = attrs.field(init=False, default=0)
     nursery: trio.Nursery = attrs.field(init=False)
@@ -97,12 +97,7 @@ class _Session:
     _is_waiting: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self._side = self.connection()
-
-    def connection(self) -> LoadConnection:
-        """Return a connection of its own."""
-        load = self.load
-        return LoadConnection(self._site, load.plan.opening, load.tally, load.ssl_context)
+        self._side = LoadConnection(self.site, self.load)
 
     @property
     def has_id(self) -> bool:
@@ -159,7 +154,7 @@ class _Session:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
             if self._session_id is not None:
                 with suppress(McpError, trio.BrokenResourceError, UnreadableReply):
-                    await self._side.request(self._site.head(b"DELETE", self._named()) + b"\r\n")
+                    await self._side.request(self.site.head(b"DELETE", self._named()) + b"\r\n")
                     await self._side.body()
         self._side.close()
 
@@ -170,7 +165,7 @@ class _Session:
         return named
 
     def _head_from(self, named: dict[str, str]) -> None:
-        self.head = self._site.head(b"POST", {**_ACCEPT, **named})
+        self.head = self.site.head(b"POST", {**_ACCEPT, **named})
 
     # What is said besides calls
 

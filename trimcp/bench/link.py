@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import attrs
 import trio
@@ -20,35 +20,17 @@ _READ: Final = 65_536
 _TRUSTING: Final = "name what to trust in SSL_CERT_FILE"
 
 
-class LoadLink(Protocol):
-    """One connection. One task receives, one sends; where it broke, they get a `trio.BrokenResourceError`."""
-
-    def send_nowait(self, data: bytes) -> int:
-        """Send what the system takes now and return how many bytes that were. 0 also where it cannot be told."""
-        ...
-
-    async def send_all(self, data: bytes) -> None:
-        """Send all of it. Cancelling may leave a part of it sent."""
-
-    async def receive(self) -> bytes:
-        """Wait for bytes and return them, b"" at the end. Cancelling it loses nothing."""
-        ...
-
-    def ended(self) -> bool:
-        """Return whether the other side has closed it, or has sent what nobody asked for."""
-        ...
-
-    def close(self) -> None:
-        """Close it at once."""
-
-
 @attrs.define(eq=False)
-class _SocketLink:
-    """A socket of the standard library. It is read after a wait: what is asked for has seldom come before."""
+class SocketLink:
+    """One connection over a socket of the standard library: one task receives, one sends.
+
+    Where the connection broke they get a `trio.BrokenResourceError`.
+    """
 
     _socket: socket.socket
 
     def send_nowait(self, data: bytes | memoryview) -> int:
+        """Send what the system takes now and return how many bytes that were."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -57,6 +39,7 @@ class _SocketLink:
             raise trio.BrokenResourceError(f"sending failed: {error}") from error
 
     async def send_all(self, data: bytes) -> None:
+        """Send all of it. Cancelling may leave a part of it sent."""
         sent = self.send_nowait(data)
         with memoryview(data) as view:
             while sent < len(data):
@@ -65,7 +48,8 @@ class _SocketLink:
                     sent += self.send_nowait(rest)
 
     async def receive(self) -> bytes:
-        while True:
+        """Wait for bytes and return them, b"" at the end. Cancelling it loses nothing."""
+        while True:  # after a wait: what is asked for has seldom come before
             await trio.lowlevel.wait_readable(self._socket)
             try:
                 return self._socket.recv(_READ)
@@ -75,6 +59,7 @@ class _SocketLink:
                 raise trio.BrokenResourceError(f"receiving failed: {error}") from error
 
     def ended(self) -> bool:
+        """Return whether the other side has closed it, or has sent what nobody asked for."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -84,41 +69,50 @@ class _SocketLink:
         return True
 
     def close(self) -> None:
+        """Close it at once."""
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 
 
 @attrs.define(eq=False)
-class _StreamLink:
-    """Any Trio stream, TLS in practice; what waits beneath it is told to the stream only."""
+class TlsLink:
+    """One connection with TLS, as `SocketLink` is one without: what waits beneath it is told to the stream only."""
 
     _stream: trio.SSLStream[trio.SocketStream]
 
     def send_nowait(self, data: bytes) -> int:
+        """Send nothing: it cannot be told how much the system takes."""
         return 0
 
     async def send_all(self, data: bytes) -> None:
+        """Send all of it."""
         await self._stream.send_all(data)
 
     async def receive(self) -> bytes:
+        """Wait for bytes and return them, b"" at the end."""
         return bytes(await self._stream.receive_some(_READ))
 
     def ended(self) -> bool:
+        """Return False: it cannot be told."""
         return False
 
     def close(self) -> None:
+        """Close it at once."""
         self._stream.transport_stream.socket.close()
+
+
+LoadLink: TypeAlias = SocketLink | TlsLink
 
 
 def linked(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> LoadLink:
     """Return the link over a stream, which is not to be used any more."""
     if isinstance(stream, trio.SSLStream):
-        return _StreamLink(stream)
+        return TlsLink(stream)
     family, kind, protocol = stream.socket.family, stream.socket.type, stream.socket.proto
     plain = socket.socket(family, kind, protocol, fileno=stream.socket.detach())
     plain.setblocking(False)
-    return _SocketLink(plain)
+    return SocketLink(plain)
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""What a measurement found: the whole at its end, and glimpses of it under way."""
+"""What a measurement found: the whole at its end, and how things stand meanwhile."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One request of the mix, prepared so that sending it is filling in two numbers; and what a right answer to it is.
-
-Knows messages and nothing of how they travel, except the headers in which the modern era repeats a request over HTTP.
-"""
+"""One request of the mix, prepared so that sending it is filling in two numbers; and what a right answer to it is."""
 
 from __future__ import annotations
 
@@ -44,18 +41,17 @@ class Shot:
     """One request of the mix.
 
     Attributes:
-        request: what it was made from.
+        entry: what it was made from.
         headers: the lines of its own it needs over HTTP, or b"".
     """
 
-    request: MixEntry
-    _body: bytes = attrs.field(alias="body")
-    _is_plain: bool = attrs.field(alias="is_plain")
+    entry: MixEntry
+    _body: bytes
+    _is_plain: bool
     headers: bytes
-    _headers_vary: bool = attrs.field(alias="headers_vary")
-    _expect: str | None = attrs.field(alias="expect")
-    _expect_varies: bool = attrs.field(alias="expect_varies")
-    _member: str | None = attrs.field(alias="member")
+    _headers_vary: bool
+    _expect_varies: bool
+    _member: str | None
 
     def render(self, id: int, number: int) -> bytes:
         """Return the request's text with its id and the call's number filled in."""
@@ -76,14 +72,16 @@ class Shot:
             return "tool error", _first_text(self._member, result) or result
         if result.get("resultType", RESULT_COMPLETE) != RESULT_COMPLETE:
             return "no result but a question", result
-        if self._expect is None:
+        expected = self.entry.expect
+        if expected is None:
             if self._member is not None and self._member not in result:
                 return f"no {self._member} in the result", result
             return None
         text = _first_text(self._member, result)
         if text is None:
             return "no text", result
-        expected = self._expect.replace(NUMBER, str(number)) if self._expect_varies else self._expect
+        if self._expect_varies:
+            expected = expected.replace(NUMBER, str(number))
         return None if text == expected else ("wrong text", text)
 
 
@@ -105,7 +103,7 @@ def _first_text(member: str | None, result: Mapping[str, Any]) -> str | None:
 
 
 def prepare(
-    request: MixEntry, revision: Revision, *, progress: bool, http: bool, mirrors: tuple[Mirror, ...] = ()
+    entry: MixEntry, revision: Revision, *, progress: bool, http: bool, mirrors: tuple[Mirror, ...] = ()
 ) -> Shot:
     """Return a request ready to be sent many times.
 
@@ -117,11 +115,11 @@ def prepare(
     Raises:
         LocalError: it cannot be sent this way.
     """
-    params = dict(request.params)
+    params = dict(entry.params)
     meta: dict[str, JSON] = dict(params.pop("_meta", None) or {})
     if revision.modern:
         meta |= {META_PROTOCOL_VERSION: revision.name, META_CLIENT_INFO: CLIENT, META_CLIENT_CAPABILITIES: {}}
-    text = b'{"jsonrpc":"2.0","id":%%(i)d,"method":%b' % _format(encode(request.method))
+    text = b'{"jsonrpc":"2.0","id":%%(i)d,"method":%b' % _format(encode(entry.method))
     if params or meta or progress:
         members = _format(encode(params))[1:-1]
         if meta or progress:
@@ -131,16 +129,15 @@ def prepare(
         text += b',"params":{%b}' % members.removeprefix(b",")
     text += b"}"
     is_plain = text.count(b"%(") == 1
-    lines = _header_lines(request, revision, mirrors) if http else b""
+    lines = _header_lines(entry, revision, mirrors) if http else b""
     return Shot(
-        request=request,
+        entry=entry,
         body=text.replace(b"%(i)d", b"%d") if is_plain else text,
         is_plain=is_plain,
         headers=lines if b"%(n)d" in lines else lines.replace(b"%%", b"%"),
         headers_vary=b"%(n)d" in lines,
-        expect=request.expect,
-        expect_varies=request.expect is not None and NUMBER in request.expect,
-        member=_MEMBER.get(request.method),
+        expect_varies=entry.expect is not None and NUMBER in entry.expect,
+        member=_MEMBER.get(entry.method),
     )
 
 
@@ -149,13 +146,13 @@ def _format(text: bytes) -> bytes:
     return text.replace(b"%", b"%%").replace(NUMBER.encode(), b"%(n)d")
 
 
-def _header_lines(request: MixEntry, revision: Revision, mirrors: tuple[Mirror, ...]) -> bytes:
+def _header_lines(entry: MixEntry, revision: Revision, mirrors: tuple[Mirror, ...]) -> bytes:
     if not revision.method_headers:
         return b""
-    method = METHODS.get(request.method)
-    named = None if method is None or method.mirrored is None else request.params.get(method.mirrored)
-    headers = request_headers(revision.name, request.method, named if isinstance(named, str) else None)
-    headers |= param_headers(mirrors, request.params.get("arguments") or {})
+    method = METHODS.get(entry.method)
+    named = None if method is None or method.mirrored is None else entry.params.get(method.mirrored)
+    headers = request_headers(revision.name, entry.method, named if isinstance(named, str) else None)
+    headers |= param_headers(mirrors, entry.params.get("arguments") or {})
     for name, value in headers.items():
         if NUMBER in decode_value(value) and NUMBER not in value:
             raise LocalError(f"{NUMBER} cannot stand in {name}, which travels in base64")

@@ -1,6 +1,6 @@
 """Which call begins when: at once when a place is free (closed loop), or at moments fixed beforehand (open loop).
 
-Knows no connection. Whoever has a free place takes a call; who gets none leaves word and is woken.
+It knows no connection. Whoever has a free place takes a call; who gets none waits for `Supply.wait` to call.
 """
 
 from __future__ import annotations
@@ -31,16 +31,13 @@ INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 
 _GRAIN: Final = 0.002  # what timers are off by: the system's are told milliseconds
 _NO_MEAN: Final = 0.001  # before the first answer
-_NEVER: Final = math.inf
 
 
 @attrs.define(eq=False)
 class LoadCall:
-    """One call that begins now.
+    """One call that begins now; the first of a measurement has the number 1.
 
     Attributes:
-        number: which it is; the first of a measurement is 1.
-        shot: what is sent.
         due: when it should have begun, from where its time counts.
         give_up: seconds after which it is given up.
         timeout: whether that is for its timeout.
@@ -49,7 +46,7 @@ class LoadCall:
     number: int
     shot: Shot
     due: float
-    give_up: float = _NEVER
+    give_up: float = math.inf
     timeout: bool = False
 
 
@@ -70,7 +67,7 @@ class Supply:
     over: bool = attrs.field(init=False, default=False)
     under_way: int = attrs.field(init=False, default=0)
     settled: int = attrs.field(init=False, default=0)
-    milestone: float = attrs.field(init=False, default=_NEVER)
+    milestone: float = attrs.field(init=False, default=math.inf)
     on_milestone: Callable[[], object] = attrs.field(init=False, default=lambda: None)
     _number: int = attrs.field(init=False, default=0)
     _left: float = attrs.field(init=False, default=0)
@@ -85,7 +82,7 @@ class Supply:
 
     def __attrs_post_init__(self) -> None:
         self._random = random.Random(self.plan.seed)
-        self._weights = list(accumulate(shot.request.weight for shot in self.shots))
+        self._weights = list(accumulate(shot.entry.weight for shot in self.shots))
         self._only = self.shots[0] if len(self.shots) == 1 else None
         self._paced = self.plan.rate is not None
         self._gives_up = bool(self.plan.cancel) or self.plan.timeout is not None
@@ -188,9 +185,9 @@ class Supply:
     def _arrive(self, due: float, now: float) -> None:
         if len(self._backlog) >= self.plan.backlog:
             self._lose(now)
-            return
-        self._backlog.append(due)
-        self._wake(1)
+        else:
+            self._backlog.append(due)
+            self._wake(1)
 
     def _lose(self, now: float) -> None:
         if self.tally.counting:
@@ -201,7 +198,7 @@ class Supply:
     def _settled(self) -> None:
         self.settled += 1
         if self.settled >= self.milestone:
-            self.milestone = _NEVER
+            self.milestone = math.inf
             self.on_milestone()
 
     def _wake(self, most: int) -> None:
@@ -215,7 +212,7 @@ class Load:
 
     Attributes:
         revision: what is spoken.
-        ssl_context: whom to trust at an https or wss URL; None for whom this system trusts.
+        ssl_context: what to trust at an https or wss URL; None for what this system trusts.
         pids: the child processes that were started.
         open: how many sessions can be used now.
         over: set when no more calls begin.

@@ -13,7 +13,7 @@ import attrs
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Failures, Second
 
-__all__ = ["LATE", "Glimpse", "Tally"]
+__all__ = ["LATE", "Tally"]
 
 LATE: Final = 0.010
 """Seconds after which a call of an open loop has not begun in time."""
@@ -25,14 +25,6 @@ _STEP: Final = 0.5
 
 
 @attrs.define(eq=False)
-class Glimpse:
-    """What came in since somebody last looked."""
-
-    times: Histogram = attrs.field(factory=Histogram)
-    progress: int = 0
-
-
-@attrs.define(eq=False)
 class Tally:
     """The counts of one measurement.
 
@@ -40,14 +32,10 @@ class Tally:
     less wrong.
 
     Attributes:
-        calls: right answers.
-        failed: failures; `errors` has them by kind.
-        progress, cancelled, timed_out, late: as in `Report`.
-        answers: replies to calls in that time, right or wrong.
-        bytes_in, bytes_out: since the very beginning; `begin` and `end` note where they stood.
-        latency: the times of right answers, those after the end included.
-        after: how many of those came after the end.
-        parts: those calls and `calls` together, each as the part of its time that lay between beginning and end.
+        calls, after, parts, errors, cancelled, timed_out, late, latency, progress: as in `Report`.
+        failed: all `errors` together.
+        answers: replies to calls between `begin` and `end`, right or wrong.
+        bytes_in, bytes_out: since the very beginning.
     """
 
     calls: int = 0
@@ -68,7 +56,8 @@ class Tally:
     began: float = math.inf
     ended: float = math.inf
     _times: list[float] = attrs.field(init=False, factory=list)
-    _glimpse: Glimpse = attrs.field(init=False, factory=Glimpse)
+    _recent: Histogram = attrs.field(init=False, factory=Histogram)
+    _recently_reported: int = attrs.field(init=False, default=0)
     _second: Histogram = attrs.field(init=False, factory=Histogram)
     _second_failed: int = attrs.field(init=False, default=0)
     _seconds: list[Second] = attrs.field(init=False, factory=list)
@@ -81,7 +70,7 @@ class Tally:
 
     def begin(self, now: float) -> None:
         """Count from now on."""
-        self._glimpse = Glimpse()
+        self._recent, self._recently_reported = Histogram(), 0
         self.began = now
         self._next = now + 1.0
 
@@ -142,7 +131,7 @@ class Tally:
         """So many notifications of progress came."""
         if self.counting:
             self.progress += count
-            self._glimpse.progress += count
+            self._recently_reported += count
 
     def given_up(self, *, timeout: bool) -> None:
         """A call was given up, for its timeout or because the plan wants some to be."""
@@ -155,12 +144,13 @@ class Tally:
 
     # What is seen of it
 
-    def glimpse(self, now: float) -> Glimpse:
-        """Return what came in since the last time this was asked."""
+    def take_recent(self, now: float) -> tuple[Histogram, int]:
+        """Return the times of right answers, and the number of notifications, since the last time this was asked."""
         self._catch_up(now)
         self._flush()
-        taken, self._glimpse = self._glimpse, Glimpse()
-        return taken
+        recent = self._recent, self._recently_reported
+        self._recent, self._recently_reported = Histogram(), 0
+        return recent
 
     @property
     def over_time(self) -> tuple[Second, ...]:
@@ -171,7 +161,7 @@ class Tally:
         times, self._times = self._times, []
         self._second.add(times)
         self.latency.add(times)
-        self._glimpse.times.add(times)
+        self._recent.add(times)
 
     def _catch_up(self, now: float) -> None:
         """Close the seconds that are over by now."""
