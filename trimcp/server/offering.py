@@ -127,7 +127,11 @@ class Offering:
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, also while the server runs: clients are told. As `tool`."""
         entry = tool_entry(function, options)
-        if _to_confirm(entry, options, self.confirm):
+        confirm = options.get("confirm")
+        if confirm is None:
+            hints = entry.listed.annotations
+            confirm = self.confirm == "destructive" and hints is not ABSENT and hints.destructive_hint is True
+        if confirm:
             from trimcp.guard.confirmation import Confirmation
 
             entry.confirmation = Confirmation(entry.listed, self.confirm_fallback)
@@ -406,11 +410,8 @@ class Offering:
 
     def announced(self) -> frozenset[Change]:
         """Return the lists of which clients are told that they change."""
-        changed = {registry.change for registry in self._registries() if self.dynamic or registry.touched}
-        return frozenset(changed)
-
-    def _registries(self) -> tuple[Registry[Any], ...]:
-        return (self.tools, self.resources, self.templates, self.prompts)
+        registries: tuple[Registry[Any], ...] = (self.tools, self.resources, self.templates, self.prompts)
+        return frozenset(registry.change for registry in registries if self.dynamic or registry.touched)
 
     def _declare(self) -> None:
         """Declare the capabilities anew. The lists are always served, also while they are empty."""
@@ -426,15 +427,6 @@ class Offering:
             logging={},
             extensions=self.extensions or ABSENT,
         )
-
-
-def _to_confirm(entry: ToolEntry, options: ToolOptions, wanted: Confirm | None) -> bool:
-    """Return whether the user is asked before a tool runs."""
-    chosen = options.get("confirm")
-    if chosen is not None:
-        return chosen
-    hints = entry.listed.annotations
-    return wanted == "destructive" and hints is not ABSENT and hints.destructive_hint is True
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

@@ -158,8 +158,6 @@ class Server(Offering, Generic[StateT]):
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
         self.runs: set[Running] = set()
 
-    # Running
-
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Running]:
         """Enter the lifespan and open the server's nursery: `async with server.running() as running`.
@@ -170,22 +168,16 @@ class Server(Offering, Generic[StateT]):
         _check_loading()
         self._lifespans += 1
         try:
-            async with self._entered() as state, open_service_nursery() as nursery:
-                running = Running(self, state, nursery)
-                self.runs.add(running)
-                try:
-                    yield running
-                finally:
-                    self.runs.discard(running)
+            with nullcontext() if self.audit is None else self.audit.opened():  # while the lifespan ends, too
+                async with self.lifespan(self) as state, open_service_nursery() as nursery:
+                    running = Running(self, state, nursery)
+                    self.runs.add(running)
+                    try:
+                        yield running
+                    finally:
+                        self.runs.discard(running)
         finally:
             self._lifespans -= 1
-
-    @asynccontextmanager
-    async def _entered(self) -> AsyncIterator[StateT]:
-        """Enter the lifespan, within the time in which records can be written."""
-        with nullcontext() if self.audit is None else self.audit.opened():
-            async with self.lifespan(self) as state:
-                yield state
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot: what is under way, what waits, and what was refused or dropped."""

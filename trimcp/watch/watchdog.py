@@ -39,15 +39,10 @@ _BUSY: Final = 0.5  # of the time: then threads compute rather than wait
 
 
 class Watched(Protocol):
-    """What the watchdog asks a server, from its thread."""
+    """What the watchdog asks a `Server`, from its thread."""
 
-    def sessions(self) -> list[Session]:
-        """Return the sessions of all its runs."""
-        ...
-
-    def runs_in_thread(self, tool: str) -> bool:
-        """Return whether this is one of its tools, and runs in threads."""
-        ...
+    def sessions(self) -> list[Session]: ...
+    def runs_in_thread(self, tool: str) -> bool: ...
 
 
 @contextmanager
@@ -84,31 +79,20 @@ def watchdog(
         held_by=threading.get_ident(),
     )
     thread = threading.Thread(target=watcher.run, name="trimcp watchdog", daemon=True)
-    trio.lowlevel.add_instrument(watcher.turn)
+    trio.lowlevel.add_instrument(watcher)
     thread.start()
     try:
         yield
     finally:
-        trio.lowlevel.remove_instrument(watcher.turn)
+        trio.lowlevel.remove_instrument(watcher)
         watcher.stop()
         thread.join(_PAUSE)
 
 
 @attrs.define(eq=False, repr=False)
-class _TurnTimer(trio.abc.Instrument):
-    """When the current turn of the loop began; None while the loop waits. This is all that the loop itself pays for."""
+class _Watchdog(trio.abc.Instrument):
+    """The thread's loop, and an instrument that tells it when the current turn of the event loop began."""
 
-    since: float | None = attrs.field(factory=time.monotonic)
-
-    def after_io_wait(self, timeout: float) -> None:
-        self.since = time.monotonic()
-
-    def before_io_wait(self, timeout: float) -> None:
-        self.since = None
-
-
-@attrs.define(eq=False, repr=False)
-class _Watchdog:
     servers: tuple[Watched, ...]
     seconds: float
     lag: float
@@ -116,19 +100,25 @@ class _Watchdog:
     clock: trio.abc.Clock
     root: trio.lowlevel.Task | None
     held_by: int
-    turn: _TurnTimer = attrs.field(init=False, factory=_TurnTimer)
+    _turn_began: float | None = attrs.field(init=False, factory=time.monotonic)
     _stopped: threading.Event = attrs.field(init=False, factory=threading.Event)
     _stalled: float | None = attrs.field(init=False, default=None)
     _looked: float | None = attrs.field(init=False, default=None)
     _reported: set[str] = attrs.field(init=False, factory=set)
     _rearm: float = attrs.field(init=False, default=0.0)
 
+    # This is all that the event loop itself pays for.
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._turn_began = time.monotonic()
+
+    def before_io_wait(self, timeout: float) -> None:
+        self._turn_began = None
+
     def stop(self) -> None:
-        """Let the thread end. Never waits."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Look ten times a second, until stopped."""
         try:
             while not self._pause():
                 self._look(time.monotonic())
@@ -162,7 +152,7 @@ class _Watchdog:
             self._rearm = 0.0
 
     def _look(self, now: float) -> None:
-        since = self.turn.since
+        since = self._turn_began
         if self._stalled is not None and since != self._stalled:
             log.warning("the event loop goes on; it stood still for %.1f s", now - self._stalled)
             self._stalled = None

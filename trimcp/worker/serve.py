@@ -67,7 +67,7 @@ class ParentConnection:
         self._call += 1
         return self._call
 
-    def send(self, call: int, message: Mapping[str, JSON]) -> None:
+    def send(self, call: int, message: Mapping[str, JSON], *, last: bool = False) -> None:
         """Send a message that belongs to a call. Waits while the client is slow.
 
         Raises LocalError if that call is over, Unencodable for what JSON cannot carry.
@@ -76,13 +76,7 @@ class ParentConnection:
         with self._lock:
             if call != self._call:
                 raise LocalError("the request is over; its context can no longer be used")
-            self._connection.sendall(line)
-
-    def finish(self, call: int, message: Mapping[str, JSON]) -> None:
-        """Send the last message of a call."""
-        line = encode(message) + b"\n"
-        with self._lock:
-            self._call += 1
+            self._call += last
             self._connection.sendall(line)
 
     def ask(self, call: int, message: Mapping[str, JSON]) -> JSON:
@@ -221,9 +215,9 @@ def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> 
         outcome = _carry_out(message, call, parent, tools)
         sys.stdout.flush()
         try:
-            parent.finish(call, outcome)
+            parent.send(call, outcome, last=True)
         except LocalError as error:  # a result that JSON cannot carry
-            parent.finish(call, {"say": "raised", "error": pack(error)})
+            parent.send(call, {"say": "raised", "error": pack(error)}, last=True)
 
 
 def _carry_out(
