@@ -78,7 +78,6 @@ class AppliedFilter:
 
 
 def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) -> Handler:
-    """Return a handler whose results pass these filters."""
     payload = FILTERED[method]
     key = "uri" if method == "resources/read" else "name"
 
@@ -237,7 +236,6 @@ class HiddenTextFilter:
     """
 
     def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
-        """Return the result without hidden text."""
         return map_texts(result, strip_hidden)
 
 
@@ -256,7 +254,6 @@ class SecretsFilter:
     )
 
     def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
-        """Return the result with secrets masked. Raises ToolError where it is to be refused."""
         return map_texts(result, self._change)
 
     def _change(self, text: str) -> str:
@@ -297,7 +294,6 @@ class PatternFilter:
             raise TypeError(f"a compiled pattern is needed, such as re.compile({value!r}); see what bounds it")
 
     def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
-        """Return the result with every match replaced."""
         return map_texts(result, lambda text: self.pattern.sub(self.replacement, text))
 
 
@@ -319,7 +315,6 @@ class SizeFilter:
     )
 
     def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
-        """Return the result, cut if need be. Raises ToolError where it is refused."""
         structured = getattr(result, "structured_content", ABSENT)
         fixed = 0 if structured is ABSENT else len(orjson.dumps(structured, default=str))
         blocks = _blocks(result)

@@ -132,8 +132,6 @@ def describe(
 
 
 class _Reader:
-    """Gathers what the parameters of one function need."""
-
     def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
         self.parameters: list[str] = []
         self.converters: list[tuple[str, Convert]] = []

@@ -159,7 +159,6 @@ class PreparedFunction:
 
     @property
     def in_thread(self) -> bool:
-        """Whether calls run in a thread."""
         return self.run_mode == "thread" and not self.is_async
 
     async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:

@@ -257,12 +257,10 @@ class Offering:
         return decorate
 
     def completer(self, target: str, argument: str) -> Completer | None:
-        """Return what suggests values for an argument, or None."""
         return self._completers.get((target, argument))
 
     @property
     def completes(self) -> bool:
-        """Whether anything here can be completed."""
         return bool(self._completers) or any(entry.choices for entry in self.prompts)
 
     # Around handlers
@@ -280,7 +278,6 @@ class Offering:
 
     @property
     def has_middleware(self) -> bool:
-        """Whether anything was added around handlers."""
         return bool(self._middleware)
 
     def wrap(self, handler: Handler) -> Handler:

@@ -67,7 +67,6 @@ class Pools:
         self.bounded = bool(self._usual)
 
     def use_threads(self) -> Turns:
-        """Return the turns of sync handlers in threads."""
         if self.threads is None:
             from trimcp.session.turns import MOST_WAITING
 
@@ -75,7 +74,6 @@ class Pools:
         return self.threads
 
     def use_processes(self) -> WorkerPool:
-        """Return the worker processes."""
         if self.processes is None:
             from trimcp.workers.pool import WorkerPool, cores
 
@@ -158,7 +156,6 @@ class Pools:
         return turns
 
     def closed(self, session: Hashable) -> None:
-        """Forget a session."""
         turns = self.sessions.pop(session, None)
         if turns is not None:
             self._refused += turns.refused

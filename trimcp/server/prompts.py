@@ -58,8 +58,6 @@ class PromptOptions(TypedDict, total=False):
 
 @attrs.define(eq=False, repr=False)
 class PromptEntry:
-    """One prompt: its listing and its function."""
-
     listed: Prompt
     prepared: PreparedFunction
     validator: Validator
@@ -144,7 +142,6 @@ class Completer:
     quota: Quota | None = None
 
     async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
-        """Return suggestions, best first."""
         names = list(self.prepared.signature.parameters)
         known = params.context.arguments if params.context else ABSENT
         keywords: dict[str, Any] = {names[0]: params.argument.value}

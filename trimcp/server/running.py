@@ -168,16 +168,13 @@ class Running:
 
     @property
     def budget(self) -> Budget:
-        """What counts what all peers make us keep."""
         return self.server.budget
 
     @property
     def revisions(self) -> Sequence[Revision]:
-        """The revisions it speaks, oldest first."""
         return self.server.profile.revisions
 
     async def handle(self, session: Session, job: Job) -> Any:
-        """Handle one request in the context of this run."""
         ctx = Context(session, job, self.state, self._scope)
         if "requestState" in job.raw or "inputResponses" in job.raw:
             open_questions(session, job)
@@ -220,7 +217,6 @@ class Running:
         return await self.server.filtered("tools/call", tell)(ctx, job.params)
 
     def whereabouts(self, job: Job) -> str | None:
-        """Return where the function that handles a request is defined, for the log."""
         function = self.server.function_of(job.request.verb.name, job.params)
         return None if function is None else written(function)
 
@@ -267,7 +263,6 @@ class Running:
         return session
 
     def closed(self, session: Session) -> None:
-        """Forget a session."""
         if session in self.sessions:  # may be called twice
             self.sessions.discard(session)
             if session.counts.merged or session.counts.dropped:

@@ -81,12 +81,10 @@ class Subscribers:
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
 
     def attach(self, session: Session) -> None:
-        """Tell a legacy session of changes from now on."""
         listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
         self.server.changes.attach(listener.tell)
 
     def detach(self, session: Session) -> None:
-        """Tell a session of no more changes."""
         listener = self._listeners.pop(session, None)
         if listener is not None:
             self.server.changes.detach(listener.tell)
@@ -107,7 +105,6 @@ class Subscribers:
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 
     async def subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        """Watch a resource for a legacy session."""
         if self.server.find_resource(params.uri)[0] is None:
             from trimcp.server.resources import missing
 
@@ -119,7 +116,6 @@ class Subscribers:
         return EmptyResult()
 
     async def unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        """Watch it no longer."""
         self._listener(ctx).uris.discard(params.uri)
         return EmptyResult()
 

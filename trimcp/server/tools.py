@@ -159,7 +159,6 @@ class ToolEntry:
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
     def make_result(self, value: Any) -> Any:
-        """Return the result of a call whose function returned this."""
         if isinstance(value, _FINISHED):
             return value
         shape = self.shape

@@ -163,12 +163,10 @@ class RemoteContext(Admitted):
             self._parent.send(self._call, {"say": "progress", "values": [progress, total, message]})
 
     async def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
-        """As `Context.log`."""
         if self._wanted is not None and SEVERITY[level] >= SEVERITY[self._wanted]:
             self._parent.send(self._call, {"say": "log", "level": level, "data": data, "logger": logger})
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
-        """As `Context.ask`."""
         said = None if params is None else converter_for(LATEST).dump(params)
         value = self._parent.ask(self._call, {"method": name, "params": said, "key": key})
         return converter_for(LATEST).load(value, METHODS[name].result)

@@ -39,14 +39,11 @@ class FailedInWorker(Exception):
 
 
 class _RemoteTraceback(Exception):
-    """The text of a traceback in another process."""
-
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def pack(error: BaseException) -> dict[str, Any]:
-    """Return an exception as a JSON object."""
     known = next((kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN), "")
     text = _text(error)
     packed: dict[str, Any] = {

@@ -208,7 +208,6 @@ class WorkerProcess:
 
     @property
     def usable(self) -> bool:
-        """Whether it can take a call, as far as is known here."""
         return not self.killed and not self.idle_scope.cancel_called
 
     def kill(self, *, crashed: bool = False) -> None:
@@ -235,7 +234,6 @@ class WorkerProcess:
         return await self._receive.receive()
 
     def clear_output(self) -> None:
-        """Forget its output so far, which belongs to earlier calls."""
         self._tail.clear()
 
     def output_tail(self) -> str:
@@ -302,12 +300,10 @@ class WorkerPool:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a worker now."""
         return self._turns.waiting
 
     @property
     def refused(self) -> int:
-        """Calls refused so far, because no worker would have been free in time."""
         return self._turns.refused
 
     def statistics(self) -> ProcessStatistics:
@@ -401,7 +397,6 @@ class WorkerPool:
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
