@@ -127,10 +127,11 @@ def test_conversion_errors_name_all_places_and_echo_nothing() -> None:
     assert isinstance(caught.value, ValueError)
 
 
-def test_injected_parameters_stay_out_of_the_schema() -> None:
-    class Marker:
-        pass
+class Marker:
+    pass
 
+
+def test_injected_parameters_stay_out_of_the_schema() -> None:
     def ask(city: str, ctx: Untold, name: Annotated[str, Marker()] = "") -> None: ...
 
     seen: list[str] = []
@@ -139,7 +140,7 @@ def test_injected_parameters_stay_out_of_the_schema() -> None:
         seen.append(parameter.name)
         return hint is Untold or any(isinstance(extra, Marker) for extra in getattr(hint, "__metadata__", ()))
 
-    signature = describe(ask, injected=injected, namespace={"Marker": Marker})
+    signature = describe(ask, injected=injected)
     assert list(signature.input_schema["properties"]) == ["city"]
     assert [parameter.name for parameter, _ in signature.injected] == ["ctx", "name"]
     assert signature.injected[0][1] is Untold
@@ -225,7 +226,7 @@ def test_methods_partials_wrappers_and_callable_objects() -> None:
     assert called.bind({"day": "2026-01-01"}) == {"day": datetime.date(2026, 1, 1)}
 
 
-def test_local_names_are_found_in_the_closure_and_the_namespace() -> None:
+def test_local_names_are_found_in_the_closure() -> None:
     class Local(enum.Enum):
         A = "a"
 
@@ -240,7 +241,6 @@ def test_local_names_are_found_in_the_closure_and_the_namespace() -> None:
     assert describe(closes).bind({"a": "a"}) == {"a": Local.A}
     with pytest.raises(TypeError, match="'Local'"):
         describe(does_not)
-    assert describe(does_not, namespace={"Local": Local}).bind({"a": "a"}) == {"a": Local.A}
     assert describe(itself).name == "itself"
 
 

@@ -91,7 +91,6 @@ def describe(
     *,
     injected: Injected = lambda parameter, hint: False,
     loose: bool = False,
-    namespace: Mapping[str, Any] | None = None,
 ) -> Signature:
     """Inspect a function.
 
@@ -100,14 +99,14 @@ def describe(
         injected: given a parameter and its resolved type (with the extras of `Annotated`), whether it is filled
             otherwise. Such parameters are not in the schema.
         loose: the schema is given by hand, so arguments of types without a JSON form are allowed, and not converted.
-        namespace: names for annotations, besides those of the function's module and closure.
 
     Raises:
         TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
             text names function and parameter, and says what to do.
     """
-    name = _name(function)
-    hints = _hints(function, name, namespace)
+    plain = function.func if isinstance(function, functools.partial) else function
+    name = getattr(plain, "__name__", None) or type(plain).__name__
+    hints = _hints(function, name)
     text = parse(inspect.getdoc(_target(function)))
     reader = _Reader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []
@@ -229,27 +228,16 @@ def _target(function: Callable[..., Any]) -> Any:
     return found
 
 
-def _name(function: Callable[..., Any]) -> str:
-    target = function.func if isinstance(function, functools.partial) else function
-    return getattr(target, "__name__", None) or type(target).__name__
-
-
-def _closure(function: Any) -> dict[str, Any]:
-    """Return the closure of a function as far as it is filled: decorators run before their function's name is bound."""
-    found = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
-
-
-def _hints(function: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None) -> dict[str, Any]:
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Return the resolved annotations; names are looked up in the closure, too, as far as it is filled."""
     target = _target(function)
-    names = dict(namespace or {})
+    names = {}
     if inspect.isfunction(target):
-        names = {**_closure(target), **names}
+        for free, cell in zip(target.__code__.co_freevars, target.__closure__ or (), strict=True):
+            try:
+                names[free] = cell.cell_contents
+            except ValueError:  # decorators run before their function's own name is bound
+                continue
     try:
         return typing.get_type_hints(target, localns=names, include_extras=True)
     except NameError as error:

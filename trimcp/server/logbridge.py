@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from trimcp.server.running import CURRENT
-from trimcp.session.context import Context
 from trimcp.wire.common import LoggingLevel
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ _LEVELS: Final[tuple[tuple[int, LoggingLevel], ...]] = (
     (logging.INFO, "info"),
     (0, "debug"),
 )
-
-
-def _level(number: int) -> LoggingLevel:
-    return next(name for least, name in _LEVELS if number >= least)
 
 
 class LogBridge(logging.Handler):
@@ -68,7 +63,8 @@ class LogBridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record; from another thread by way of Trio's."""
         try:
-            level, text, name = _level(record.levelno), self.format(record), record.name
+            level = next(name for least, name in _LEVELS if record.levelno >= least)
+            text = self.format(record)
         except Exception:  # formatting a record may raise anything; `logging.Handler` wants it handled so
             self.handleError(record)
             return
@@ -77,7 +73,11 @@ class LogBridge(logging.Handler):
         def send() -> None:
             # An exception here would end the program, or the handler that logs.
             try:
-                self._send(ctx, level, text, name)
+                if ctx is not None:
+                    ctx.log_nowait(level, text, logger=record.name)
+                    return
+                for running in list(self._server.runs):
+                    running.log_to_all(level, text, record.name)
             except Exception:
                 self.handleError(record)
 
@@ -90,10 +90,3 @@ class LogBridge(logging.Handler):
                 return
         else:
             send()
-
-    def _send(self, ctx: Context[Any] | None, level: LoggingLevel, text: str, name: str) -> None:
-        if ctx is not None:
-            ctx.log_nowait(level, text, logger=name)
-            return
-        for running in list(self._server.runs):
-            running.log_to_all(level, text, name)

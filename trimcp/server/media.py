@@ -47,8 +47,7 @@ class Image:
 
     def content(self) -> ImageContent:
         """Return it as a content block. Raises OSError for a file that cannot be read, ValueError without a type."""
-        data, mime_type = _encoded(self.data, self.mime_type)
-        return ImageContent(data, mime_type)
+        return ImageContent(*_encoded(self.data, self.mime_type))
 
 
 @attrs.frozen
@@ -61,8 +60,7 @@ class Audio:
 
     def content(self) -> AudioContent:
         """Return it as a content block; raises as `Image.content` does."""
-        data, mime_type = _encoded(self.data, self.mime_type)
-        return AudioContent(data, mime_type)
+        return AudioContent(*_encoded(self.data, self.mime_type))
 
 
 def _encoded(data: bytes | str | Path, mime_type: str | None) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import attrs
 
@@ -127,23 +127,17 @@ class Registry(Generic[EntryT]):
         if cached is not None:
             return cached
         names = list(self._entries)
-        first = 0 if cursor is ABSENT else self._position(cursor, names)
+        try:
+            after = None if cursor is ABSENT else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+            first = 0 if after is None else names.index(after) + 1
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            raise ErrorReply(INVALID_PARAMS, "invalid cursor: list again from the beginning") from None
         last = len(names) if page_size is None else min(len(names), first + page_size)
-        following = ABSENT if last == len(names) else _cursor(names[last - 1])
+        following: str | Absent = ABSENT
+        if last < len(names):  # the name before it, so that it survives additions and removals elsewhere in the list
+            following = base64.urlsafe_b64encode(names[last - 1].encode()).decode("ascii")
         page = encode([self._entries[name] for name in names[first:last]], following)
         if len(self._pages) >= _MOST_PAGES:
             self._pages.clear()
         self._pages[place] = page
         return page
-
-    def _position(self, cursor: Any, names: list[str]) -> int:
-        try:
-            name = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
-            return names.index(name) + 1
-        except (binascii.Error, UnicodeDecodeError, ValueError):
-            raise ErrorReply(INVALID_PARAMS, "invalid cursor: list again from the beginning") from None
-
-
-def _cursor(name: str) -> str:
-    """Return the cursor of the page after `name`: it survives additions and removals elsewhere in the list."""
-    return base64.urlsafe_b64encode(name.encode()).decode("ascii")

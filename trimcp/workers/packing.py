@@ -45,7 +45,10 @@ class _RemoteTraceback(Exception):
 
 def pack(error: BaseException) -> dict[str, Any]:
     known = next((kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN), "")
-    text = _text(error)
+    try:
+        text = _sendable(str(error))
+    except Exception as broken:  # anybody's `__str__`
+        text = f"<no text: {type(broken).__name__}>"
     packed: dict[str, Any] = {
         "kind": known,
         "text": text if known else f"{type(error).__name__}: {text}",
@@ -81,14 +84,6 @@ def unpack(packed: dict[str, Any]) -> Exception:
     if packed["trace"]:
         error.__cause__ = _RemoteTraceback(packed["trace"])
     return error
-
-
-def _text(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception as broken:  # anybody's `__str__`
-        text = f"<no text: {type(broken).__name__}>"
-    return _sendable(text)
 
 
 def _trace(error: BaseException) -> str:
