@@ -17,14 +17,7 @@ from typing import Final
 import attrs
 
 from trimcp.channel import require_trio
-from trimcp.transports.stdio.streams import (
-    AnyReceiver,
-    AnySender,
-    FdReceiver,
-    FdSender,
-    ThreadReceiver,
-    ThreadSender,
-)
+from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 

@@ -21,16 +21,10 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
 from trimcp.transports.descriptors import over_or_hung_up
-from trimcp.transports.http.client.exchanges import (
-    EVENT_STREAM,
-    JSON_TEXT,
-    ExchangeBroken,
-    OpenReply,
-    origin,
-)
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, OpenReply, origin
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
 from trimcp.transports.http.client.policy import Trouble, error_in
-from trimcp.transports.http.client.state import LISTEN, VERSION, ClientState, method_of, revision_in
+from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, Response
 
@@ -58,7 +52,6 @@ class SseConnection:
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
     _reply: OpenReply | None = attrs.field(init=False, default=None)
     _endpoint: httpx2.URL | None = attrs.field(init=False, default=None, repr=False)
-    _version: str | None = attrs.field(init=False, default=None)
     _handshake: RequestId | None = attrs.field(init=False, default=None)
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _under_way: int = attrs.field(init=False, default=0)
@@ -143,8 +136,7 @@ class SseConnection:
         if message is None:
             return
         if isinstance(message, Response) and message.id == self._handshake:
-            revision = revision_in(message)
-            self._version = revision.name if revision is not None and revision.version_header else None
+            self._state.session.agreed(message, "")
         await self._state.inbox.put(Incoming(message, len(event.data)))
 
     # What goes out
@@ -192,7 +184,7 @@ class SseConnection:
         return self._state.backoff.before_next(attempts, trouble) if self.open else None
 
     async def _attempt(self, outgoing: Outgoing) -> Trouble | None:
-        headers = {"content-type": JSON_TEXT, **({} if self._version is None else {VERSION: self._version})}
+        headers = {"content-type": JSON_TEXT, **self._state.session.headers()}
         async with self._state.http.open("POST", headers, outgoing.data, url=self._endpoint) as reply:
             body = await reply.small_body(_MAX_BODY)
             if reply.status < 300:

@@ -17,20 +17,13 @@ import trio
 
 from trimcp.channel import Outgoing
 from trimcp.framing.sse import Event
-from trimcp.transports.http.client.exchanges import (
-    EVENT_STREAM,
-    JSON_TEXT,
-    ExchangeBroken,
-    Http,
-    OpenReply,
-    TooLarge,
-)
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, Http, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
 from trimcp.wire.jsonrpc import ErrorResponse, Message, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
-__all__ = ["ACCEPT", "LISTEN", "SESSION", "VERSION", "ClientState", "LegacySession", "method_of", "revision_in"]
+__all__ = ["ACCEPT", "LISTEN", "SESSION", "VERSION", "ClientState", "LegacySession", "method_of"]
 
 SESSION: Final = "mcp-session-id"
 VERSION: Final = "mcp-protocol-version"
@@ -95,9 +88,10 @@ class LegacySession:
         self._offer = offer
 
     def agreed(self, answer: Message, id: str) -> None:
-        """Note the server's answer to `initialize`, and the session id in the head of its reply."""
+        """Note the server's answer to `initialize`, and the session id in the head of its reply ("" for none)."""
         if isinstance(answer, Response):
-            self.revision = revision_in(answer)
+            version = answer.result.get("protocolVersion")
+            self.revision = find(version) if isinstance(version, str) else None
             self.id = _checked(id)
 
     def is_confirmation(self, outgoing: Outgoing) -> bool:
@@ -325,12 +319,6 @@ def method_of(data: bytes) -> str:
     message: dict[str, Any] = orjson.loads(data)
     method = message.get("method", "")
     return method if isinstance(method, str) else ""
-
-
-def revision_in(answer: Response) -> Revision | None:
-    """Return the revision that an answer to `initialize` names, or None if we know none of that name."""
-    version = answer.result.get("protocolVersion")
-    return find(version) if isinstance(version, str) else None
 
 
 def _checked(id: str) -> str | None:
