@@ -854,7 +854,7 @@ async def run_connection(error: BaseException) -> None:
         finally:
             left.close()
             assert not config.connections
-            assert not len(config.shares)
+            assert not config.shares._shares
 
 
 async def test_ordinary_failures_of_a_connection_are_quiet(caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,6 @@ async def test_streams_that_ended_are_watched_no_longer(autojump_clock: Any) -> 
         await visitor.initialize()
         stream = await visitor.listen()
         await trio.sleep(visitor.face.settings.keep_alive)
-        assert len(visitor.face.shared.open_streams) == 1
+        assert len(visitor.face.shared.open_streams._read) == 1
         stream.leave()
-        assert len(visitor.face.shared.open_streams) == 0
+        assert visitor.face.shared.open_streams._read == {}

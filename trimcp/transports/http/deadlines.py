@@ -137,9 +137,6 @@ class DeadlineQueue:
     def __attrs_post_init__(self) -> None:
         self._deadline = self._deadlines.new(self._look)
 
-    def __len__(self) -> int:
-        return len(self._since)
-
     def add(self, item: Timed) -> None:
         """Call `item.timed_out` once its time has passed, unless it is removed before."""
         self._since[item] = trio.current_time()

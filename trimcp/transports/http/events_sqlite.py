@@ -113,7 +113,7 @@ class _File:
         self.errors: type[Exception] = sqlite3.Error
         self._lock = _claim(path, self.MARK)
         try:
-            self._connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
             try:
                 self._prepare()
             except BaseException:  # an interrupt too: the file would stay locked
@@ -139,19 +139,9 @@ class _File:
 
     def write(self, rows: list[tuple[int, bytes]], unwanted: list[int]) -> None:
         """Delete and insert, both or neither."""
-        execute = self._connection.execute
-        execute("BEGIN")
-        try:
-            for row in unwanted:
-                execute("DELETE FROM events WHERE row = ?", (row,))
-            for pair in rows:
-                execute("INSERT INTO events VALUES (?, ?)", pair)
-            execute("COMMIT")
-        except BaseException:  # both or neither, whatever came between
-            # A full disk has rolled back by itself, and then there is nothing left to.
-            if self._connection.in_transaction:
-                execute("ROLLBACK")
-            raise
+        with self._connection:
+            self._connection.executemany("DELETE FROM events WHERE row = ?", [(row,) for row in unwanted])
+            self._connection.executemany("INSERT INTO events VALUES (?, ?)", rows)
 
     def read(self, row: int) -> bytes | None:
         """Return the data of a row, if it is there."""

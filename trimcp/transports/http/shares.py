@@ -51,10 +51,6 @@ class Shares(Generic[T]):
     _shares: dict[str, _Share[T]] = attrs.field(init=False, factory=dict)
     _by_count: dict[int, dict[str, None]] = attrs.field(init=False, factory=dict)
 
-    def __len__(self) -> int:
-        """How many owners hold something."""
-        return len(self._shares)
-
     def held(self, owner: str) -> int:
         """Return how much an owner holds."""
         share = self._shares.get(owner)

@@ -78,10 +78,6 @@ class OpenStreams:
     def __attrs_post_init__(self) -> None:
         self._deadline = self.deadlines.new(self._look)
 
-    def __len__(self) -> int:
-        """How many are being read."""
-        return len(self._read)
-
     def add(self, stream: EventStream) -> None:
         """Keep a stream alive from now on: somebody reads it."""
         self._read[stream] = None

@@ -2,10 +2,6 @@
 
 One task reads all the time, also while a handler works, so that a client that leaves is noticed at once; only this task
 closes. Responses are written by whoever answers (`H1Writer`), so a request costs no task here.
-
-    head ── admit ──┬─ HttpResponse ── answered at once; the body is dropped, or the connection closed
-                    ├─ Upgrade ── handed over, and nothing of this applies any more
-                    └─ Handler ── body ── start ── ... replied ── the next head, which may be here already
 """
 
 from __future__ import annotations
