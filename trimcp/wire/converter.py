@@ -18,10 +18,9 @@ import attrs
 from cattrs import ClassValidationError, Converter, IterableValidationError
 
 from trimcp.errors import LocalError
-from trimcp.wire.dumping import Dump, Dumping
 from trimcp.wire.fields import Problem, Unsupported, is_payload, wire_name
+from trimcp.wire.hooks import MAX_PROBLEMS, Dump, Dumping, Loading
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.loading import MAX_PROBLEMS, Loading
 from trimcp.wire.revisions import LATEST, Revision
 
 T = TypeVar("T")
