@@ -53,7 +53,7 @@ class Cache:
         return self._changes.get(method, 0)
 
     def put(self, method: str, key: str | None, result: Cacheable, edition: int) -> None:
-        """Keep a result as long as it says, unless a change was announced since it was asked for."""
+        """Keep a result for its time to live, unless a change was announced since the request."""
         if result.ttl_ms <= 0 or edition != self.edition(method):
             return
         weight = len(encode(converter_for(LATEST).dump(result)))  # about what it takes in memory
@@ -76,6 +76,6 @@ class Cache:
         self._bytes -= self._kept.pop(key)[2]
 
     def notified(self, event: Notified) -> None:
-        """Forget what a notice says is stale."""
+        """Forget what a notification makes stale."""
         for method in _STALE.get(event.verb.name, ()):
             self.drop(method)

@@ -70,7 +70,7 @@ class Client(ClientProgram):
 
     Args:
         name, version, title, description, website_url, icons: sent to servers.
-        revisions: the revisions it may speak.
+        revisions: the revisions it may use.
         roots: see `set_roots`.
         extensions: settings by extension id, declared to servers (2026-07-28 "Extensions").
         experimental: settings of non-standard abilities, declared to servers.
@@ -78,7 +78,7 @@ class Client(ClientProgram):
             person answers its questions. None: no limit but the caller's own scopes.
         max_request_time: seconds after which a request fails in any case; None for no limit.
         send_deadlines: tell servers how long a request's caller waits (its own scopes, `max_request_time`), in
-            `_meta["trimcp/timeout"]` as the seconds left; a server of trimcp then stops work nobody waits for.
+            `_meta["trimcp/timeout"]` as the seconds left; a server of trimcp then stops when they are over.
         asks_per_minute: how many questions one server may ask per minute; more are refused.
         connect_timeout: seconds that connecting may take in all, from opening the target to the first answers;
             `math.inf` for as long as the caller's own scopes let it. Give more to programs that are downloaded when
@@ -86,7 +86,7 @@ class Client(ClientProgram):
         probe_timeout: seconds of these in which a server may leave the first message unanswered before it is taken for
             a legacy one. None: half of them, and at most 30.
         validate_output: check structured results against the output schemas of listed tools.
-        max_rounds: how often one call may come back with questions instead of a result.
+        max_rounds: how often the server may answer one call with questions instead of a result.
         max_pages: how many pages a list may have.
         log_level: the lowest level of log message that servers are asked for, if there is a handler: with each request
             in 2026-07-28, once after the handshake before.
@@ -112,7 +112,7 @@ class Client(ClientProgram):
         Args:
             target: a URL (http, https, ws, wss), what `trimcp.stdio`, `trimcp.http` or `trimcp.websocket` returns, a
                 `MessageChannel`, or an async context manager that yields one.
-            revision: speak exactly this one; by default the newest that both sides know.
+            revision: use exactly this one; by default the newest that both sides support.
 
         Raises:
             TypeError: the target is none of these.

@@ -1,6 +1,6 @@
-"""What one connection serves to its server: answers to its questions, within bounds, and handlers of its notifications.
+"""What one connection serves to its server: bounded answers to its questions, and handlers of its notifications.
 
-Questions come as requests in the legacy era and inside results since 2026-07-28; both end in `answer`.
+In the legacy era questions are requests, since 2026-07-28 they are part of results; one function answers both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["ClientEndpoint", "Logs"]
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-# client/sampling, "Error Handling": what a server is told when the user refused.
+# client/sampling, "Error Handling": the code for a refusal by the user.
 _REFUSED = -1
 
 
@@ -117,7 +117,7 @@ class ClientEndpoint:
         return await self._answer(job.request.verb.name, job.params)
 
     async def failure(self, actor: Session, job: Job, error: BaseException) -> Any:
-        """Return None: a server is told of no crash."""
+        """Return None: a crash is not described to the server."""
 
     def whereabouts(self, job: Job) -> str | None:
         """Return where the handler of a server's question was written, for the log."""
@@ -125,7 +125,7 @@ class ClientEndpoint:
         return None if handler is None else written(handler)
 
     async def answer(self, question: InputRequest) -> Any:
-        """Answer a question that came inside a result.
+        """Answer a question of a result.
 
         Raises:
             LocalError: it cannot be answered: there is no handler, the user refused, or there are too many.

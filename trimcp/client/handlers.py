@@ -223,9 +223,9 @@ class ClientProgram:
         """Call a function with the params of each notification of that name from a server.
 
         For example "notifications/resources/updated", "notifications/elicitation/complete" (2025-11-25), or one of an
-        extension, whose params are a dict. Progress and cancellations belong to calls and come to no handler. Each
-        runs in a task of the connection; a crash is logged and ends nothing else. What is beyond
-        `Limits.backlog_requests` at once is dropped and counted.
+        extension, whose params are a dict. Progress and cancellations belong to calls and are not passed to handlers.
+        Each runs in a task of the connection; a crash is logged and ends nothing else. At most
+        `Limits.backlog_requests` run at once; further notifications are dropped and counted.
         """
 
         def decorate(handler: NoticeT) -> NoticeT:

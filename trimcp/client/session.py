@@ -1,7 +1,6 @@
-"""A connection as a client program uses it: a typed verb for every method, the same in every revision.
+"""A connection as a client program uses it: a typed method for every request, the same in every revision.
 
-How a request travels and how questions are answered on the way is in `session.calls`; what the client's handlers
-answer is in `endpoint`.
+`session.calls` sends a request and has the questions on the way answered; `endpoint` calls the client's handlers.
 """
 
 from __future__ import annotations
@@ -66,16 +65,16 @@ class ClientSession:
     """One connection to one server, good until its `connect` block is left. Any task may use it.
 
     Cancelling any of its calls (a deadline included) tells the server, which stops its handler. All of them raise
-    `RemoteError` where the server answered with an error, `InvalidReply` where its answer is none, `ConnectionLost`
-    where it is gone, `LocalError` where the request may not be sent, and `trio.TooSlowError` where the client has a
-    `request_timeout` or `max_request_time` and it passed.
+    `RemoteError` if the server answers with an error, `InvalidReply` if its answer is invalid, `ConnectionLost` if it
+    is gone, `LocalError` if the request cannot be sent, and `trio.TooSlowError` after the client's `request_timeout`
+    or `max_request_time`.
 
     Attributes:
-        client: whose connection it is.
-        session: the actor below.
+        client: the client that connected.
+        session: the actor that sends and receives.
         server_info: the server's name and version as it reports them (unverified), or None.
         server_capabilities: what the server declared.
-        instructions: its advice to a model on how to use it, or None. Untrusted text.
+        instructions: for a model, how to use the server, or None. Untrusted text.
         cache, clocks, subscriptions, logs, outputs, mirrors: internal, and may change.
     """
 
@@ -142,7 +141,7 @@ class ClientSession:
         Over HTTP, since 2026-07-28, a tool whose `x-mcp-header` annotations are invalid is left out and logged.
 
         Args:
-            fresh: ask even if the server said that what it told before is still good.
+            fresh: ask the server even if the cached result is still good.
         """
         tools: list[Tool] = await self._list("tools/list", fresh)
         self.outputs.listed(tools)
@@ -153,7 +152,7 @@ class ClientSession:
     async def call_tool(
         self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> CallToolResult:
-        """Call a tool and return its result; one with `is_error` says to the model what went wrong and is no exception.
+        """Call a tool and return its result. One with `is_error` is no exception: it describes a failure to the model.
 
         Questions the server asks on the way are answered by the client's handlers.
 
@@ -272,7 +271,7 @@ class ClientSession:
             await self._ask("logging/setLevel", SetLevelParams(level=level))
 
     async def ask_for_logs(self) -> None:
-        """Tell a server of the legacy era which log messages the client's handler wants. One that refuses is let be."""
+        """Tell a server of the legacy era which log messages the client's handler wants. A refusal is only logged."""
         if (
             self._log_level is None
             or self.revision.logs_on_request
@@ -289,7 +288,7 @@ class ClientSession:
         await self._ask("ping" if "ping" in vocabulary(self.revision) else "server/discover", None)
 
     async def request(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
-        """Send a request of an extension, which no revision has, and return its result as it came.
+        """Send a request of an extension, which no revision has, and return its result as JSON.
 
         Cancelling it tells the server. Raises as `call_tool`, and LocalError for a method the protocol has itself.
         """
@@ -300,7 +299,7 @@ class ClientSession:
         return result
 
     def roots_changed(self) -> None:
-        """Tell the server that the client's roots changed, in revisions that have a word for it. Never blocks."""
+        """Tell the server that the client's roots changed, in revisions that have such a notification. Never blocks."""
         name = "notifications/roots/list_changed"
         if name in vocabulary(self.revision) and self.session.lost is None:
             self.session.notify_latest(name)
@@ -308,7 +307,7 @@ class ClientSession:
     # Lists
 
     async def list_page(self, method: str, cursor: str | None = None, *, fresh: bool = False) -> Any:
-        """Return one page of a list, as the result class of its method, for those who page themselves.
+        """Return one page of a list, as the result class of its method, for programs that page themselves.
 
         Args:
             method: "tools/list", "prompts/list", "resources/list" or "resources/templates/list".
@@ -408,7 +407,7 @@ class ClientSession:
 
     async def refresh(self, rounds: Rounds) -> None:
         """List the tools anew, since the server wants other headers than this call had, and set those."""
-        with suppress(RemoteError, InvalidReply):  # the refusal of the call, which then comes again, says more
+        with suppress(RemoteError, InvalidReply):  # the call is refused again then, with a better error
             await self.list_tools(fresh=True)
         self._mirror(rounds)
 
@@ -418,7 +417,7 @@ class ClientSession:
 
     @property
     def _mirroring(self) -> bool:
-        """Whether what a call says is repeated in headers."""
+        """Whether arguments of calls are repeated in headers."""
         return self.session.mirrors_headers and self.revision.method_headers
 
     async def answer(self, question: InputRequest) -> Any:

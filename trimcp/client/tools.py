@@ -1,4 +1,4 @@
-"""What a client knows of a server's tools from their list: what they return, what goes into headers, what they say."""
+"""What a client knows of a server's tools from their list: output schemas, header parameters, descriptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_PART: Final = ("_meta", "icons")  # of a fingerprint
 
 @attrs.define(eq=False)
 class Outputs:
-    """The tools a server listed, and the checks of what they promise to return; an unlisted tool is not checked."""
+    """The tools a server listed, and the checks of results by their output schemas; an unlisted tool is not checked."""
 
     _tools: dict[str, Tool] = attrs.field(init=False, factory=dict)
     _validators: dict[str, Validator | None] = attrs.field(init=False, factory=dict)

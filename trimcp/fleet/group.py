@@ -39,7 +39,7 @@ _UP: Final = (UpstreamState.UP, UpstreamState.CONNECTING)
 
 @attrs.define(eq=False)
 class _Member:
-    """One connection, or a supervised upstream, and what its task is told and tells.
+    """One connection, or a supervised upstream, and the state of its task.
 
     Attributes:
         scope: of its task.
@@ -71,8 +71,8 @@ class Group:
     What the body raises leaves as itself. Leaving the block closes all connections.
 
     Args:
-        client: who connects; its handlers serve all members.
-        separator: what stands between the name of a server and that of its tool in `list_tools` and `call_tool`.
+        client: the client that connects; its handlers serve all members.
+        separator: separates the server's name from the tool's in `list_tools` and `call_tool`.
     """
 
     client: Client
@@ -107,13 +107,13 @@ class Group:
     # Members
 
     async def open(self, name: str, target: Target, *, revision: Revision | None = None) -> ClientSession:
-        """Connect to a server and return its session, which lives until `close(name)` or the group's end.
+        """Connect to a server and return its session, which is open until `close(name)` or the group's end.
 
         Cancelling it gives the connection up.
 
         Raises:
             LocalError: there is an open member of that name, or the group is not entered.
-            McpError: the connection failed, as `Client.connect` says.
+            McpError: the connection failed, as for `Client.connect`.
         """
         session = await self._open(name, lambda: self.client.connect(target, revision=revision))
         assert isinstance(session, ClientSession)

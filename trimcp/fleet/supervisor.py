@@ -220,7 +220,7 @@ class Supervisor:
         return breaker is not None and (self._in_a_row >= breaker.failures or self._open_until > -math.inf)
 
     async def _connect(self) -> None:
-        """Open a connection and hold it for as long as it lives; note what went wrong."""
+        """Open a connection and hold it until it is lost; note what went wrong."""
         why: str | None = "it was given up"
         stood: float | None = None
         opening = self._opening = trio.CancelScope()
@@ -376,7 +376,7 @@ class Supervisor:
 
 
 def _reset_activity(session: ClientSession) -> None:
-    """Forget what has arrived: `_heard` tells of what comes from now on."""
+    """Reset, so that `_heard` is about messages from now on."""
     session.session.arriving = 0
 
 

@@ -1,6 +1,6 @@
-"""A supervised upstream as callers use it: the verbs of a session, over whichever connection there is.
+"""A supervised upstream as callers use it: the methods of a session, over the current connection.
 
-`client.session` documents what each verb sends and returns. This module decides over which connection it goes, and
+`client.session` documents what each method sends and returns. This module decides over which connection it goes, and
 whether it is repeated. `UpstreamSubscription` does the same for subscriptions.
 """
 
@@ -185,7 +185,7 @@ class Upstream:
         """
         self._supervisor.restart()
 
-    # Over whichever connection there is
+    # Over the current connection
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[ClientSession]:
@@ -339,7 +339,7 @@ class Upstream:
 
 
 def _is_safe(tool: Tool | None) -> bool:
-    """Whether the server's list says that calling this tool twice does no more than calling it once."""
+    """Whether the tool's annotations say that it only reads or is idempotent."""
     hints = None if tool is None else tool.annotations
     return isinstance(hints, ToolAnnotations) and (hints.read_only_hint is True or hints.idempotent_hint is True)
 

@@ -47,11 +47,11 @@ async def connected(
     Args:
         server: what is tested, in a run of its own.
         client: by default one without handlers.
-        revision: what they speak.
+        revision: the one they use.
         framed: pass every message through line framing and a small pipe.
         force_rerun: let questions run handlers again in every revision, so that one that cannot bear it fails here.
         wrap: put around the client's channel, such as a `SlowChannel`.
-        faults: what goes wrong between the two, both ways; `faults.journal` says what did.
+        faults: applied between the two, in both directions; `faults.journal` says which were.
     """
     client = client or Client("test")
     ours: Road

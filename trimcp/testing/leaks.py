@@ -67,7 +67,7 @@ class _Stock:
 
 
 def _descriptors() -> dict[int, object]:
-    """Return what every open descriptor is, so that one can be told from another of the same number."""
+    """Return the identity of what each open descriptor refers to, as numbers are used again."""
     numbers = range(3, 1024) if _DESCRIPTORS is None else map(int, os.listdir(_DESCRIPTORS))
     found: dict[int, object] = {}
     for number in numbers:
@@ -80,7 +80,7 @@ def _descriptors() -> dict[int, object]:
 
 
 def _children() -> frozenset[int] | None:
-    """Return our child processes, ended ones that nobody waited for included; None where the system does not say."""
+    """Return our child processes, with those not reaped yet; None where the system does not list them."""
     found: set[int] = set()
     try:
         for task in os.listdir(_CHILDREN):
@@ -197,7 +197,7 @@ class LeakWatch:
             place = self._hooks.threads.get(thread, ())
             if frame is not None and _is_cached(thread):
                 if frame.f_code.co_name == "_work" or thread.ident not in self._hooks.jobs:
-                    continue  # it waits for something to do, or does something for somebody else
+                    continue  # it is idle, or its job began before the test
                 place = self._hooks.jobs[thread.ident]
             elif thread in self._before.threads:
                 continue

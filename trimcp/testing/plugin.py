@@ -1,4 +1,4 @@
-"""The pytest plugin: fails a test that leaves something behind. Without a word from anybody it does and loads nothing.
+"""The pytest plugin: fails a test that leaves something behind. Unless it is asked to, it does and loads nothing.
 
 It asks for nothing but pytest until a test carries the marker `trimcp_leaks`, takes the fixture of that name, or is in
 a project whose configuration says `trimcp_leaks = true`.
@@ -104,7 +104,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 def _watch_for(item: pytest.Item) -> LeakWatch | None:
-    """Return what watches a test, if somebody wants that."""
+    """Return a watch for a test that is to be watched, else None."""
     markers = list(item.iter_markers(_NAME))
     wanted = bool(item.config.getini(_NAME))
     if markers:
@@ -129,7 +129,7 @@ def _watching(request: pytest.FixtureRequest) -> LeakWatch | None:
 
 
 def _watch_body(item: Any, watch: LeakWatch) -> None:
-    """Have the body of an async test looked at when it ends, before whoever runs it cancels what it has left."""
+    """Check the body of an async test when it ends, before the tasks it has left are cancelled."""
     test = getattr(item.obj, "hypothesis", None)
     body = item.obj if test is None else test.inner_test
     if not inspect.iscoroutinefunction(body):
