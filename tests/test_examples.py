@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -27,6 +26,7 @@ from rich.console import Console
 from trio.testing import MockClock
 
 import trimcp
+from tests.peers.serving import connected as connected_over
 from tests.workers.test_pool import seconds_to_kill_a_family
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import Transcript, connected, every_revision, replay
@@ -610,12 +610,12 @@ def test_the_client_shows_text_as_text() -> None:
 
 @pytest.mark.parametrize("revision", [LATEST, LATEST_LEGACY, V2024_11_05], ids=lambda revision: revision.name)
 async def test_the_dashboard_streams_over_http(
-    dashboard: ModuleType, revision: trimcp.Revision, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+    dashboard: ModuleType, revision: trimcp.Revision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "INTERVAL", 0.02)
-    (url,) = await nursery.start(partial(trimcp.serve_http, dashboard.server, port=0))
+    client = trimcp.Client("viewer", version="1.0")
     with trio.fail_after(30):
-        async with trimcp.Client("viewer", version="1.0").connect(trimcp.http(url), revision=revision) as session:
+        async with connected_over(dashboard.server, "http", client, revision=revision) as session:
             async with session.listen(resources=["metrics://now"]) as changes:
                 async with session.calling("watch", {"seconds": 3600, "metric": "tasks"}) as call:
                     for _ in range(5):
@@ -626,7 +626,6 @@ async def test_the_dashboard_streams_over_http(
                     assert not (await call.result()).is_error
             (job,) = await read_json(session, "jobs://recent")
             assert job["state"] == "finished"
-    nursery.cancel_scope.cancel()
 
 
 @pytest.fixture

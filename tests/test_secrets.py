@@ -20,7 +20,7 @@ import trio
 
 import trimcp
 from tests import secrets_server
-from tests.roads import NETWORK, served, target
+from tests.peers.serving import NETWORK, ServedHere, served
 from tests.secrets_server import make_server
 from trimcp import security
 from trimcp.transports.trace import traced
@@ -42,7 +42,7 @@ SECRETS = (ARGUMENT, KEY, BEARER, BAD_BEARER, QUERY, ANSWER, COOKIE, ENVIRONMENT
 WORLDS = [
     (road, revision)
     for road in ("memory", "stdio", *NETWORK)
-    for revision in ((V2024_11_05,) if road == "sse" else (LATEST_LEGACY, LATEST))
+    for revision in ((V2024_11_05,) if road == "http+sse" else (LATEST_LEGACY, LATEST))
 ]
 
 
@@ -114,22 +114,22 @@ async def connected(road: str, revision: Revision, written: Written) -> AsyncIte
             "trace": written.lines.append,
             "sse_path": "/sse",
         }
-        async with served(server, road, **settings) as url:
-            await be_refused(url, road, written)
+        async with served(server, road, settings=trimcp.HttpSettings(**settings)) as place:
+            await be_refused(place, written)
             headers = {"authorization": f"Bearer {BEARER}", "cookie": f"session={COOKIE}", "x-api-key": KEY}
-            whole = f"{url}?token={QUERY}"
-            async with client.connect(target(whole, road, headers=headers), revision=revision) as session:
+            target = place.target(f"{place.url}?token={QUERY}", headers=headers)
+            async with client.connect(target, revision=revision) as session:
                 yield session
 
 
-async def be_refused(url: str, road: str, written: Written) -> None:
+async def be_refused(place: ServedHere, written: Written) -> None:
     """Come with a wrong token, and with credentials in the address."""
     headers = {"authorization": f"Bearer {BAD_BEARER}"}
-    for place in (f"{url}?token={QUERY}", url.replace("://", f"://me:{USERINFO}@")):
+    for url in (f"{place.url}?token={QUERY}", place.url.replace("://", f"://me:{USERINFO}@")):
         with pytest.raises((trimcp.McpError, ValueError, ExceptionGroup)) as caught:
-            async with trimcp.Client("bad").connect(target(place, road, headers=headers)):
+            async with trimcp.Client("bad").connect(place.target(url, headers=headers)):
                 pass
-        if "@" not in place:  # the text of an error goes to who gave the address
+        if "@" not in url:  # the text of an error goes to who gave the address
             written.lines.append(str(caught.value))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +15,8 @@ import trio
 import trio.testing
 
 import trimcp
-from tests.roads import NETWORK, served, target
+from tests.peers.http1 import BOTH, http_request
+from tests.peers.serving import NETWORK, Place, served
 from trimcp import security
 from trimcp.channel import Kind, Outgoing
 from trimcp.session.limits import Quota
@@ -68,26 +68,13 @@ def make_server(**options: Any) -> trimcp.Server[Any]:
     return server
 
 
-async def say(url: str, head: bytes | None = None, body: bytes = b"", **headers: str) -> bytes:
-    """Send one request by hand, and return everything that comes back until the server closes."""
-    place = url.partition("://")[2].partition("/")[0]
-    host, _, port = place.partition(":")
-    fields: Mapping[str, str] = {
-        "host": place,
-        "accept": "application/json, text/event-stream",
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        **{name.replace("_", "-"): value for name, value in headers.items()},
-    }
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        await stream.send_all(head if head is not None else f"POST /mcp HTTP/1.1\r\n{lines}\r\n".encode() + body)
-        answer = b""
+async def say(place: Place, *lines: str, body: bytes = b"", host: str = "localhost", data: bytes = b"") -> bytes:
+    """Send a request, by default a POST of the body, and return everything that comes back to the end."""
+    ours = (f"Accept: {BOTH}", "Content-Type: application/json", "Connection: close")
+    async with place.wire() as wire:
+        await wire.send(data or http_request("POST", "/mcp", *ours, *lines, body=body, host=host))
         with trio.fail_after(60):
-            async for chunk in stream:
-                answer += chunk
-    return answer
+            return await wire.everything()
 
 
 def request(method: str = "initialize", **params: Any) -> bytes:
@@ -98,40 +85,38 @@ def request(method: str = "initialize", **params: Any) -> bytes:
 
 
 async def test_a_page_of_another_origin(events: Events) -> None:
-    async with served(make_server(), "http") as url:
-        assert b" 403 " in await say(url, body=request(), origin="https://evil.example")
-        assert b" 403 " in await say(url, body=request(), host="evil.example")
+    async with served(make_server()) as place:
+        assert b" 403 " in await say(place, "Origin: https://evil.example", body=request())
+        assert b" 403 " in await say(place, body=request(), host="evil.example")
     assert events.kinds == ["origin_refused"] * 2
     assert "evil.example" in events()[0]["why"]
     assert events()[0]["peer"].startswith("127.0.0.1")
 
 
 async def test_credentials_that_are_refused_and_none_that_are_missing(events: Events) -> None:
-    async with served(make_server(), "http", authenticate=trimcp.bearer_tokens(TOKENS)) as url:
-        assert b" 401 " in await say(url, body=request())
+    async with served(make_server(), settings=trimcp.HttpSettings(authenticate=trimcp.bearer_tokens(TOKENS))) as place:
+        assert b" 401 " in await say(place, body=request())
         assert events.kinds == []
-        assert b" 401 " in await say(url, body=request(), authorization="Bearer guessed")
+        assert b" 401 " in await say(place, "Authorization: Bearer guessed", body=request())
     assert events.kinds == ["authentication_failed"]
     assert "guessed" not in repr(events())
 
 
 async def test_somebody_elses_session(events: Events) -> None:
-    async with served(make_server(), "http", authenticate=trimcp.bearer_tokens(TOKENS)) as url:
-        answer = await say(url, body=request(), authorization="Bearer token-of-ada")
+    async with served(make_server(), settings=trimcp.HttpSettings(authenticate=trimcp.bearer_tokens(TOKENS))) as place:
+        answer = await say(place, "Authorization: Bearer token-of-ada", body=request())
         id = re.search(rb"(?i)mcp-session-id: (\S+)", answer)[1].decode()  # type: ignore[index]
-        taken = {"mcp_session_id": id, "authorization": "Bearer token-of-bob"}
-        assert b" 404 " in await say(url, body=request("tools/list"), **taken)
+        taken = (f"Mcp-Session-Id: {id}", "Authorization: Bearer token-of-bob")
+        assert b" 404 " in await say(place, *taken, body=request("tools/list"))
     told_of(events, id)
 
 
 async def test_somebody_elses_stream(events: Events) -> None:
-    settings: Any = {"authenticate": trimcp.bearer_tokens(TOKENS), "sse_path": "/sse"}
-    async with served(make_server(), "sse", **settings) as url, trio.open_nursery() as nursery:
-        endpoint = await endpoint_of(url, "token-of-ada", nursery)
-        fields = "authorization: Bearer token-of-bob\r\nconnection: close\r\ncontent-length: 2\r\n"
-        fields += f"host: {url.split('/')[2]}\r\ncontent-type: application/json\r\n"
-        assert b" 404 " in await say(url, f"POST {endpoint} HTTP/1.1\r\n{fields}\r\n{{}}".encode())
-        nursery.cancel_scope.cancel()
+    settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens(TOKENS), sse_path="/sse")
+    async with served(make_server(), "http+sse", settings=settings) as place, place.wire() as stream:
+        endpoint = await stream.open_events("Authorization: Bearer token-of-ada")
+        lines = ("Authorization: Bearer token-of-bob", "Content-Type: application/json", "Connection: close")
+        assert b" 404 " in await say(place, data=http_request("POST", endpoint, *lines, body=b"{}"))
     told_of(events, endpoint.partition("session_id=")[2])
 
 
@@ -142,25 +127,6 @@ def told_of(events: Events, id: str) -> None:
     assert len(event["session"]) == 12
     assert id
     assert id not in repr(event)
-
-
-async def endpoint_of(url: str, token: str, nursery: trio.Nursery) -> str:
-    """Open a stream of HTTP+SSE that stays, and return where to post."""
-    place = url.partition("://")[2].partition("/")[0]
-    host, _, port = place.partition(":")
-    stream = await trio.open_tcp_stream(host, int(port))
-
-    async def hold() -> None:
-        async with stream:
-            await trio.sleep_forever()
-
-    nursery.start_soon(hold)
-    head = f"GET /sse HTTP/1.1\r\nhost: {place}\r\naccept: text/event-stream\r\nauthorization: Bearer {token}\r\n\r\n"
-    await stream.send_all(head.encode())
-    heard = b""
-    while b"session_id=" not in heard or not heard.endswith(b"\n\r\n"):
-        heard += await stream.receive_some()
-    return heard.partition(b"data: ")[2].split()[0].decode()
 
 
 async def test_a_state_that_is_not_ours(events: Events, autojump_clock: trio.testing.MockClock) -> None:
@@ -215,11 +181,11 @@ def speaking(server: trimcp.Server[Any]) -> Any:
 
 
 async def test_what_is_no_http_and_what_is_too_large(events: Events) -> None:
-    async with served(make_server(limits=trimcp.Limits(max_message=1_000)), "http") as url:
-        await say(url, b"\x16\x03\x01 nonsense\r\n\r\n")
-        assert b" 431 " in await say(url, b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n")
-        assert b" 413 " in await say(url, body=b"x" * 2_000)
-        assert b" 400 " in await say(url, body=b"not JSON", mcp_protocol_version=LATEST.name)
+    async with served(make_server(limits=trimcp.Limits(max_message=1_000))) as place:
+        await say(place, data=b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert b" 431 " in await say(place, data=b"GET / HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n")
+        assert b" 413 " in await say(place, body=b"x" * 2_000)
+        assert b" 400 " in await say(place, f"MCP-Protocol-Version: {LATEST.name}", body=b"not JSON")
     assert events.kinds == ["garbage", "oversize", "oversize", "garbage"]
 
 
@@ -230,9 +196,9 @@ async def test_headers_that_say_something_else(events: Events) -> None:
         "io.modelcontextprotocol/clientInfo": {"name": "c", "version": "1"},
     }
     body = request("tools/call", name="fail", arguments={}, _meta=meta)
-    async with served(make_server(), "http") as url:
-        headers = {"mcp_protocol_version": LATEST.name, "mcp_method": "tools/call", "mcp_name": "echo"}
-        assert b"-32020" in await say(url, body=body, **headers)
+    async with served(make_server()) as place:
+        lines = (f"MCP-Protocol-Version: {LATEST.name}", "Mcp-Method: tools/call", "Mcp-Name: echo")
+        assert b"-32020" in await say(place, *lines, body=body)
     assert events.kinds == ["header_mismatch"]
 
 
@@ -248,14 +214,14 @@ async def test_more_than_a_quota_or_a_host_allows(events: Events, autojump_clock
 
 
 async def test_sessions_beyond_the_most_there_may_be(events: Events) -> None:
-    async with served(make_server(), "http", max_sessions=1) as url:
-        assert b" 200 " in await say(url, body=request())
-        answer = await say(url, body=request())
+    async with served(make_server(), settings=trimcp.HttpSettings(max_sessions=1)) as place:
+        assert b" 200 " in await say(place, body=request())
+        answer = await say(place, body=request())
         assert b" 200 " in answer
         assert events.kinds == ["gave_way"]
         [id] = re.findall(rb"(?i)mcp-session-id: ([^\r]+)", answer)
-        assert b" 200 " in await say(url, **{"Mcp-Session-Id": id.decode()}, body=request("tools/list"))
-        assert b" 503 " in await say(url, body=request())
+        assert b" 200 " in await say(place, f"Mcp-Session-Id: {id.decode()}", body=request("tools/list"))
+        assert b" 503 " in await say(place, body=request())
     assert events.kinds == ["gave_way", "flood_refused"]
 
 
@@ -346,9 +312,9 @@ async def test_a_server_that_asks_on_and_on(
 
 @pytest.mark.parametrize("road", NETWORK)
 async def test_ordinary_life_is_no_event(road: str, events: Events) -> None:
-    revision = V2024_11_05 if road == "sse" else LATEST_LEGACY if "websocket" in road else LATEST
-    async with served(make_server(), road, sse_path="/sse") as url:
-        async with trimcp.Client("c").connect(target(url, road), revision=revision) as session:
+    revision = V2024_11_05 if road == "http+sse" else LATEST_LEGACY if "websocket" in road else LATEST
+    async with served(make_server(), road, settings=trimcp.HttpSettings(sse_path="/sse")) as place:
+        async with trimcp.Client("c").connect(place.target(), revision=revision) as session:
             assert (await session.call_tool("echo", {"text": "a"})).content[0].text == "a"
             assert (await session.call_tool("fail")).is_error is True
             with pytest.raises(trimcp.RemoteError):
@@ -358,12 +324,12 @@ async def test_ordinary_life_is_no_event(road: str, events: Events) -> None:
             with trio.move_on_after(0.1):
                 await session.call_tool("wait")
         with trio.move_on_after(0.1):  # who leaves in the middle
-            async with trimcp.Client("c").connect(target(url, road), revision=revision) as session:
+            async with trimcp.Client("c").connect(place.target(), revision=revision) as session:
                 await session.call_tool("wait")
     assert events() == []
 
 
 async def test_a_session_that_is_gone_is_no_event(events: Events) -> None:
-    async with served(make_server(), "http") as url:
-        assert b" 404 " in await say(url, body=request("tools/list"), mcp_session_id="long gone")
+    async with served(make_server()) as place:
+        assert b" 404 " in await say(place, "Mcp-Session-Id: long gone", body=request("tools/list"))
     assert events() == []

@@ -18,11 +18,11 @@ import trustme
 import trimcp
 from tests.bench.server_for_bench import server as right
 from tests.bench.support import ECHO
+from tests.peers.serving import served
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
 from trimcp.errors import ConnectionLost, McpError
-from trimcp.net import serve_http
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.identity import bearer_tokens
 from trimcp.transports.http.settings import HttpSettings
@@ -33,10 +33,8 @@ ERAS = [LATEST.name, LATEST_LEGACY.name]
 
 @asynccontextmanager
 async def serving(server: Any = right, **options: Any) -> AsyncIterator[str]:
-    async with trio.open_nursery() as nursery:
-        urls = await nursery.start(lambda task_status: serve_http(server, port=0, task_status=task_status, **options))
-        yield urls[0]
-        nursery.cancel_scope.cancel()
+    async with served(server, **options) as place:
+        yield place.url
 
 
 def counts(report: Report) -> dict[str, int]:

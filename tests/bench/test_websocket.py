@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 import ssl
 from collections.abc import Callable
@@ -18,6 +16,8 @@ from hypothesis import strategies as st
 
 from tests.bench.support import ECHO, greeting, reply
 from tests.bench.test_http import counts, serving
+from tests.peers import websockets
+from tests.peers.websockets import FIN, TEXT
 from tests.yardsticks import assert_costs
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
@@ -74,13 +74,9 @@ async def test_tls_is_spoken_with_whom_is_trusted() -> None:
 # A server without library
 
 
-def frame(payload: bytes, first: int = 0x81) -> bytes:
-    size = len(payload)
-    if size < 126:
-        return bytes((first, size)) + payload
-    if size < 65536:
-        return bytes((first, 126)) + size.to_bytes(2, "big") + payload
-    return bytes((first, 127)) + size.to_bytes(8, "big") + payload
+def frame(payload: bytes, first: int = FIN | TEXT) -> bytes:
+    """A frame as servers send it."""
+    return websockets.frame(first, payload, masked=False)
 
 
 async def of_wrong(answer: Callable[[dict[str, Any]], bytes], *, head: bytes = b"", **options: Any) -> Report:
@@ -90,27 +86,17 @@ async def of_wrong(answer: Callable[[dict[str, Any]], bytes], *, head: bytes = b
     async def serve(stream: trio.SocketStream) -> None:
         nonlocal connections
         connections += 1
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += await stream.receive_some()
-        key = data.lower().partition(b"sec-websocket-key: ")[2]
-        key = data[len(data) - len(key) :].partition(b"\r\n")[0]
-        accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
-        upgrade = b"HTTP/1.1 101 X\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Protocol: mcp\r\n"
-        upgrade += b"sec-websocket-accept: %b\r\n\r\n" % accept
         looked = connections == 1  # the client that looks before the load
-        await stream.send_all(upgrade if looked or not head else head)
-        data = b""
-        while chunk := await stream.receive_some():
-            data += chunk
-            while (found := unmasked(data)) is not None:
-                text, data = found
-                if not text.startswith(b"{"):
-                    continue
+        raw = await websockets.accept(stream, answer=None if looked or not head else head)
+        while True:
+            first, text = await raw.hear()
+            if not first:
+                return
+            if text.startswith(b"{"):
                 said = said_to(orjson.loads(text), answer)
                 if said is None:
                     return
-                await stream.send_all(said)
+                await raw.say(said)
 
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -121,19 +107,6 @@ async def of_wrong(answer: Callable[[dict[str, Any]], bytes], *, head: bytes = b
             report = await measure(WebSocketServer(url), Plan(ECHO, **options))
         nursery.cancel_scope.cancel()
     return report
-
-
-def unmasked(data: bytes) -> tuple[bytes, bytes] | None:
-    if len(data) < 6:
-        return None
-    size, start = data[1] & 0x7F, 2
-    if size == 126:
-        size, start = int.from_bytes(data[2:4], "big"), 4
-    if len(data) < start + 4 + size:
-        return None
-    key, payload = data[start : start + 4], data[start + 4 : start + 4 + size]
-    assert data[1] & 0x80
-    return bytes(byte ^ key[at % 4] for at, byte in enumerate(payload)), data[start + 4 + size :]
 
 
 def said_to(message: dict[str, Any], answer: Callable[[dict[str, Any]], bytes]) -> bytes | None:

@@ -12,6 +12,7 @@ import trio
 from http_sessions import Connection, Session, SseSession, StreamableSession, call, each, echo
 
 import trimcp
+from tests.peers.serving import served
 
 
 @asynccontextmanager
@@ -23,10 +24,8 @@ async def serving() -> AsyncIterator[str]:
     async def repeat(text: str) -> str:
         return text
 
-    async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(trimcp.serve_http, server, port=0))
-        yield url.removesuffix("/mcp")
-        nursery.cancel_scope.cancel()
+    async with served(server) as place:
+        yield place.url.removesuffix("/mcp")
 
 
 KINDS = [(StreamableSession, "/mcp"), (SseSession, "/sse")]

@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import trio
 from click.testing import CliRunner
 
 import trimcp
+from tests.peers.serving import served
 from tests.yardsticks import turns
 from trimcp.cli.app import app
 from trimcp.cli.recording import _pass
@@ -198,18 +198,14 @@ async def test_a_url_is_recorded_as_well(how: str, journal: Path) -> None:
         await ctx.report_progress(1)
         return a + b
 
-    async with trio.open_nursery() as nursery:
-        [url] = await nursery.start(partial(trimcp.serve_http, server, port=0))
-        if how == "websocket":
-            url = url.replace("http", "ws").replace("/mcp", "/ws")
+    async with served(server, how) as place:
         for revision in (LATEST, LATEST_LEGACY):
-            async with trimcp.Client("c").connect(recorded(journal, url), revision=revision) as session:
+            async with trimcp.Client("c").connect(recorded(journal, place.url), revision=revision) as session:
                 assert (await session.call_tool("add", {"a": 1, "b": 2})).structured_content == {"result": 3}
             name = journal if revision is LATEST else journal.with_name("journal-2.jsonl")
             assert [message["method"] for message in messages(name) if "id" in message and "method" in message][-1]
-            code, told = await run("replay", name, url)
+            code, told = await run("replay", name, place.url)
             assert code == 0, told
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.slow

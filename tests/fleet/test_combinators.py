@@ -14,6 +14,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import trimcp
+from tests.peers.serving import connected as connected_over
 from trimcp import CancelReason, NoGoodAnswer
 from trimcp.fleet import Outcome, call_all, first_of, hedge, map_bounded
 from trimcp.testing import connected, every_revision
@@ -112,18 +113,14 @@ async def test_the_losers_of_a_race_are_cancelled_on_the_wire(
     [(trimcp.LATEST, CancelReason.DISCONNECTED), (trimcp.LATEST_LEGACY, CancelReason.PEER)],
     ids=["modern", "legacy"],
 )
-async def test_the_losers_of_a_race_are_cancelled_over_http(
-    revision: trimcp.Revision, reason: CancelReason, nursery: trio.Nursery
-) -> None:
+async def test_the_losers_of_a_race_are_cancelled_over_http(revision: trimcp.Revision, reason: CancelReason) -> None:
     slow = Slow()
-    (url,) = await nursery.start(partial(trimcp.serve_http, slow.server, port=0))
     client = trimcp.Client("racer", "1")
     with trio.fail_after(60):
-        async with client.connect(trimcp.http(url), revision=revision) as session:
+        async with connected_over(slow.server, "http", client, revision=revision) as session:
             result = await first_of(working(session, 600), working(session, 0.05), working(session, 600))
             assert text(result) == "0.05"
             await slow.idle()
-    nursery.cancel_scope.cancel()
     assert {why for why, _ in slow.ended} == {None, reason}
     assert len(slow.ended) == 3
 

@@ -10,26 +10,12 @@ from hypothesis import strategies as st
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Event, Ping, TextMessage
 
+from tests.peers.websockets import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.wire.jsonrpc import Malformed
 
-FIN, TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x80, 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 MASK = b"\x01\x02\x03\x04"
 LIMIT = 300
-
-
-def frame(first: int, payload: bytes = b"", *, masked: bool = True, size: int | None = None) -> bytes:
-    size = len(payload) if size is None else size
-    mask = 0x80 if masked else 0
-    if size < 126:
-        header = bytes((first, mask | size))
-    elif size < 65536:
-        header = bytes((first, mask | 126)) + size.to_bytes(2, "big")
-    else:
-        header = bytes((first, mask | 127)) + size.to_bytes(8, "big")
-    if not masked:
-        return header + payload
-    return header + MASK + bytes(byte ^ MASK[at % 4] for at, byte in enumerate(payload))
 
 
 def fragments(pieces: list[bytes], *, masked: bool = True) -> list[bytes]:

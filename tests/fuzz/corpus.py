@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.transports.websocket_support import CONTINUATION, FIN, PING, TEXT, close, frame, message
+from tests.peers.websockets import CONTINUATION, FIN, PING, TEXT, close, frame, message
 
 __all__ = ["SEEDS", "write"]
 

@@ -12,7 +12,7 @@ import orjson
 import trio
 
 import trimcp
-from tests.hostile.network import Wire
+from tests.peers.http1 import HttpWire
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import LATEST, OLDEST, V2025_11_25, Revision
 
@@ -41,7 +41,7 @@ class Asked:
         over: set once it was answered, so that its connection may have the next one.
     """
 
-    wire: Wire
+    wire: HttpWire
     method: str
     message: Any
     over: trio.Event = attrs.field(factory=trio.Event)
@@ -54,7 +54,7 @@ class Asked:
 
     async def begin(self, status: str, *lines: str) -> None:
         """Say the head of an answer."""
-        await self.wire.say("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode())
+        await self.wire.send("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""]).encode())
 
     async def pour(self, *pieces: bytes) -> None:
         """Write bytes as they are."""
@@ -155,12 +155,12 @@ class HandOfPosts:
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection for as long as it lasts."""
-        wire = Wire(stream)
+        wire = HttpWire(stream)
         try:
             while True:
-                head = (await wire._until(b"\r\n\r\n")).decode("latin-1").lower()
+                head = (await wire.until(b"\r\n\r\n")).decode("latin-1").lower()
                 length = head.partition("content-length:")[2].partition("\r\n")[0]
-                body = await wire._exactly(int(length or 0))
+                body = await wire.exactly(int(length or 0))
                 asked = Asked(wire, head.partition(" ")[0].upper(), orjson.loads(body) if body else {})
                 await self._take(asked)
                 await asked.over.wait()

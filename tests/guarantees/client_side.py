@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,7 +15,8 @@ import trio
 import trimcp
 from tests.guarantees.client_posts import ASKING, INFO, REPLYING, posted_to_by_hand
 from tests.guarantees.peers import DirectPeer
-from tests.transports.websocket_support import FIN, TEXT, Raw, message, read_head
+from tests.peers.websockets import FIN, TEXT, RawWebSocket, message
+from tests.peers.websockets import accept as accept_websocket
 from trimcp.session.drive import direct_ends
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.stream import StreamChannel
@@ -62,7 +61,7 @@ class ByHand:
     """A server by hand: it says lines or frames as they are, and hears what the client says."""
 
     stream: trio.abc.Stream | None
-    raw: Raw | None = None
+    raw: RawWebSocket | None = None
     direct: DirectPeer | None = None
     _data: bytearray = attrs.field(factory=bytearray)
 
@@ -170,7 +169,7 @@ async def served_by_hand(
             target = WebSocketServer(f"ws://127.0.0.1:{listeners[0].socket.getsockname()[1]}/ws")
 
             async def handshake(stream: trio.SocketStream) -> None:
-                await hands[0].send(ByHand(stream, Raw(stream, await _upgraded(stream))))
+                await hands[0].send(ByHand(stream, await accept_websocket(stream)))
                 await trio.sleep_forever()
 
             nursery.start_soon(trio.serve_listeners, handshake, listeners)
@@ -201,13 +200,3 @@ def asked_by_hand(
     if road.startswith("http"):
         return posted_to_by_hand(road, client)
     return served_by_hand(road.removesuffix(" 2026"), client, folder, LATEST if "2026" in road else V2025_11_25)
-
-
-async def _upgraded(stream: trio.SocketStream) -> bytes:
-    """Accept a handshake; returns what came behind it."""
-    _, headers, rest = await read_head(stream)
-    key = headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-    accept = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-    lines = ["HTTP/1.1 101 X", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Accept: {accept}"]
-    await stream.send_all("\r\n".join([*lines, "Sec-WebSocket-Protocol: mcp", "", ""]).encode())
-    return rest

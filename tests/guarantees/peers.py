@@ -16,10 +16,11 @@ import attrs
 import orjson
 import trio
 
-from tests.hostile.network import Answer, Served, Wire, hello, http, initialize, post, upgrade
-from tests.hostile.peers import Target, enveloped, notice, request
-from tests.interaction.links import as_json
-from tests.transports.websocket_support import CLOSE, FIN, PING, PONG, TEXT, Raw, frame, message
+from tests.hostile.network import Served, open_session
+from tests.hostile.peers import Target
+from tests.peers.http1 import Answer, HttpWire, http_request, post
+from tests.peers.messages import as_json, initialize, modern_request, notification, request
+from tests.peers.websockets import CLOSE, FIN, PING, PONG, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.session.drive import DirectEnd
 
@@ -46,7 +47,7 @@ class Peer:
 
     def request(self, id: Any, method: str, **params: Any) -> bytes:
         """A request in the words of its era."""
-        return (enveloped if self.modern else request)(id, method, **params)[:-1]
+        return (modern_request if self.modern else request)(id, method, **params)
 
     def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
         """A tool call that wants to be told of its progress."""
@@ -92,7 +93,7 @@ class Peer:
 
     async def cancel(self, id: Any) -> None:
         """Give a request up, as its era does."""
-        await self.say(notice("notifications/cancelled", requestId=id)[:-1])
+        await self.say(notification("notifications/cancelled", requestId=id))
 
     async def hang_up(self) -> None:
         """Be gone without a word, where that ends all that there is of this peer."""
@@ -101,9 +102,9 @@ class Peer:
     async def meet(self) -> None:
         """Do what has to be done before the first request."""
         if not self.modern:
-            await self.say(hello("2025-11-25"))
+            await self.say(initialize("2025-11-25"))
             assert (await self.hear())["id"] == "hello"
-            await self.say(notice("notifications/initialized")[:-1])
+            await self.say(notification("notifications/initialized"))
 
 
 def text_of(answer: Any) -> str:
@@ -129,7 +130,7 @@ class LinePeer(Peer):
         return int.from_bytes(held, sys.byteorder)
 
     async def say(self, *texts: bytes) -> None:
-        await self.target.pour(b"".join(text + b"\n" for text in texts))
+        await self.target.say(*texts)
 
     async def hear_any(self) -> Any:
         return await self.target.hear()
@@ -235,7 +236,7 @@ class DirectPeer(Peer):
 class FramePeer(Peer):
     """A WebSocket."""
 
-    raw: Raw
+    raw: RawWebSocket
 
     @property
     def unread(self) -> int:
@@ -287,15 +288,15 @@ class _Exchanges(Peer):
     reading: bool
     path: str = "/mcp"
     session: str | None = None
-    wires: list[Wire] = attrs.field(factory=list, init=False)
-    idle: list[Wire] = attrs.field(factory=list, init=False)
-    under_way: dict[Any, Wire] = attrs.field(factory=dict, init=False)
-    pipe: Wire | None = attrs.field(default=None, init=False)
+    wires: list[HttpWire] = attrs.field(factory=list, init=False)
+    idle: list[HttpWire] = attrs.field(factory=list, init=False)
+    under_way: dict[Any, HttpWire] = attrs.field(factory=dict, init=False)
+    pipe: HttpWire | None = attrs.field(default=None, init=False)
 
     async def pipeline(self, *texts: bytes) -> None:
         if self.pipe is None:
             self.pipe = await self.connect()
-        await self.pipe.say(*map(self.posted, texts))
+        await self.pipe.send(*map(self.posted, texts))
 
     def read_on(self) -> None:
         self.nursery.start_soon(self._read_pipe)
@@ -312,12 +313,12 @@ class _Exchanges(Peer):
         """Take what came through the pipe."""
         raise NotImplementedError
 
-    async def connect(self) -> Wire:
+    async def connect(self) -> HttpWire:
         wire = await self.server.connect(receive_buffer=None if self.reading else _SMALL)
         self.wires.append(wire)
         return wire
 
-    async def kept(self) -> Wire:
+    async def kept(self) -> HttpWire:
         """A connection that was kept and that the server has not closed meanwhile, or a new one."""
         while self.idle:
             wire = self.idle.pop()
@@ -328,7 +329,7 @@ class _Exchanges(Peer):
     def posted(self, text: bytes) -> bytes:
         return post(text, session=self.session, path=self.path)
 
-    def settled(self, wire: Wire, answer: Answer) -> None:
+    def settled(self, wire: HttpWire, answer: Answer) -> None:
         """Keep a connection for the next message, if it is kept."""
         if answer.headers.get("connection") != "close":
             self.idle.append(wire)
@@ -350,7 +351,7 @@ class PostPeer(_Exchanges):
         for text in texts:
             wire = await self.kept()
             try:
-                await wire.say(self.posted(text))
+                await wire.send(self.posted(text))
             except trio.BrokenResourceError:
                 pass  # it has closed, after an answer
             if found := re.search(rb'"id":("?)(\w+)\1,', text):
@@ -358,7 +359,7 @@ class PostPeer(_Exchanges):
             if self.reading:
                 self.nursery.start_soon(self._read, wire)
 
-    async def _read(self, wire: Wire) -> None:
+    async def _read(self, wire: HttpWire) -> None:
         try:
             answer = await wire.answer()
         except (EOFError, trio.ClosedResourceError, trio.BrokenResourceError):
@@ -388,7 +389,7 @@ class PostPeer(_Exchanges):
     async def _pour(self, texts: Sequence[bytes]) -> None:
         wire = await self.connect()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(wire.say, *map(self.posted, texts))
+            nursery.start_soon(wire.send, *map(self.posted, texts))
             for text in texts if self.reading else ():
                 answer = await wire.answer()
                 assert answer.reply["id"] == orjson.loads(text)["id"], "answers on a connection come in order"
@@ -402,7 +403,7 @@ class PostPeer(_Exchanges):
 
     async def meet(self) -> None:
         if not self.modern:
-            self.session = await initialize(self.server)
+            self.session = await open_session(self.server)
 
     async def hang_up(self) -> None:
         await self.leave()
@@ -411,14 +412,14 @@ class PostPeer(_Exchanges):
         """End the session."""
         session, self.session = self.session, None
         async with self.server.wire() as wire:
-            return (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status
+            return (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status
 
 
 @attrs.define(eq=False)
 class StreamPeer(_Exchanges):
     """HTTP+SSE: a stream to read, and POSTs beside it, which are answered themselves only if they are refused."""
 
-    stream: Wire = attrs.field(kw_only=True)
+    stream: HttpWire = attrs.field(kw_only=True)
     _refusals: deque[Any] = attrs.field(factory=deque, init=False)
 
     async def say(self, *texts: bytes) -> None:
@@ -446,14 +447,14 @@ class StreamPeer(_Exchanges):
 
     async def _pour(self, texts: Sequence[bytes]) -> None:
         async with self.server.wire() as wire, trio.open_nursery() as nursery:
-            nursery.start_soon(wire.say, *map(self.posted, texts))
+            nursery.start_soon(wire.send, *map(self.posted, texts))
             for _ in texts:
                 assert (await wire.answer()).status == 202
 
     async def meet(self) -> None:
-        await self.say(hello("2024-11-05"))
+        await self.say(initialize("2024-11-05"))
         assert (await self.hear())["id"] == "hello"
-        await self.say(notice("notifications/initialized")[:-1])
+        await self.say(notification("notifications/initialized"))
 
 
 # Meeting
@@ -475,7 +476,7 @@ async def over_the_network(transport: str, served: Served, *, modern: bool, read
                     await posts.delete()
         elif transport == "sse":
             async with served.wire(receive_buffer=small) as stream:
-                await stream.say(http("GET", "/sse", _EVENTS))
+                await stream.send(http_request("GET", "/sse", _EVENTS))
                 assert (await stream.head()).status == 200
                 [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
                 peer = StreamPeer(modern, served, nursery, reading, path.decode(), stream=stream)

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.hostile.network import Pool, Served, on, upgrade
-from tests.hostile.peers import request
-from tests.transports.websocket_support import Raw, message
+from tests.hostile.network import Pool, Served, on
+from tests.peers.messages import request
+from tests.peers.websockets import RawWebSocket, message, upgrade
 
 Places = pytest.mark.parametrize("place", ["alone", "beside", "hypercorn"])
 
@@ -26,7 +26,7 @@ async def serving(servers: Pool, place: str, **options: object) -> AsyncIterator
 
 
 @asynccontextmanager
-async def raw(server: Served, *, receive_buffer: int | None = None) -> AsyncIterator[Raw]:
+async def raw(server: Served, *, receive_buffer: int | None = None) -> AsyncIterator[RawWebSocket]:
     """A connection on which nothing was said yet."""
     async with server.wire(receive_buffer=receive_buffer) as wire:
         yield await upgrade(wire)
@@ -38,4 +38,4 @@ async def alive(server: Served) -> bool:
 
 
 def calls(*ids: int, tool: str = "echo", **arguments: object) -> bytes:
-    return b"".join(message(request(id, "tools/call", name=tool, arguments=arguments)[:-1]) for id in ids)
+    return b"".join(message(request(id, "tools/call", name=tool, arguments=arguments)) for id in ids)

@@ -13,10 +13,10 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
-from tests.guarantees.peers import in_turn, text_of
+from tests.guarantees.peers import in_turn
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
-from tests.hostile.peers import notice, request
+from tests.peers.messages import notification, request, text_of
 
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
@@ -124,7 +124,7 @@ async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(roa
 
         async def pour() -> None:
             for first in range(0, MANY, 100):
-                await server.say(*(request(id, "ping")[:-1] for id in range(first, first + 100)))
+                await server.say(*(request(id, "ping") for id in range(first, first + 100)))
 
         nursery.start_soon(pour)
         for _ in range(MANY):
@@ -142,7 +142,7 @@ async def test_a_client_answers_each_of_ten_thousand_requests_and_no_garbage(roa
             waiting -= 1
             assert (answer["id"], answer["error"]["code"]) in {(id, code) for _, id, code in BAD.values()}
         for n in range(10):
-            await server.say(request(f"end {n}", "ping")[:-1])
+            await server.say(request(f"end {n}", "ping"))
             assert (await server.hear())["id"] == f"end {n}", "one answer more"
     wrong = MANY - len(set(ids)) + len(ids) - len(set(ids))
     figure(1, f"replies of a client missing or doubled, of {MANY:,}", wrong, 0, "replies", road)
@@ -198,10 +198,10 @@ async def test_a_question_its_server_cancelled_gets_no_answer(road: str, tmp_pat
         return ""
 
     async with asked_by_hand(road, client, tmp_path) as (_, server):
-        await server.say(request("c", "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+        await server.say(request("c", "sampling/createMessage", messages=[], maxTokens=9))
         await begun.wait()
-        await server.say(notice("notifications/cancelled", requestId="c")[:-1])
+        await server.say(notification("notifications/cancelled", requestId="c"))
         await ended.wait()
         for n in range(10):
-            await server.say(request(f"after {n}", "ping")[:-1])
+            await server.say(request(f"after {n}", "ping"))
             assert (await server.hear())["id"] == f"after {n}", "it was answered"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
-from tests.guarantees.peers import PostPeer, text_of
+from tests.guarantees.peers import PostPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
-from tests.hostile.peers import call, notice, request, target
+from tests.hostile.peers import target
+from tests.peers.messages import call, notification, request, text_of
 from trimcp.wire.codes import INVALID_REQUEST
 
 pytestmark = pytest.mark.slow
@@ -91,25 +93,25 @@ async def test_cancel_storms_and_ids_reused_under_way_leave_nothing() -> None:
         await server.meet()
         await server.warmed()
         before = await server.statistics()
-        storm = [notice("notifications/cancelled", requestId=n) for n in range(50_000)]
-        await server.pour(b"".join(storm))
+        await server.say(*(notification("notifications/cancelled", requestId=n) for n in range(50_000)))
         for first in range(0, 5_000, 500):
             pairs = [
-                call(id, "hang") + notice("notifications/cancelled", requestId=id) for id in range(first, first + 500)
+                (call(id, "hang"), notification("notifications/cancelled", requestId=id))
+                for id in range(first, first + 500)
             ]
-            await server.pour(b"".join(pairs))
-        await server.pour(call("same", "hang"))
+            await server.say(*itertools.chain.from_iterable(pairs))
+        await server.say(call("same", "hang"))
 
         async def again() -> None:
             for _ in range(100):
-                await server.pour(call("same", "hang") * 100)
+                await server.say(*[call("same", "hang")] * 100)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(again)
             for _ in range(10_000):
                 answer = await server.hear()
                 assert (answer["id"], answer["error"]["code"]) == ("same", -32600)
-        await server.pour(notice("notifications/cancelled", requestId="same"))
+        await server.say(notification("notifications/cancelled", requestId="same"))
         with trio.fail_after(PATIENCE):
             while await server.statistics() != before:
                 pass
@@ -131,7 +133,7 @@ async def test_a_client_refuses_a_question_whose_id_is_under_way(road: str, tmp_
         return f"said {len(asked)}"
 
     said = {"role": "user", "content": {"type": "text", "text": "?"}}
-    question = request("same", "sampling/createMessage", messages=[said], maxTokens=9)[:-1]
+    question = request("same", "sampling/createMessage", messages=[said], maxTokens=9)
     refused = 0
     async with asked_by_hand(road, client, tmp_path) as (_, server):
         await server.say(question)

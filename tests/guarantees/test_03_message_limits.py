@@ -12,12 +12,13 @@ import trio
 import trimcp
 from tests.guarantees.client_posts import POSTED
 from tests.guarantees.client_side import ROADS, asked_by_hand, served_by_hand
-from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer, text_of
+from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import ALONE, WORLDS, Home, Homes, Journal, World, worlds
-from tests.hostile.network import post
 from tests.hostile.peers import MIB
-from tests.transports.websocket_support import CONTINUATION, FIN, TEXT, frame, message
+from tests.peers.http1 import post
+from tests.peers.messages import text_of
+from tests.peers.websockets import CONTINUATION, FIN, TEXT, frame, message
 from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.codes import INVALID_REQUEST
@@ -154,9 +155,9 @@ async def test_a_body_without_end_costs_no_more(homes: Homes, world: World) -> N
                 async with served.wire() as wire:
                     said = 0
                     try:
-                        await wire.say(head)
+                        await wire.send(head)
                         while said < 100 * MIB:
-                            await wire.say(piece)
+                            await wire.send(piece)
                             said += len(_PIECE)
                     except trio.BrokenResourceError:
                         pass

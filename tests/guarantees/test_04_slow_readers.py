@@ -10,15 +10,17 @@ import pytest
 import trio
 
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.peers import DirectPeer, text_of
+from tests.guarantees.peers import DirectPeer
 from tests.guarantees.places import Places, alive, raw, serving
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World, settled
-from tests.hostile.network import HOSTS, Pool, Served, Socket, Stream, Wire, hello, http, initialize, on, post
-from tests.hostile.peers import MIB, enveloped, request, target
+from tests.hostile.network import HOSTS, Pool, Served, Socket, Stream, on, open_session
+from tests.hostile.peers import MIB, target
+from tests.peers.http1 import HttpWire, http_request, post
+from tests.peers.messages import initialize, modern_request, request, text_of
+from tests.peers.websockets import FIN, PING, frame, message
 from tests.stopwatch import Stopwatch
 from tests.transports.http.hypercorn_support import H2Client
-from tests.transports.websocket_support import FIN, PING, frame, message
 
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
@@ -113,7 +115,7 @@ async def test_an_unread_stream_of_a_child_costs_two_mebibytes(tool: str, size: 
         await server.warmed()
         base = server.forget_peak()
         arguments = {"count": 1_000_000, "size": size}
-        await server.pour(request(1, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1}))
+        await server.say(request(1, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1}))
         await server.hear()  # the flood has begun; from now on nobody reads
         await settled(server.process.pid)
         spent = server.peak - base
@@ -129,7 +131,7 @@ async def test_pings_whose_pongs_nobody_reads_are_bounded(servers: Pool, place: 
         async with raw(server, receive_buffer=4096) as peer:
             said = 0
             with trio.move_on_after(0.5):
-                await peer.say(message(hello("2025-11-25")))
+                await peer.say(message(initialize("2025-11-25")))
                 while True:
                     await peer.say(frame(FIN | PING, b"p" * 125) * 500)
                     said += 500
@@ -151,7 +153,7 @@ async def unread(server: Served, road: str, tool: str, **arguments: Any) -> Asyn
             yield
         else:
             async with server.wire(receive_buffer=4096) as wire:
-                await wire.say(post(call, session=lane.session))
+                await wire.send(post(call, session=lane.session))
                 yield
 
 
@@ -161,13 +163,13 @@ async def test_who_reads_nothing_is_given_up(servers: Pool, host: str) -> None:
     calls = [("big", {"size": 20 * MIB}), ("stream", {"count": 1_000_000, "size": 1_000})]
     async with servers(host, limits={"stall_timeout": 0.5}) as server, AsyncExitStack() as stack:
         await server.warm()
-        session = await initialize(server)
+        session = await open_session(server)
         for tool, arguments in calls:
-            for make, owner in ((enveloped, None), (request, session)):
+            for make, owner in ((modern_request, None), (request, session)):
                 wire = await stack.enter_async_context(server.wire(receive_buffer=4096))
                 meta = {"progressToken": tool}
-                text = make(tool, "tools/call", name=tool, arguments=arguments, _meta=meta)[:-1]
-                await wire.say(post(text, session=owner))
+                text = make(tool, "tools/call", name=tool, arguments=arguments, _meta=meta)
+                await wire.send(post(text, session=owner))
             for road in ("sse", "websocket") if host == "hypercorn" else ("sse",):
                 await stack.enter_async_context(unread(server, road, tool, **arguments))
         clock, counts = Stopwatch((server.process.pid,)), await server.counts()
@@ -180,7 +182,7 @@ async def test_who_reads_nothing_is_given_up(servers: Pool, host: str) -> None:
         assert (counts["streams"], counts["sessions"]) == (0, 1)
         async with server.wire() as wire:
             # A call of a session goes on, and its result waits for a client that comes back.
-            assert (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
+            assert (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
 
 
 async def slow_echo(server: Served) -> float:
@@ -206,9 +208,9 @@ async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(
             for n in range(50):
                 tool = "big" if n % 2 else "stream"
                 arguments = {"size": 200_000} if n % 2 else {"count": 1_000_000, "size": 1_000}
-                call = enveloped(n, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": n})
+                call = modern_request(n, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": n})
                 extra = [*head, (b"mcp-name", tool.encode())]
-                await client.request(b"/mcp", body=call[:-1], extra=extra)
+                await client.request(b"/mcp", body=call, extra=extra)
             while (await server.counts())["exchanges"] < 25:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.01)
             echo = await slow_echo(server)
@@ -226,13 +228,13 @@ async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(
 async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers: Pool, host: str) -> None:
     async with servers(host) as server:
         await server.warm()
-        session = await initialize(server)
+        session = await open_session(server)
         base = server.forget_peak()
         ids: list[str] = []
         for n in range(3):
             call = {"name": "stream", "arguments": {"count": 5_000, "size": 1_000}, "_meta": {"progressToken": n}}
             async with server.wire() as wire:
-                await wire.say(post(request(n, "tools/call", **call)[:-1], session=session))
+                await wire.send(post(request(n, "tools/call", **call), session=session))
                 ids.append(await _first_event(wire))
         with trio.fail_after(PATIENCE):
             while (await server.counts())["running"]:  # noqa: ASYNC110
@@ -241,16 +243,18 @@ async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers:
         assert server.peak - base <= 4 * MIB
         for n, id in enumerate(ids):
             async with server.wire() as wire:
-                await wire.say(http("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}", f"Last-Event-ID: {id}"))
+                await wire.send(
+                    http_request("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}", f"Last-Event-ID: {id}")
+                )
                 assert (await wire.head()).status == 200
                 while "result" not in (heard := await wire.message()):
                     pass
                 assert (heard["id"], heard["result"]["content"][0]["text"]) == (n, "streamed")
         async with server.wire() as wire:
-            assert (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
+            assert (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
 
 
-async def _first_event(wire: Wire) -> str:
+async def _first_event(wire: HttpWire) -> str:
     assert (await wire.head()).status == 200
     text = await wire.chunk()
     assert text.startswith(b"id: ")

@@ -13,13 +13,15 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
-from tests.guarantees.peers import DirectPeer, Peer, text_of
+from tests.guarantees.peers import DirectPeer, Peer
 from tests.guarantees.report import figure
 from tests.guarantees.test_04_slow_readers import noticed, p99
 from tests.guarantees.worlds import WORLDS, Home, Homes, Journal, World, work_of
-from tests.hostile.network import HOSTS, Pool, on, post
-from tests.hostile.peers import MIB, call, notice, request, target
+from tests.hostile.network import HOSTS, Pool, on
+from tests.hostile.peers import MIB, target
 from tests.hostile.server_for_attack import make_server
+from tests.peers.http1 import post
+from tests.peers.messages import call, notification, request, text_of
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import OVERLOADED
@@ -189,13 +191,13 @@ async def test_a_question_left_open_is_no_way_to_have_pongs_piled_up() -> None:
         await server.meet(elicitation={})
         await server.warmed()
         base = server.forget_peak()
-        await server.pour(call("q", "ask"))
+        await server.say(call("q", "ask"))
         question = await server.hear()
-        pings = b"".join(request(n, "ping") for n in range(1_000))
+        pings = [request(n, "ping") for n in range(1_000)]
         sent = 0
         with trio.move_on_after(2):
             while True:
-                await server.pour(pings)
+                await server.say(*pings)
                 sent += 1
         assert 5 < sent < 50
         assert server.peak - base <= 16 * MIB
@@ -209,11 +211,11 @@ async def test_replies_held_for_an_array_that_is_never_complete_are_bounded() ->
         base = server.forget_peak()
         for n in range(5):
             members = [call(f"hang {n}", "hang"), *(call(f"{n}.{m}", "big", size=MIB) for m in range(20))]
-            await server.pour(b"[" + b",".join(members).replace(b"\n", b"") + b"]\n")
+            await server.say(b"[" + b",".join(members) + b"]")
         while (await server.statistics())["running"] > 6:
             pass
         assert server.peak - base <= 24 * MIB
-        await server.pour(b"".join(notice("notifications/cancelled", requestId=f"hang {n}") for n in range(5)))
+        await server.say(*(notification("notifications/cancelled", requestId=f"hang {n}") for n in range(5)))
         arrays = [await server.hear() for _ in range(5)]
         replies = {reply["id"]: reply for array in arrays for reply in array}
         assert len(replies) == 100
@@ -231,7 +233,7 @@ async def test_requests_under_way_are_bounded_by_what_they_occupy() -> None:
         base = server.forget_peak()
         with trio.move_on_after(3):
             for n in range(100):
-                await server.pour(request(n, "tools/call", name="hang", arguments={}, _meta={"junk": junk}))
+                await server.say(request(n, "tools/call", name="hang", arguments={}, _meta={"junk": junk}))
         assert server.peak - base <= 100 * MIB
 
 
@@ -247,7 +249,7 @@ async def test_posts_of_who_reads_neither_stream_nor_answers_cost_no_more_than_t
             with trio.move_on_after(0.5):
                 while True:
                     texts = [lane.call(sent + n, "echo", text=f"number {sent + n}") for n in range(100)]
-                    await wire.say(*(post(text, path=lane.path) for text in texts))
+                    await wire.send(*(post(text, path=lane.path) for text in texts))
                     sent += 100
             spent = server.peak - base
             async with on(server, "modern") as beside:
@@ -281,7 +283,7 @@ async def test_a_client_reads_no_further_than_a_window_and_nothing_is_lost(road:
         async def pour() -> None:
             nonlocal written, size
             while not stuck and written < MOST:
-                text = request(f"{written} {filling}", "ping")[:-1]
+                text = request(f"{written} {filling}", "ping")
                 await server.say(text)
                 written += 1
                 size += len(text)

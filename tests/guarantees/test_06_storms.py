@@ -13,9 +13,11 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.places import Places, alive, calls, serving
-from tests.hostile.network import HOSTS, Pool, Served, hello, http, on, post, upgrade
-from tests.hostile.peers import MIB, enveloped, request
-from tests.transports.websocket_support import close, message
+from tests.hostile.network import HOSTS, Pool, Served, on
+from tests.hostile.peers import MIB
+from tests.peers.http1 import http_request, post
+from tests.peers.messages import initialize, modern_request, request
+from tests.peers.websockets import close, message, upgrade
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,7 +40,7 @@ async def test_peers_that_stop_reading_and_vanish_leave_nothing(servers: Pool, p
             try:
                 peer = await upgrade(wire)
                 with trio.move_on_after(rng.random() * 0.1):
-                    await peer.say(message(hello("2025-11-25")), calls(1, tool="big", size=500_000))
+                    await peer.say(message(initialize("2025-11-25")), calls(1, tool="big", size=500_000))
                     await peer.say(calls(2, tool="stream", count=1_000, size=1_000), calls(3, 4, 5, tool="hang"))
                     await peer.say(calls(*range(6, 40)))
                     await trio.sleep_forever()
@@ -72,19 +74,19 @@ def _arrivals(rng: random.Random, session: str, n: int) -> bytes:
     tool = rng.choice(list(arguments))
     named = {"name": tool, "arguments": arguments[tool], "_meta": {"progressToken": n}}
     if kind < 2:
-        said = post(enveloped(n, "tools/call", **named)[:-1])
+        said = post(modern_request(n, "tools/call", **named))
         return said if kind else said[: rng.randrange(len(said))]
     if kind == 2:
         tool = rng.choice(["echo", "stream"])
         call = request(n, "tools/call", name=tool, arguments=arguments[tool], _meta={"progressToken": n})
-        return post(call[:-1], session=session)
+        return post(call, session=session)
     if kind == 3:
-        return http("GET", "/sse", _EVENTS)
+        return http_request("GET", "/sse", _EVENTS)
     if kind == 4:
-        return http("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}")
+        return http_request("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}")
     key = f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}"
-    calls = [message(request(id, "tools/call", name="hang", arguments={})[:-1]) for id in range(3)]
-    return http("GET", "/ws", *_UPGRADE, key) + message(hello("2025-11-25")) + b"".join(calls)
+    calls = [message(request(id, "tools/call", name="hang", arguments={})) for id in range(3)]
+    return http_request("GET", "/ws", *_UPGRADE, key) + message(initialize("2025-11-25")) + b"".join(calls)
 
 
 async def _come_and_go(server: Served, said: bytes, stay: float, reset: bool, most: trio.Semaphore) -> None:
@@ -92,7 +94,7 @@ async def _come_and_go(server: Served, said: bytes, stay: float, reset: bool, mo
         wire = await server.connect()
         try:
             with trio.move_on_after(stay):
-                await wire.say(said)
+                await wire.send(said)
                 await trio.sleep_forever()
         except trio.BrokenResourceError:
             pass
@@ -125,12 +127,12 @@ async def test_who_leaves_at_a_bad_moment_leaves_nothing(servers: Pool, host: st
 @OnBoth
 async def test_who_leaves_with_more_behind_a_request_is_noticed_at_once(servers: Pool, host: str) -> None:
     """Whether any of it is read before the answer has ended, or not."""
-    call = post(enveloped(1, "tools/call", name="hang", arguments={})[:-1])
+    call = post(modern_request(1, "tools/call", name="hang", arguments={}))
     async with servers(host, silence=0.02) as server:
-        for said in (http("GET", "/sse", _EVENTS), call):
+        for said in (http_request("GET", "/sse", _EVENTS), call):
             for behind in (b"", b"x", call, b"x" * 100_000):
                 async with server.wire() as wire:
-                    await wire.say(said, behind)
+                    await wire.send(said, behind)
                     await wire.head()
                     if said is not call:
                         await wire.chunk()  # with nothing left to read the client's end is no reset

@@ -19,10 +19,10 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
-from tests.guarantees.peers import FramePeer, Peer, PostPeer, text_of
+from tests.guarantees.peers import FramePeer, Peer, PostPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import ALONE, WORLDS, Home, Homes, World, worlds
-from tests.hostile.peers import notice, request
+from tests.peers.messages import notification, request, text_of
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
 
@@ -287,14 +287,14 @@ async def test_what_a_server_no_longer_asks_is_cleaned_up(road: str, tmp_path: P
             asking.ended.clear()
             asking.begun, base = 0, counts()
             for n in range(MANY):
-                await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+                await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9))
             await asking.until(MANY, 0)
             clock = Stopwatch(())
-            await server.say(*(notice("notifications/cancelled", requestId=n)[:-1] for n in range(MANY)))
+            await server.say(*(notification("notifications/cancelled", requestId=n) for n in range(MANY)))
             await asking.until(MANY, MANY)
             took = clock.took(max(ended for ended, _ in asking.ended))
             assert all("cancelled by peer" in why for _, why in asking.ended), "it could read the reason"
-            await server.say(request("ping", "ping")[:-1])
+            await server.say(request("ping", "ping"))
             await server.hear()
         await back_to(base)
     figure(6, f"last of {MANY} clean-ups after a cancel", took * 1000, 100, "ms", f"{road}, a client")
@@ -309,7 +309,7 @@ async def test_a_client_stops_what_a_server_asked_that_has_left(road: str, tmp_p
     asking = Asking()
     async with asked_by_hand(road, asking.client, tmp_path) as (_, server):
         for n in range(MANY):
-            await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+            await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9))
         await asking.until(MANY, 0)
         clock = Stopwatch(())
         await server.leave()
@@ -330,10 +330,10 @@ async def test_a_client_notices_that_a_server_has_left_of_which_it_reads_nothing
     asking = Asking(trimcp.Client("c", limits=Limits(max_running=MANY, backlog_requests=MANY)))
     async with asked_by_hand(road, asking.client, tmp_path) as (_, server):
         for n in range(3 * MANY):
-            await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+            await server.say(request(n, "sampling/createMessage", messages=[], maxTokens=9))
         if unread:
             for n in range(44 if road == "http+sse" else 4):  # 4 MiB there, 256 KiB here, and a little
-                await server.say(request(f"{n}{'.' * 100_000}", "ping")[:-1])
+                await server.say(request(f"{n}{'.' * 100_000}", "ping"))
         await asking.until(MANY, 0)
         await trio.testing.wait_all_tasks_blocked(0.3)  # it must not be in the middle of reading
         clock = Stopwatch(())

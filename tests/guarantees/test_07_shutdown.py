@@ -19,13 +19,14 @@ import trio.testing
 
 from tests.cli.test_serving import seconds_an_interpreter_needs
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.peers import FramePeer, LinePeer, Peer, PostPeer, over_the_network, text_of
+from tests.guarantees.peers import FramePeer, LinePeer, Peer, PostPeer, over_the_network
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, PROGRAM, Homes, Journal, World, worlds
 from tests.hostile import network
-from tests.hostile.peers import ENVIRONMENT, MIB, call, target
+from tests.hostile.peers import ENVIRONMENT, MIB, target
+from tests.peers.messages import call, text_of
+from tests.peers.websockets import close
 from tests.stopwatch import Stopwatch
-from tests.transports.websocket_support import close
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 
@@ -331,7 +332,7 @@ async def test_a_server_whose_client_is_killed_is_gone_within_a_second() -> None
         await server.meet()
         assert server.process.stdin is not None
         assert server.process.stdout is not None
-        await server.pour(call(1, "hang") + call(2, "big", size=MIB))
+        await server.say(call(1, "hang"), call(2, "big", size=MIB))
         await trio.lowlevel.wait_readable(server.process.stdout.fileno())
         clock = Stopwatch((server.process.pid,))
         await server.process.stdin.aclose()

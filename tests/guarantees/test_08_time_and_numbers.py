@@ -12,11 +12,13 @@ import trio.testing
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.near import WAYS, reached
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
-from tests.hostile.network import HOSTS, Answer, Pool, Served, Wire, hello, http, initialize, post
-from tests.hostile.peers import KIB, MIB, enveloped, request
+from tests.hostile.network import HOSTS, Pool, Served, open_session
+from tests.hostile.peers import KIB, MIB
+from tests.peers.http1 import Answer, HttpWire, http_request, post
+from tests.peers.messages import initialize, modern_request, request
+from tests.peers.serving import IN_MEMORY, NETWORK, connected
 from tests.stopwatch import Stopwatch
 from tests.transports.http.face import LEGACY, Visitor, visiting
 from tests.transports.http.support import memory
@@ -30,19 +32,21 @@ pytestmark = [
 ]
 OnBoth = pytest.mark.parametrize("host", HOSTS)
 
-_CALL = post(enveloped(1, "tools/call", name="echo", arguments={})[:-1])
-_UPGRADE = http("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+_CALL = post(modern_request(1, "tools/call", name="echo", arguments={}))
+_UPGRADE = http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
 _HEADS = {
     "nothing": b"",
     "a letter": b"P",
     "a POST": _CALL[: _CALL.index(b"\r\n\r\n")],
-    "an event stream": http("GET", "/sse", "Accept: text/event-stream")[:-2],
+    "an event stream": http_request("GET", "/sse", "Accept: text/event-stream")[:-2],
     "a WebSocket": _UPGRADE[:-2],
 }
-_LONG = post(enveloped(1, "tools/call", name="echo", arguments={"text": "x" * 5_000})[:-1])
+_LONG = post(modern_request(1, "tools/call", name="echo", arguments={"text": "x" * 5_000}))
+_CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 _BODIES = {
     "a length": _LONG[:-4_000],
-    "chunks": http("POST", "/mcp", "Content-Type: application/json", "Transfer-Encoding: chunked") + b"fff\r\n{",
+    "chunks": http_request("POST", "/mcp", "Content-Type: application/json", "Transfer-Encoding: chunked")
+    + b"fff\r\n{",
 }
 
 
@@ -98,14 +102,14 @@ async def test_what_never_ends_has_its_time_over_sockets(homes: Homes, host: str
         clock = Stopwatch((server.process.pid,))  # of a connection's first head; a body's time begins no earlier
         async with server.wire() as wire, trio.open_nursery() as nursery:
             if begun:
-                await wire.say(begun)
+                await wire.send(begun)
                 nursery.start_soon(_drip, wire.stream, 0.1)
             said = await wire.stream.receive_some(65_536)
             told[part].append(time.monotonic() - clock.began)
             own[part].append(clock.took())
             # Hypercorn has no words for a head.
             assert said.startswith(b"HTTP/1.1 408 ") or (not said and part == "head" and (not begun or host != "own"))
-            await wire.closed()
+            await wire.everything()
             closed[part].append(clock.took())
             nursery.cancel_scope.cancel()
 
@@ -189,10 +193,10 @@ def _gated(gate: Gate, most: int | None = None) -> trimcp.Server[None]:
     return server
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*IN_MEMORY, *NETWORK])
 async def test_no_more_requests_of_a_session_are_under_way_than_may_be(way: str) -> None:
     gate, many, most = Gate(), 40, 10
-    async with reached(_gated(gate, most), way) as session, trio.open_nursery() as nursery:
+    async with connected(_gated(gate, most), way) as session, trio.open_nursery() as nursery:
         passed = 0
 
         async def call() -> None:
@@ -215,10 +219,10 @@ async def test_no_more_requests_of_a_session_are_under_way_than_may_be(way: str)
 @OnBoth
 async def test_posts_under_way_are_bounded(homes: Homes, host: str) -> None:
     async with homes.pool(host, max_exchanges=20) as server, AsyncExitStack() as stack:
-        hang = post(enveloped(1, "tools/call", name="hang", arguments={})[:-1])
+        hang = post(modern_request(1, "tools/call", name="hang", arguments={}))
         wires = [await stack.enter_async_context(server.wire()) for _ in range(30)]
         for wire in wires[:20]:
-            await wire.say(hang)
+            await wire.send(hang)
         with trio.fail_after(PATIENCE):
             while (await server.counts())["exchanges"] < 20:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.01)
@@ -241,9 +245,9 @@ async def test_connections_are_bounded(homes: Homes, host: str) -> None:
             for wire in outside:
                 with trio.move_on_after(0.02):
                     with pytest.raises((EOFError, trio.BrokenResourceError)):
-                        await wire.ask(http("GET", "/healthz"))
+                        await wire.ask(http_request("GET", "/healthz"))
             for wire in (*inside, last):
-                assert (await wire.ask(http("GET", "/healthz"))).status == 200
+                assert (await wire.ask(http_request("GET", "/healthz"))).status == 200
             figure(8, "connections served with `max_connections=20`", files + 1, 20, "", host)
             assert files + 1 <= 20
         if host == "own":
@@ -258,17 +262,17 @@ async def test_connections_are_bounded(homes: Homes, host: str) -> None:
 async def _is_served(server: Served) -> bool:
     async with server.wire() as wire:
         try:
-            return (await wire.ask(http("GET", "/healthz"))).status == 200
+            return (await wire.ask(http_request("GET", "/healthz"))).status == 200
         except (EOFError, trio.BrokenResourceError):
             return False
 
 
-async def _greeted(stack: AsyncExitStack, server: Served) -> Wire:
+async def _greeted(stack: AsyncExitStack, server: Served) -> HttpWire:
     """A connection that is served. Those of before may be counted for a moment more."""
     while True:
         wire = await stack.enter_async_context(server.wire())
         with suppress(EOFError, trio.BrokenResourceError):
-            assert (await wire.ask(http("GET", "/healthz"))).status == 200
+            assert (await wire.ask(http_request("GET", "/healthz"))).status == 200
             return wire
         await trio.sleep(0.05)
 
@@ -284,7 +288,7 @@ async def test_sessions_and_event_streams_are_bounded(homes: Homes, host: str) -
         streams = []
         for _ in range(30):
             wire = await stack.enter_async_context(server.wire())
-            await wire.say(http("GET", "/sse", "Accept: text/event-stream"))
+            await wire.send(http_request("GET", "/sse", "Accept: text/event-stream"))
             streams.append((await wire.head()).status)
         assert streams == [200] * 30
         kept = (await server.counts())["streams"]
@@ -301,7 +305,7 @@ async def _begun(server: Served) -> int:
 
 def _hello() -> bytes:
     both = "Accept: application/json, text/event-stream"
-    return http("POST", "/mcp", "Content-Type: application/json", both, body=hello("2025-11-25"))
+    return http_request("POST", "/mcp", "Content-Type: application/json", both, body=initialize("2025-11-25"))
 
 
 # What an idle session keeps
@@ -327,15 +331,15 @@ async def test_an_idle_session_keeps_little_and_owns_no_task(homes: Homes, host:
         assert each <= 20
         async with server.wire() as wire:
             ids = [answer.headers["mcp-session-id"] for answer in begun]
-            await _pipelined(wire, [http("DELETE", "/mcp", f"Mcp-Session-Id: {id}") for id in ids])
+            await _pipelined(wire, [http_request("DELETE", "/mcp", f"Mcp-Session-Id: {id}") for id in ids])
 
 
-async def _pipelined(wire: Wire, requests: list[bytes]) -> list[Answer]:
+async def _pipelined(wire: HttpWire, requests: list[bytes]) -> list[Answer]:
     """Say them fifty at a time; each has to be answered well."""
     answers = []
     for first in range(0, len(requests), 50):
         some = requests[first : first + 50]
-        await wire.say(*some)
+        await wire.send(*some)
         answers += [await wire.answer() for _ in some]
     assert {answer.status for answer in answers} == {200}
     return answers
@@ -352,7 +356,7 @@ def test_the_numbers_promised_are_the_defaults() -> None:
 async def _abandon(server: Served, count: int, *said: bytes) -> None:
     for n in range(count):
         async with server.wire() as wire:
-            await wire.say(said[n % len(said)])
+            await wire.send(said[n % len(said)])
             if n % 2:
                 await wire.head()
 
@@ -360,14 +364,14 @@ async def _abandon(server: Served, count: int, *said: bytes) -> None:
 async def test_streams_that_are_abandoned_are_bounded(servers: Pool) -> None:
     async with servers("own", max_replays=100) as server:
         await server.warm()
-        session = await initialize(server)
+        session = await open_session(server)
         call = {"name": "stream", "arguments": {"count": 3}, "_meta": {"progressToken": 1}}
-        posts = [post(request(f"{n}", "tools/call", **call)[:-1], session=session) for n in range(100)]
-        listen = http("GET", "/mcp", "Accept: text/event-stream", f"Mcp-Session-Id: {session}")
+        posts = [post(request(f"{n}", "tools/call", **call), session=session) for n in range(100)]
+        listen = http_request("GET", "/mcp", "Accept: text/event-stream", f"Mcp-Session-Id: {session}")
         await _abandon(server, 500, *posts, listen)
         base = server.memory
         await _abandon(server, 2_000, *posts, listen)
         print(f"2,000 streams more: {(server.memory - base) / KIB:.0f} KiB")
         assert server.memory - base <= 0.5 * MIB
         async with server.wire() as wire:
-            assert (await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
+            assert (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200

@@ -13,10 +13,10 @@ import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.near import WAYS, reached
 from tests.guarantees.peers import Peer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World
+from tests.peers.serving import IN_MEMORY, NETWORK, connected
 from tests.workers import heavy_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -92,7 +92,7 @@ def computing() -> trimcp.Server[None]:
 @asynccontextmanager
 async def reached_anyhow(way: str, tmp_path: Path) -> AsyncIterator[trimcp.ClientSession]:
     if way != "stdio":
-        async with reached(computing(), way) as session:
+        async with connected(computing(), way) as session:
             yield session
         return
     program = tmp_path / "computing.py"
@@ -110,7 +110,7 @@ async def worst_call(session: trimcp.ClientSession, count: int = 50) -> float:
     return worst
 
 
-@pytest.mark.parametrize("way", [*WAYS, "stdio"])
+@pytest.mark.parametrize("way", [*IN_MEMORY, *NETWORK, "stdio"])
 async def test_what_computes_in_processes_delays_no_echo(way: str, tmp_path: Path) -> None:
     async with reached_anyhow(way, tmp_path) as session, trio.open_nursery() as nursery:
         await worst_call(session)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guarantees.near import BINDS, doors, near, statuses
+from tests.guarantees.near import BINDS, doors, near
 from tests.guarantees.report import figure
 from tests.hostile.network import HOSTS
 from trimcp.transports.http.origins import Origins
@@ -59,11 +59,11 @@ async def test_no_page_of_another_origin_gets_in_on_any_bind(host: str, bind: st
     let_in: list[tuple[str, list[int]]] = []
     async with near(host, bind=bind, folder=tmp_path) as server:
         for origin in tried:
-            found = await statuses(server, doors(f"Origin: {origin}"))
+            found = await server.statuses(doors(f"Origin: {origin}"))
             let_in += [] if found == [403] * 3 else [(origin, found)]
         for origin in OURS:
-            assert await statuses(server, doors(f"Origin: {origin}")) == [200, 200, 101], origin
-        assert await statuses(server, doors()) == [200, 200, 101], "who is no browser has none"
+            assert await server.statuses(doors(f"Origin: {origin}")) == [200, 200, 101], origin
+        assert await server.statuses(doors()) == [200, 200, 101], "who is no browser has none"
     figure(10, f"of {len(tried)} origins of strangers, let in", len(let_in), 0, "", f"{host}, {bind}")
     assert not let_in
 
@@ -84,12 +84,12 @@ async def test_no_name_of_a_stranger_gets_in_on_loopback(host: str, bind: str, t
     let_in: list[tuple[str, list[int]]] = []
     async with near(host, bind=bind, folder=tmp_path) as server:
         for name in names if bind != "a Unix socket" else []:
-            strange = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in doors()]
-            found = await statuses(server, strange)
+            strange = doors(host=name)
+            found = await server.statuses(strange)
             let_in += [] if set(found) <= {400, 403} else [(name, found)]
         for name in _FAMILIAR_HOSTS:
-            known = [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in doors()]
-            assert await statuses(server, known) == [200, 200, 101], name
+            known = doors(host=name)
+            assert await server.statuses(known) == [200, 200, 101], name
     if bind != "a Unix socket":
         figure(10, f"of {len(names)} host names of strangers, let in", len(let_in), 0, "", f"{host}, {bind}")
     assert not let_in
@@ -106,17 +106,14 @@ async def test_where_hosts_are_named_no_other_gets_in_on_any_bind(host: str, bin
     named = Origins(allow_origins=["https://app.example"], allowed_hosts=["mcp.example"])
     let_in: list[tuple[str, list[int]]] = []
 
-    def doors_of(name: str, *lines: str) -> list[bytes]:
-        return [said.replace(b"Host: localhost", f"Host: {name}".encode()) for said in doors(*lines)]
-
     async with near(host, bind=bind, folder=tmp_path, settings=HttpSettings(origins=named)) as server:
-        assert await statuses(server, doors_of("mcp.example", "Origin: https://app.example")) == [200, 200, 101]
-        assert await statuses(server, doors_of("MCP.example:99")) == [200, 200, 101]
+        assert await server.statuses(doors("Origin: https://app.example", host="mcp.example")) == [200, 200, 101]
+        assert await server.statuses(doors(host="MCP.example:99")) == [200, 200, 101]
         for name in names:
-            found = await statuses(server, doors_of(name))
+            found = await server.statuses(doors(host=name))
             let_in += [] if set(found) <= {400, 403} else [(name, found)]
         for origin in origins:
-            found = await statuses(server, doors_of("mcp.example", f"Origin: {origin}"))
+            found = await server.statuses(doors(f"Origin: {origin}", host="mcp.example"))
             let_in += [] if found == [403] * 3 else [(origin, found)]
     many = len(names) + len(origins)
     figure(10, f"of {many} neighbours of those that are named, let in", len(let_in), 0, "", f"{host}, {bind}")

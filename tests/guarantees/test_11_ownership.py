@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 import trimcp
-from tests.guarantees.near import Near, doors, near, statuses
+from tests.guarantees.near import doors, near
 from tests.guarantees.peers import FramePeer
 from tests.guarantees.report import figure
-from tests.hostile.network import HOSTS, http, initialize, on, post, upgrade
-from tests.hostile.peers import enveloped, request
+from tests.hostile.network import HOSTS, on, open_session
 from tests.hostile.server_for_attack import make_server
+from tests.peers.http1 import http_request, post
+from tests.peers.messages import modern_request, request
+from tests.peers.serving import ServedHere
+from tests.peers.websockets import upgrade
 from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpSettings
@@ -30,9 +33,9 @@ _EVENTS = "Accept: text/event-stream"
 async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
     settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))
     async with near(host, settings=settings) as server, on(server, "sse", ADA) as lane:
-        session = await initialize(server, ADA)
+        session = await open_session(server, ADA)
         mine = f"Mcp-Session-Id: {session}"
-        call = request(1, "tools/call", name="stream", arguments={"count": 2}, _meta={"progressToken": 1})[:-1]
+        call = request(1, "tools/call", name="stream", arguments={"count": 2}, _meta={"progressToken": 1})
         async with server.wire() as wire:
             told = (await wire.ask(post(call, ADA, session=session))).body
         events = [line[4:].decode() for line in told.split(b"\n") if line.startswith(b"id: ")]
@@ -40,21 +43,21 @@ async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
 
         def attempts(*who: str) -> dict[str, bytes]:
             return {
-                "call": post(request(2, "ping")[:-1], *who, session=session),
+                "call": post(request(2, "ping"), *who, session=session),
                 "answer": post(b'{"jsonrpc":"2.0","id":1,"result":{}}', *who, session=session),
                 "notify": post(b'{"jsonrpc":"2.0","method":"notifications/initialized"}', *who, session=session),
-                "stream": http("GET", "/mcp", _EVENTS, mine, *who),
+                "stream": http_request("GET", "/mcp", _EVENTS, mine, *who),
                 **{
-                    f"event {id}": http("GET", "/mcp", _EVENTS, mine, f"Last-Event-ID: {id}", *who)
+                    f"event {id}": http_request("GET", "/mcp", _EVENTS, mine, f"Last-Event-ID: {id}", *who)
                     for id in [*events, "1-0", "0-0", "x"]
                 },
-                "end": http("DELETE", "/mcp", mine, *who),
-                "post to its stream": post(request(3, "ping")[:-1], *who, path=lane.path),
+                "end": http_request("DELETE", "/mcp", mine, *who),
+                "post to its stream": post(request(3, "ping"), *who, path=lane.path),
             }
 
         for who, status in (((EVE,), 404), ((), 401), ((f"{ADA}x",), 401)):
             tried = attempts(*who)
-            found = dict(zip(tried, await statuses(server, list(tried.values())), strict=True))
+            found = dict(zip(tried, await server.statuses(list(tried.values())), strict=True))
             let_in = {name: got for name, got in found.items() if got != status}
             known = "another's token" if status == 404 else "no good token"
             figure(11, f"of {len(tried)} uses of a session with {known}, served", len(let_in), 0, "", host)
@@ -62,32 +65,32 @@ async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
 
         # Nothing happened to any of it.
         ours = attempts(ADA)
-        kept = await statuses(server, [ours[name] for name in ("call", f"event {events[0]}", "post to its stream")])
+        kept = await server.statuses([ours[name] for name in ("call", f"event {events[0]}", "post to its stream")])
         assert kept == [200, 200, 202]
         assert (await lane.hear())["id"] == 3
-        assert await statuses(server, [ours["end"]]) == [200]
+        assert await server.statuses([ours["end"]]) == [200]
 
 
 @OnBoth
 async def test_a_session_of_ones_own_opens_nobody_elses_events(host: str) -> None:
     """Also where nobody is known: an id of an event is good for the session it was told to."""
     async with near(host) as server:
-        one, two = await initialize(server), await initialize(server)
+        one, two = await open_session(server), await open_session(server)
         call = request(1, "tools/call", name="stream", arguments={"count": 9, "size": 50}, _meta={"progressToken": 1})
         async with server.wire() as wire:
-            told = (await wire.ask(post(call[:-1], session=one))).body
+            told = (await wire.ask(post(call, session=one))).body
         events = [line[4:].decode() for line in told.split(b"\n") if line.startswith(b"id: ")]
         leaked = 0
         for id in events:
             async with server.wire() as wire:
                 lines = (_EVENTS, f"Mcp-Session-Id: {two}", f"Last-Event-ID: {id}")
-                answer = await wire.ask(http("GET", "/mcp", *lines))
+                answer = await wire.ask(http_request("GET", "/mcp", *lines))
                 leaked += answer.status != 400 or b"ppp" in answer.body
         figure(11, "events of another session told for their ids", leaked, 0, "", f"{host}, {len(events)} ids")
         assert not leaked
         assert len(events) >= 10
         for id in (one, two):
-            assert await statuses(server, [http("DELETE", "/mcp", f"Mcp-Session-Id: {id}")]) == [200]
+            assert await server.statuses([http_request("DELETE", "/mcp", f"Mcp-Session-Id: {id}")]) == [200]
 
 
 _HERE = "https://mcp.example/mcp"
@@ -106,20 +109,20 @@ def _for_this_server_alone(head: Head) -> Identity:
 async def test_a_token_for_another_audience_is_none(host: str) -> None:
     others = ["https://other.example/mcp", f"{_HERE}/x", _HERE[:-1], f"{_HERE}.evil", _HERE.upper(), "*", ""]
     async with near(host, settings=HttpSettings(authenticate=_for_this_server_alone)) as server:
-        session = await initialize(server, f"Authorization: Bearer {_HERE}|ada")
+        session = await open_session(server, f"Authorization: Bearer {_HERE}|ada")
         let_in = []
         for audience in others:
             token = f"Authorization: Bearer {audience}|ada"
             mine = f"Mcp-Session-Id: {session}"
-            more = [http("DELETE", "/mcp", mine, token), http("GET", "/mcp", _EVENTS, mine, token)]
-            found = await statuses(server, [*doors(token), *more])
+            more = [http_request("DELETE", "/mcp", mine, token), http_request("GET", "/mcp", _EVENTS, mine, token)]
+            found = await server.statuses([*doors(token), *more])
             let_in += [] if found == [401] * 5 else [(audience, found)]
         figure(11, f"of {len(others)} tokens for other audiences, let in", len(let_in), 0, "", host)
         assert not let_in
         async with server.wire() as wire:
             refused = await wire.ask(doors("Authorization: Bearer x|ada")[0])
             assert (refused.status, "invalid_token" in refused.headers["www-authenticate"]) == (401, True)
-        assert await statuses(server, doors(f"Authorization: Bearer {_HERE}|ada")) == [200, 200, 101]
+        assert await server.statuses(doors(f"Authorization: Bearer {_HERE}|ada")) == [200, 200, 101]
 
 
 # Sealed state
@@ -127,10 +130,10 @@ async def test_a_token_for_another_audience_is_none(host: str) -> None:
 _CAN = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
 
 
-async def _ask(server: Near, who: str, tool: str = "ask", arguments: Any = None, **more: Any) -> Any:
+async def _ask(server: ServedHere, who: str, tool: str = "ask", arguments: Any = None, **more: Any) -> Any:
     async with server.wire() as wire:
-        call = enveloped(1, "tools/call", name=tool, arguments=arguments or {}, _meta=_CAN, **more)
-        return (await wire.ask(post(call[:-1], who))).reply
+        call = modern_request(1, "tools/call", name=tool, arguments=arguments or {}, _meta=_CAN, **more)
+        return (await wire.ask(post(call, who))).reply
 
 
 def _asking() -> trimcp.Server[None]:
@@ -192,7 +195,7 @@ async def test_sealed_state_is_its_owners_over_a_websocket_too(host: str) -> Non
         [key] = asked["inputRequests"]
         given = {key: {"action": "accept", "content": {"name": "Ada"}}}
         more = {"requestState": asked["requestState"], "inputResponses": given}
-        retry = enveloped(1, "tools/call", name="ask_too", arguments={}, _meta=_CAN, **more)[:-1]
+        retry = modern_request(1, "tools/call", name="ask_too", arguments={}, _meta=_CAN, **more)
         answers = []
         for who in (EVE, ADA):
             async with server.wire() as wire:

@@ -16,8 +16,9 @@ from trio.testing import wait_all_tasks_blocked
 import trimcp
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World
-from tests.hostile.peers import KIB, call, memory_of, notice, request
+from tests.hostile.peers import KIB, memory_of
 from tests.hostile.server_for_attack import make_server
+from tests.peers.messages import call, notification, request
 from trimcp.session.drive import drive
 
 
@@ -64,7 +65,7 @@ async def test_the_fourth_thousand_of_served_sessions_adds_nothing_even_without_
 ) -> None:
     server = make_server()
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
-    texts = [request(1, "initialize", **hello), notice("notifications/initialized"), call(2, "echo", text="x")]
+    texts = [request(1, "initialize", **hello), notification("notifications/initialized"), call(2, "echo", text="x")]
     grown = objects = 0
     gc.collect()
     gc.disable()
@@ -87,7 +88,7 @@ async def _one(running: trimcp.Running, texts: list[bytes]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.serve, ours)
         async with theirs:
-            await theirs.send([trimcp.channel.Outgoing(text[:-1], trimcp.channel.Kind.REQUEST) for text in texts])
+            await theirs.send([trimcp.channel.Outgoing(text, trimcp.channel.Kind.REQUEST) for text in texts])
             replies = 0
             while replies < 2:
                 replies += len(await theirs.receive())

@@ -20,8 +20,11 @@ from tests.guarantees.peers import Peer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, Homes, World
 from tests.hostile.mutations import of_frames, of_http2, of_messages, of_requests
-from tests.hostile.network import HOSTS, Pool, Served, Stream, Wire, initialize, on, upgrade
-from tests.hostile.peers import MIB, Target, call, enveloped, notice, request, target
+from tests.hostile.network import HOSTS, Pool, Served, Stream, on, open_session
+from tests.hostile.peers import MIB, Target, target
+from tests.peers.http1 import HttpWire
+from tests.peers.messages import call, modern_request, notification, request
+from tests.peers.websockets import upgrade
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,13 +91,13 @@ async def _alive(server: Served, road: str = "modern") -> None:
     assert heard["result"]["content"][0]["text"] == "alive"
 
 
-async def _hear(wire: Wire, said: bytes, websocket: bool, patience: float) -> bytes:
+async def _hear(wire: HttpWire, said: bytes, websocket: bool, patience: float) -> bytes:
     """Say something and return the beginning of what is said to it; b"" if the server just closes."""
     heard = b""
     try:
         if websocket:
             await upgrade(wire)
-        await wire.say(said)
+        await wire.send(said)
         with trio.move_on_after(patience) as scope:
             heard = bytes(await wire.stream.receive_some())
         assert patience < 1 or not scope.cancelled_caught, f"neither an answer nor an end to {said!r}"
@@ -123,7 +126,7 @@ async def test_mutations_of_requests_do_no_harm(servers: Pool, host: str) -> Non
     many = count(5_000 if host == "own" else 500)
     async with servers(host, **_HASTY) as server:
         await server.warm()
-        make = of_requests(random.Random(20_000), await initialize(server))
+        make = of_requests(random.Random(20_000), await open_session(server))
         await _say_all(server, make, min(many // 5, 1_000))
         base = await server.kept()
         answered = await _say_all(server, make, many)
@@ -210,17 +213,17 @@ MANY = 2_000
 _SEEDS = [
     call(1, "echo", text="hi"),
     call(2, "crash"),
-    enveloped(3, "tools/call", name="echo", arguments={"text": "x"}),
-    enveloped(4, "server/discover"),
-    enveloped(5, "prompts/get", name="review", arguments={"path": "p"}),
-    enveloped(6, "subscriptions/listen", notifications={"toolsListChanged": True}),
+    modern_request(3, "tools/call", name="echo", arguments={"text": "x"}),
+    modern_request(4, "server/discover"),
+    modern_request(5, "prompts/get", name="review", arguments={"path": "p"}),
+    modern_request(6, "subscriptions/listen", notifications={"toolsListChanged": True}),
     request(7, "tools/list"),
     request(8, "resources/subscribe", uri="note://x"),
     request(9, "completion/complete", ref={"type": "ref/prompt", "name": "review"}, argument={"name": "path"}),
     request(10, "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "a", "version": "1"}),
     request(11, "logging/setLevel", level="info"),
-    notice("notifications/cancelled", requestId=1, reason="x"),
-    b"[" + request(12, "ping")[:-1] + b"]\n",
+    notification("notifications/cancelled", requestId=1, reason="x"),
+    b"[" + request(12, "ping") + b"]",
 ]
 
 
@@ -228,7 +231,7 @@ _WORDS = [b"null", b"[]", b"{}", b"1e999", b'"\\ud800"', b"-1", b"99999999999999
 
 
 def mutated(rng: random.Random, line: bytes) -> bytes:
-    data = bytearray(line[:-1])
+    data = bytearray(line)
     for _ in range(rng.randrange(1, 4)):
         place = rng.randrange(len(data) + 1)
         kind = rng.randrange(4)
@@ -240,7 +243,7 @@ def mutated(rng: random.Random, line: bytes) -> bytes:
             data[place:place] = rng.choice(_WORDS)
         else:
             data[place:place] = data[rng.randrange(len(data) + 1) :][:20]
-    return bytes(data).replace(b"\n", b" ") + b"\n"
+    return bytes(data).replace(b"\n", b" ")
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25", None], ids=str)
@@ -272,7 +275,7 @@ async def _mutate(server: Target, rng: random.Random, count: int) -> None:
     for first in range(0, count, 100):
         mark = f"mark {first}"
         lines = [mutated(rng, rng.choice(_SEEDS)) for _ in range(100)]
-        await server.pour(b"".join(lines) + enveloped(mark, "tools/call", name="echo", arguments={}))
+        await server.say(*lines, modern_request(mark, "tools/call", name="echo", arguments={}))
         found: Any = None
         while not isinstance(found, dict) or found.get("id") != mark:
             line = await server.line()
@@ -282,7 +285,7 @@ async def _mutate(server: Target, rng: random.Random, count: int) -> None:
             if isinstance(found, dict) and found.get("method") == "notifications/subscriptions/acknowledged":
                 # What was subscribed to by chance is given up, so that in the end nothing is under way.
                 subscription = found["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"]
-                await server.pour(notice("notifications/cancelled", requestId=subscription))
+                await server.say(notification("notifications/cancelled", requestId=subscription))
 
 
 @pytest.mark.parametrize("world", LOCAL, ids=str)
@@ -300,7 +303,7 @@ async def test_mutations_in_this_process_do_no_harm(homes: Homes, world: World) 
 
 async def _mutate_here(peer: Peer, rng: random.Random, count: int) -> None:
     for n in range(count):
-        await peer.say(mutated(rng, rng.choice(_SEEDS))[:-1])
+        await peer.say(mutated(rng, rng.choice(_SEEDS)))
         if n % 100 == 99:
             await peer.say(peer.call(f"mark {n}", "echo"))
             with trio.fail_after(PATIENCE):

@@ -9,8 +9,10 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.places import Places, raw, serving
-from tests.hostile.network import HOSTS, Pool, Served, hello, http, on, post
-from tests.transports.websocket_support import BINARY, CLOSE, CONTINUATION, FIN, PING, TEXT, close, frame, message
+from tests.hostile.network import HOSTS, Pool, Served, on
+from tests.peers.http1 import http_request, post
+from tests.peers.messages import initialize
+from tests.peers.websockets import BINARY, CLOSE, CONTINUATION, FIN, PING, TEXT, close, frame, message
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,12 +57,12 @@ def _variants() -> dict[str, bytes]:
 
 @OnBoth
 async def test_no_request_is_smuggled_behind_another(servers: Pool, host: str) -> None:
-    victim = http("GET", "/healthz")
+    victim = http_request("GET", "/healthz")
     async with servers(host, limits={"body_timeout": 0.5, "linger_timeout": 0.1}) as server:
         for name, attack in _variants().items():
             async with server.wire() as wire:
-                await wire.say(attack, victim)
-                said = await wire.closed()
+                await wire.send(attack, victim)
+                said = await wire.everything()
             if host == "own" or said:  # Hypercorn's answer can be lost to a reset
                 assert said[9:12] in (b"400", b"408", b"413", b"501"), name
             assert said.count(b"HTTP/1.1 ") <= 1, f"{name}: what came behind was answered"
@@ -108,7 +110,7 @@ async def test_who_breaks_the_protocol_is_told_and_nobody_else_notices(servers: 
     async with serving(servers, place) as server, on(server, "websocket") as beside:
         for name, (frames, code) in _BROKEN.items():
             async with raw(server) as peer:
-                await peer.say(message(hello("2025-11-25")), frames)
+                await peer.say(message(initialize("2025-11-25")), frames)
                 found = await peer.close_code()
             # Hypercorn's parser tells some faults apart less well, and its last words can be lost to a reset.
             assert found == code or (place == "hypercorn" and found in (1002, 1003, None)), (name, found)
@@ -131,7 +133,7 @@ async def test_handshakes_that_are_none_are_refused(servers: Pool, place: str) -
             (*right, key, "Content-Length: 5"),
         ):
             async with server.wire() as wire:
-                await wire.say(http("GET", "/ws", *lines))
+                await wire.send(http_request("GET", "/ws", *lines))
                 with_body = any("Length" in line or "chunked" in line for line in lines)
                 with trio.move_on_after(0.5 if with_body else PATIENCE) as scope:
                     status = (await wire.head()).status
@@ -140,7 +142,7 @@ async def test_handshakes_that_are_none_are_refused(servers: Pool, place: str) -
                 else:
                     assert status != 101 or lines[-1].startswith(("Content", "Transfer")), (lines, status)
         async with server.wire() as wire:
-            await wire.say(http("GET", "/ws", *right, key, "Sec-WebSocket-Extensions: permessage-deflate"))
+            await wire.send(http_request("GET", "/ws", *right, key, "Sec-WebSocket-Extensions: permessage-deflate"))
             head = await wire.head()
             assert head.status == 101
             assert "sec-websocket-extensions" not in head.headers

@@ -30,11 +30,14 @@ from tests.guarantees.harm import (
     seen,
     session_with,
 )
-from tests.guarantees.near import WAYS, near, reached
+from tests.guarantees.near import near
 from tests.guarantees.report import figure
-from tests.hostile.network import HOSTS, http
+from tests.hostile.network import HOSTS
 from tests.hostile.peers import KIB, MIB, forget_peak, grown, memory_of
 from tests.hostile.server_for_attack import make_server
+from tests.peers.http1 import http_request
+from tests.peers.relay import Relay, relayed
+from tests.peers.serving import IN_MEMORY, NETWORK, connected, served
 from tests.stopwatch import Stopwatch
 from tests.transports.stdio.test_ending import alive, descendants, tree
 from trimcp.transports.http.client.policy import Timeouts
@@ -228,7 +231,7 @@ async def test_large_logs_are_kept_up_to_a_weight_while_their_handler_is_slow() 
 
 # Its schemas
 
-_WITH_SCHEMAS = [way for way in WAYS if way != "http+sse"]  # its revision has no schemas of results
+_WITH_SCHEMAS = [way for way in (*IN_MEMORY, *NETWORK) if way != "http+sse"]  # its revision has no schemas of results
 _EVIL = {
     "nested": "^(a+)+$",
     "alternatives": "^(a|aa)+$",
@@ -266,7 +269,7 @@ async def test_no_pattern_in_a_schema_hangs_it(way: str) -> None:
         }
         for count in (26, 5_000):
             lies = {"s": "a" * count + "!", "a" * count + "!": "x"}
-            async with reached(_lying(schema, lies), way) as session:
+            async with connected(_lying(schema, lies), way) as session:
                 await session.list_tools()
                 clock = Stopwatch(())
                 with pytest.raises(trimcp.InvalidReply, match="broke its own output schema"):
@@ -289,7 +292,7 @@ async def test_no_schema_makes_it_fetch_or_read_anything(
     with listener:
         for address in (f"http://127.0.0.1:{port}/schema.json", f"http://127.0.0.1:{port}/#/a", file.as_uri()):
             for schema in ({"$ref": address}, {"$dynamicRef": address}, {"$schema": address}, {"$id": address}):
-                async with reached(_sending({"type": "object", **schema}), way) as session:
+                async with connected(_sending({"type": "object", **schema}), way) as session:
                     await session.list_tools()
                     await session.call_tool("lie")
         try:
@@ -390,51 +393,15 @@ async def test_stubborn_children_and_their_descendants_are_gone_within_five_seco
 # Connections that are cut
 
 
-@attrs.define(eq=False)
-class Cutter:
-    """Stands between a client and a server, and cuts a connection in the middle of what the server says."""
-
-    to: int
-    nursery: trio.Nursery
-    mark: bytes = b"cut here"
-    cuts: int = 0
-    streams: set[trio.SocketStream] = attrs.field(factory=set)
-
-    async def serve(self, ours: trio.SocketStream) -> None:
-        async with await trio.open_tcp_stream("127.0.0.1", self.to) as theirs, trio.open_nursery() as nursery:
-            self.streams |= {ours, theirs}
-            nursery.start_soon(self._pass, ours, theirs, False)
-            nursery.start_soon(self._pass, theirs, ours, True)
-        self.streams -= {ours, theirs}
-
-    async def _pass(self, source: trio.SocketStream, sink: trio.SocketStream, cutting: bool) -> None:
-        try:
-            async for data in source:
-                if cutting and (at := data.find(self.mark)) >= 0:
-                    self.cuts += 1
-                    await sink.send_all(data[:at])
-                    break
-                await sink.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        finally:
-            source.socket.close()
-            sink.socket.close()
-
-    def cut_all(self) -> None:
-        for stream in list(self.streams):
-            stream.socket.close()
-
-
 @asynccontextmanager
-async def cutting(host: str, **options: Any) -> AsyncIterator[tuple[Cutter, int]]:
-    """A server that can be reached through a cutter at a port."""
-    async with near(host, make_server(), **options) as server, trio.open_nursery() as nursery:
-        cutter = Cutter(int(server.url.rpartition(":")[2].partition("/")[0]), nursery)
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, cutter.serve, listeners)
-        yield cutter, listeners[0].socket.getsockname()[1]
-        nursery.cancel_scope.cancel()
+async def cutting(host: str, way: str = "http", **options: Any) -> AsyncIterator[tuple[Relay, Any]]:
+    """A relay that cuts connections in the middle of what the server sends, and what a client connects to there."""
+    transport = f"{way} on hypercorn" if host == "hypercorn" else way
+    async with (
+        served(make_server(), transport, grace=0.1, **options) as server,
+        relayed(server, mark=b"cut here") as relay,
+    ):
+        yield relay, server.target(relay.url)
 
 
 @OnBoth
@@ -443,8 +410,7 @@ async def cutting(host: str, **options: Any) -> AsyncIterator[tuple[Cutter, int]
 async def test_one_cut_reply_does_not_end_the_connection(host: str, revision: Any, reply: Any) -> None:
     lost = 0
     settings = HttpSettings(reply=reply, resumable=False)
-    async with cutting(host, settings=settings) as (cutter, port):
-        target = trimcp.http(f"http://127.0.0.1:{port}/mcp")
+    async with cutting(host, settings=settings) as (relay, target):
         client = trimcp.Client("c")
         async with client.connect(target, revision=revision) as session, trio.open_nursery() as nursery:
             beside = trio.Event()
@@ -463,7 +429,7 @@ async def test_one_cut_reply_does_not_end_the_connection(host: str, revision: An
                     lost += 1
             await session.call_tool("open", {"gate": "g"})
             await beside.wait()
-        assert cutter.cuts == 5
+        assert relay.cuts == 5
     figure(13, "calls lost beside and after 5 cut replies", lost, 0, "", f"{host}, {revision.name}, {reply}")
     assert not lost
 
@@ -471,12 +437,11 @@ async def test_one_cut_reply_does_not_end_the_connection(host: str, revision: An
 @OnBoth
 @pytest.mark.parametrize("way", ["websocket", "http+sse"])
 async def test_a_cut_connection_fails_pending_calls_at_once(host: str, way: str) -> None:
-    async with cutting(host) as (cutter, port):
-        target: Any = trimcp.websocket(f"ws://127.0.0.1:{port}/ws")
-        if way == "http+sse":
-            target = trimcp.http(f"http://127.0.0.1:{port}/sse", mode="sse")
-        async with trimcp.Client("c").connect(target, revision=LATEST_LEGACY) as session:
-            took = await until_all_failed(session, cutter.cut_all)
+    async with (
+        cutting(host, way) as (relay, target),
+        trimcp.Client("c").connect(target, revision=LATEST_LEGACY) as session,
+    ):
+        took = await until_all_failed(session, relay.cut)
     assert figure(13, "a cut connection, until all calls failed", took, 1, "s", f"{host}, {way}") <= 4
 
 
@@ -500,7 +465,7 @@ async def test_after_a_404_for_its_session_it_initializes_once_more(host: str) -
             for _ in range(3):
                 before = hellos
                 async with server.wire() as wire:
-                    ended = await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {known[-1]}"))
+                    ended = await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {known[-1]}"))
                     assert ended.status == 200
                 async with trio.open_nursery() as nursery:
                     for n in range(10):

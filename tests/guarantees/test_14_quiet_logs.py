@@ -17,14 +17,17 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
-from tests.guarantees.near import Near, near
+from tests.guarantees.near import near
 from tests.guarantees.peers import DirectPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, Homes, World
-from tests.hostile.network import HOSTS, ROADS, Wire, http, initialize, on, post
-from tests.hostile.peers import Target, call, enveloped, request, target
+from tests.hostile.network import HOSTS, ROADS, on, open_session
+from tests.hostile.peers import Target, target
 from tests.hostile.server_for_attack import make_server
-from tests.transports.websocket_support import close, message
+from tests.peers.http1 import HttpWire, http_request, post
+from tests.peers.messages import call, modern_request, request
+from tests.peers.serving import ServedHere
+from tests.peers.websockets import close, message
 from trimcp.errors import McpError
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
@@ -58,14 +61,14 @@ class Log:
     def forget(self) -> None:
         self.caplog.clear()
 
-    async def settle(self, server: Near) -> None:
+    async def settle(self, server: ServedHere) -> None:
         """Give it time to be said: somebody comes, is served, and goes without a line."""
         with trio.move_on_after(PATIENCE):
             while not self.ours:  # noqa: ASYNC110  # nobody tells when a line was written
                 await trio.sleep(0.01)
         for _ in range(5):
             async with server.wire() as wire:
-                assert (await wire.ask(http("GET", "/healthz"))).status == 200
+                assert (await wire.ask(http_request("GET", "/healthz"))).status == 200
             await trio.sleep(0.02)
 
 
@@ -77,59 +80,61 @@ def log(caplog: pytest.LogCaptureFixture) -> Log:
 
 # Leaving
 
-_HANG = request(1, "tools/call", name="hang", arguments={})[:-1]
-_HANG_NOW = enveloped(1, "tools/call", name="hang", arguments={})[:-1]
-_STREAM = enveloped(
+_HANG = request(1, "tools/call", name="hang", arguments={})
+_HANG_NOW = modern_request(1, "tools/call", name="hang", arguments={})
+_STREAM = modern_request(
     1, "tools/call", name="stream", arguments={"count": 10**6, "size": 1000}, _meta={"progressToken": 1}
 )
 
 
-async def _vanish(wire: Wire, reset: bool) -> None:
+async def _vanish(wire: HttpWire, reset: bool) -> None:
     if reset:
         wire.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     await trio.aclose_forcefully(wire.stream)
 
 
-async def _of_a_post(server: Near, log: Log, text: bytes, reset: bool = False, session: str | None = None) -> None:
+async def _of_a_post(
+    server: ServedHere, log: Log, text: bytes, reset: bool = False, session: str | None = None
+) -> None:
     async with server.wire() as wire:
-        await wire.say(post(text, session=session))
+        await wire.send(post(text, session=session))
         await server.at_work()
         log.forget()
         await _vanish(wire, reset)
     await log.settle(server)
 
 
-async def _with_a_call(server: Near, log: Log) -> None:
+async def _with_a_call(server: ServedHere, log: Log) -> None:
     await _of_a_post(server, log, _HANG_NOW)
 
 
-async def _with_a_reset(server: Near, log: Log) -> None:
+async def _with_a_reset(server: ServedHere, log: Log) -> None:
     await _of_a_post(server, log, _HANG_NOW, True)
 
 
-async def _in_the_middle_of_a_stream(server: Near, log: Log) -> None:
+async def _in_the_middle_of_a_stream(server: ServedHere, log: Log) -> None:
     async with server.wire() as wire:
-        await wire.say(post(_STREAM[:-1]))
+        await wire.send(post(_STREAM))
         assert (await wire.head()).status == 200
         log.forget()
         await _vanish(wire, False)
     await log.settle(server)
 
 
-async def _with_a_call_of_a_session(server: Near, log: Log) -> None:
-    await _of_a_post(server, log, _HANG, session=await initialize(server))  # type: ignore[arg-type]
+async def _with_a_call_of_a_session(server: ServedHere, log: Log) -> None:
+    await _of_a_post(server, log, _HANG, session=await open_session(server))  # type: ignore[arg-type]
 
 
-async def _from_the_stream_of_a_session(server: Near, log: Log) -> None:
-    session = await initialize(server)  # type: ignore[arg-type]
+async def _from_the_stream_of_a_session(server: ServedHere, log: Log) -> None:
+    session = await open_session(server)  # type: ignore[arg-type]
     async with server.wire() as wire:
-        await wire.say(http("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}"))
+        await wire.send(http_request("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}"))
         assert (await wire.head()).status == 200
         log.forget()
     await log.settle(server)
 
 
-async def _from_http_sse(server: Near, log: Log) -> None:
+async def _from_http_sse(server: ServedHere, log: Log) -> None:
     async with on(server, "sse") as lane:  # type: ignore[arg-type]
         await lane.send(lane.call(1, "hang"))
         log.forget()
@@ -137,7 +142,7 @@ async def _from_http_sse(server: Near, log: Log) -> None:
         await log.settle(server)
 
 
-async def _from_a_websocket(server: Near, log: Log, *, reset: bool = False, said: bytes = b"") -> None:
+async def _from_a_websocket(server: ServedHere, log: Log, *, reset: bool = False, said: bytes = b"") -> None:
     async with on(server, "websocket", receive_buffer=65_536) as lane:  # type: ignore[arg-type]
         await lane.raw.say(message(lane.call(1, "hang")))
         await lane.ask(2, "echo")
@@ -151,15 +156,15 @@ async def _from_a_websocket(server: Near, log: Log, *, reset: bool = False, said
         await log.settle(server)
 
 
-async def _from_a_websocket_with_a_reset(server: Near, log: Log) -> None:
+async def _from_a_websocket_with_a_reset(server: ServedHere, log: Log) -> None:
     await _from_a_websocket(server, log, reset=True)
 
 
-async def _from_a_websocket_politely(server: Near, log: Log) -> None:
+async def _from_a_websocket_politely(server: ServedHere, log: Log) -> None:
     await _from_a_websocket(server, log, said=close(1000))
 
 
-_LEAVINGS: dict[str, Callable[[Near, Log], Awaitable[None]]] = {
+_LEAVINGS: dict[str, Callable[[ServedHere, Log], Awaitable[None]]] = {
     "http 2026, a call under way": _with_a_call,
     "http 2026, reset": _with_a_reset,
     "http 2026, in a stream": _in_the_middle_of_a_stream,
@@ -194,7 +199,7 @@ async def test_who_wanted_nothing_more_is_none(host: str, log: Log) -> None:
     async with near(host) as server:
         log.forget()
         async with server.wire() as wire:
-            assert (await wire.ask(http("GET", "/healthz"))).status == 200
+            assert (await wire.ask(http_request("GET", "/healthz"))).status == 200
         await log.settle(server) if log.ours else await trio.sleep(0.1)
         assert (log.ours, log.loud) == ([], [])
 
@@ -244,12 +249,12 @@ async def _logged_by_a_child(talk: Callable[[Target], Awaitable[None]], tmp_path
 async def test_who_leaves_a_childs_pipes_is_one_line(how: str, tmp_path: Path) -> None:
     async def talk(child: Target) -> None:
         if how == "with a call under way":
-            await child.pour(call(1, "hang") + call(2, "echo"))
+            await child.say(call(1, "hang"), call(2, "echo"))
             await child.answer(2)
         elif how == "without reading":
             assert child.process.stdout is not None
             assert child.process.stdin is not None
-            await child.pour(call(1, "hang") + call(2, "echo"))
+            await child.say(call(1, "hang"), call(2, "echo"))
             await child.answer(2)
             await child.process.stdout.aclose()
             await child.process.stdin.aclose()
@@ -310,7 +315,7 @@ async def test_a_crash_is_one_error_and_its_caller_learns_nothing(host: str, roa
     async with near(host, _crashing()) as server, on(server, road) as lane:
         for name, (method, params) in _CRASHES.items():
             log.forget()
-            text = (enveloped if lane.modern else request)(1, method, **params)[:-1]
+            text = (modern_request if lane.modern else request)(1, method, **params)
             _, answer = await lane.put(text)
             assert answer["error"] == {"code": -32603, "message": "internal error"}
             assert not any(secret in str(answer) for secret in _SECRETS)
@@ -335,7 +340,7 @@ async def test_a_crash_in_this_process_is_one_error(framed: bool, revision: Revi
 @pytest.mark.parametrize("modern", [False, True], ids=["2025", "2026"])
 async def test_a_crash_in_a_child_is_one_error(modern: bool, tmp_path: Path) -> None:
     async def talk(child: Target) -> None:
-        await child.pour((enveloped if modern else request)(1, "tools/call", name="crash", arguments={}))
+        await child.say((modern_request if modern else request)(1, "tools/call", name="crash", arguments={}))
         answer = await child.answer(1)
         assert answer["error"] == {"code": -32603, "message": "internal error"}
 
@@ -386,7 +391,7 @@ async def test_a_crash_in_a_client_is_one_error_and_its_server_learns_nothing(
 
     async with asked_by_hand(road, client, tmp_path) as (_, server):
         log.forget()
-        await server.say(request(1, "sampling/createMessage", messages=[], maxTokens=9)[:-1])
+        await server.say(request(1, "sampling/createMessage", messages=[], maxTokens=9))
         answer = await server.hear()
         assert (answer["error"]["code"], answer["error"]["message"]) == (-32603, "internal error")
         assert not any(secret in str(answer) for secret in _SECRETS)

@@ -9,8 +9,10 @@ import trio
 
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
-from tests.hostile.network import HOSTS, Pool, Served, on, post
-from tests.hostile.peers import KIB, MIB, enveloped
+from tests.hostile.network import HOSTS, Pool, Served, on
+from tests.hostile.peers import KIB, MIB
+from tests.peers.http1 import post
+from tests.peers.messages import modern_request
 from trimcp.budget import DEFAULT_MEMORY
 from trimcp.session.limits import Limits
 
@@ -46,7 +48,7 @@ async def test_results_that_one_session_does_not_read_are_bounded(homes: Homes, 
 
 @OnBoth
 async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(homes: Homes, world: World) -> None:
-    asked = post(enveloped(1, "tools/call", name="watch", arguments={"gate": "never", "filling": "y" * 3_900_000})[:-1])
+    asked = post(modern_request(1, "tools/call", name="watch", arguments={"gate": "never", "filling": "y" * 3_900_000}))
     lost = refused = 0
 
     async def call(server: Served) -> None:
@@ -83,7 +85,7 @@ async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(
 async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes: Homes, world: World) -> None:
     """They are larger here, because the system takes some megabytes of each into its own buffers."""
     size = 6 * MIB
-    asked = post(enveloped(1, "tools/call", name="big", arguments={"size": size})[:-1])
+    asked = post(modern_request(1, "tools/call", name="big", arguments={"size": size}))
     async with homes(world) as home:
         assert home.served is not None
         await home.warm()
@@ -92,7 +94,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes:
             for _ in range(MANY):
                 wire = await home.served.connect(receive_buffer=4096)
                 stack.push_async_callback(trio.aclose_forcefully, wire.stream)
-                await wire.say(asked)
+                await wire.send(asked)
                 with suppress(trio.BrokenResourceError):  # it had to give way, as whoever holds most, before it looked
                     assert (await wire.head()).status == 200
             await settled(home.pid)

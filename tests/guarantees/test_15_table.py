@@ -12,10 +12,12 @@ import trio
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
-from tests.hostile.network import HOSTS, Answer, Served, http, upgrade
-from tests.hostile.peers import KIB, MIB, request
+from tests.hostile.network import HOSTS, Served
+from tests.hostile.peers import KIB, MIB
+from tests.peers.http1 import Answer, http_request
+from tests.peers.messages import request
+from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
-from tests.transports.websocket_support import message
 from trimcp.session.limits import Limits
 from trimcp.wire.revisions import LATEST_LEGACY
 
@@ -31,16 +33,16 @@ _BOTH = "Accept: application/json, text/event-stream"
 def _said(name: str) -> bytes:
     info = {"name": name, "version": "1"}
     revision = LATEST_LEGACY.name
-    return request(1, "initialize", protocolVersion=revision, capabilities={}, clientInfo=info)[:-1]
+    return request(1, "initialize", protocolVersion=revision, capabilities={}, clientInfo=info)
 
 
 def _hello(name: str = "stranger") -> bytes:
-    return http("POST", "/mcp", "Content-Type: application/json", _BOTH, body=_said(name))
+    return http_request("POST", "/mcp", "Content-Type: application/json", _BOTH, body=_said(name))
 
 
 def _ping(begun: Answer) -> bytes:
     lines = ("Content-Type: application/json", _BOTH, f"Mcp-Session-Id: {begun.headers['mcp-session-id']}")
-    return http("POST", "/mcp", *lines, body=request(2, "ping")[:-1])
+    return http_request("POST", "/mcp", *lines, body=request(2, "ping"))
 
 
 # Handshakes
@@ -124,7 +126,7 @@ async def test_one_address_does_not_fill_the_table(homes: Homes, host: str, used
 @pytest.mark.parametrize("what", ["idle", "websockets"])
 async def test_one_address_does_not_take_all_connections(homes: Homes, host: str, what: str) -> None:
     most = 40
-    healthy = http("GET", "/healthz")
+    healthy = http_request("GET", "/healthz")
     async with homes.pool(host, limits={"max_connections": most}) as server:
         async with AsyncExitStack() as stack:
             honest = await stack.enter_async_context(server.wire(source="127.0.0.2"))
@@ -174,4 +176,4 @@ async def _end(server: Served, begun: list[Answer]) -> None:
     async with server.wire() as wire:
         for answer in begun:
             if id := answer.headers.get("mcp-session-id"):
-                await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {id}"))
+                await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {id}"))

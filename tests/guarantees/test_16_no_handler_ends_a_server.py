@@ -14,12 +14,12 @@ import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.near import WAYS, near
 from tests.guarantees.report import figure
 from tests.interaction import crashing_server
 from tests.interaction.crashing_server import LEFT, RAISED
 from tests.interaction.everything_server import Journal
-from tests.interaction.links import text_of
+from tests.peers.messages import text_of
+from tests.peers.serving import IN_MEMORY, NETWORK, served
 
 pytestmark = pytest.mark.slow
 
@@ -46,17 +46,15 @@ async def _two_sessions(way: str, tmp_path: Path, said: list[str]) -> AsyncItera
         async with client.connect(trimcp.in_process(server, framed=way == "framed")) as session:
             yield [session, session]
         return
-    async with near("hypercorn" if "hypercorn" in way else "own", server) as place:
-        target = trimcp.http(place.url)
-        if way == "http+sse":
-            target = trimcp.http(place.url.replace("/mcp", "/sse"), mode="sse")
-        elif "websocket" in way:
-            target = trimcp.websocket(place.url.replace("http", "ws", 1).replace("/mcp", "/ws"))
-        async with client.connect(target) as one, client.connect(target) as other:
-            yield [one, other]
+    async with (
+        served(server, way) as place,
+        client.connect(place.target()) as one,
+        client.connect(place.target()) as other,
+    ):
+        yield [one, other]
 
 
-@pytest.mark.parametrize("way", [*WAYS, "stdio"])
+@pytest.mark.parametrize("way", [*IN_MEMORY, *NETWORK, "stdio"])
 async def test_no_handler_ends_a_server(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     said: list[str] = []
     wrong: list[str] = []

@@ -19,9 +19,10 @@ import trio.testing
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees import program
-from tests.guarantees.peers import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network, text_of
+from tests.guarantees.peers import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network
 from tests.hostile.network import Pool, Served, more_than
 from tests.hostile.peers import Target, memory_of, target
+from tests.peers.messages import text_of
 from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
 from trimcp.session.drive import direct_ends, drive

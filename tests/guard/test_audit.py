@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 import trimcp
-from tests.roads import NETWORK, served, target
+from tests.peers.serving import NETWORK, served
 from tests.yardsticks import turns
 from trimcp.channel import NOWHERE, Incoming
 from trimcp.session.drive import direct_ends, drive
@@ -425,15 +425,18 @@ async def test_who_called_over_a_network(road: str, tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     server = make_server(trimcp.guard.Audit(file=file))
     tokens = trimcp.bearer_tokens({"a-token-of-ada": "ada"})
-    async with served(server, road, authenticate=tokens, sse_path="/sse") as url:
+    async with served(server, road, settings=trimcp.HttpSettings(authenticate=tokens, sse_path="/sse")) as place:
         client = trimcp.Client("host", version="1")
         headers = {"authorization": "Bearer a-token-of-ada"}
-        revision = V2024_11_05 if road == "sse" else LATEST_LEGACY if "websocket" in road else LATEST
-        async with client.connect(target(url, road, headers=headers), revision=revision) as session:
+        revision = V2024_11_05 if road == "http+sse" else LATEST_LEGACY if "websocket" in road else LATEST
+        async with client.connect(place.target(headers=headers), revision=revision) as session:
             await session.call_tool("add", {"a": 1, "b": 2})
     (line,) = file.read_text().splitlines()
     record = json.loads(line)
-    assert (record["principal"], record["transport"]) == ("ada", road.partition(" ")[0])
+    assert (record["principal"], record["transport"]) == (
+        "ada",
+        "sse" if road == "http+sse" else road.partition(" ")[0],
+    )
     assert (record["outcome"], record["client"]) == ("ok", "host")
     assert record.get("address") == ("127.0.0.1" if record["transport"] == "http" else None)
     assert "a-token-of-ada" not in line

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 import trimcp
-from tests.roads import NETWORK, served, target
+from tests.peers.serving import NETWORK
+from tests.peers.serving import connected as connected_over
 from trimcp.guard.confirmation import Confirmation
 from trimcp.testing.connect import connected
 from trimcp.wire.input_requests import ElicitFormParams
@@ -343,13 +344,11 @@ async def test_a_client_that_leaves_meanwhile_leaves_nothing(
 
 
 @pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
-@pytest.mark.parametrize("road", [road for road in NETWORK if road != "sse"])
+@pytest.mark.parametrize("road", [road for road in NETWORK if road != "http+sse"])
 async def test_over_a_network(road: str, revision: Revision) -> None:
     for action, done in (("accept", ["x"]), ("decline", [])):
         world = make_world()
-        async with served(world.server, road) as url:
-            client = world.client(action)
-            async with client.connect(target(url, road), revision=revision) as session:
-                await session.call_tool("delete", {"path": "x"})
+        async with connected_over(world.server, road, world.client(action), revision=revision) as session:
+            await session.call_tool("delete", {"path": "x"})
         assert len(world.asked) == 1
         assert world.ran == done

@@ -12,7 +12,8 @@ import pytest
 import trio.testing
 
 import trimcp
-from tests.roads import NETWORK, served, target
+from tests.peers.serving import NETWORK
+from tests.peers.serving import connected as connected_over
 from tests.yardsticks import assert_costs
 from trimcp.guard.filters import SECRETS
 from trimcp.testing.connect import connected, every_revision
@@ -444,11 +445,8 @@ async def test_over_a_network(road: str) -> None:
     server = saying("\x1b[31mred ghp_" + "a1B2" * 9)
     server.filter(trimcp.guard.HiddenTextFilter())
     server.filter(trimcp.guard.SecretsFilter())
-    revision = V2024_11_05 if road == "sse" else LATEST_LEGACY if "websocket" in road else LATEST
-    async with (
-        served(server, road, sse_path="/sse") as url,
-        trimcp.Client("c").connect(target(url, road), revision=revision) as session,
-    ):
+    revision = V2024_11_05 if road == "http+sse" else LATEST_LEGACY if "websocket" in road else LATEST
+    async with connected_over(server, road, revision=revision) as session:
         assert (await session.call_tool("say")).content[0].text == "red [masked: GitHub token]"
 
 

@@ -16,9 +16,11 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from tests.hostile.network import Place, Wire, hello, http, post, upgrade
-from tests.hostile.peers import MIB, enveloped, notice, request
-from tests.transports.websocket_support import message
+from tests.hostile.network import Place
+from tests.hostile.peers import MIB
+from tests.peers.http1 import HttpWire, http_request, post
+from tests.peers.messages import initialize, modern_request, notification, request
+from tests.peers.websockets import message, upgrade
 
 LARGE = 4 * MIB - 100_000
 PAUSE = 1.0  # seconds before another try: what is tried is to hold memory, not to use up the processor
@@ -35,12 +37,12 @@ class Attackers(Place):
     begun: int = 0
     ids: itertools.count[int] = attrs.field(factory=itertools.count)
 
-    async def connect(self, *, receive_buffer: int | None = 4096) -> Wire:
+    async def connect(self, *, receive_buffer: int | None = 4096) -> HttpWire:
         sock = trio.socket.socket()
         if receive_buffer is not None:
             sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, receive_buffer)
         await sock.connect(("127.0.0.1", self.port))
-        return Wire(trio.SocketStream(sock))
+        return HttpWire(trio.SocketStream(sock))
 
     async def try_on(self, name: str, attack: Attack) -> None:
         """Try it for ever."""
@@ -54,7 +56,7 @@ class Attackers(Place):
 
 
 @asynccontextmanager
-async def held_open(wire: Wire) -> AsyncIterator[None]:
+async def held_open(wire: HttpWire) -> AsyncIterator[None]:
     """Read nothing, until the server has had enough."""
     try:
         yield
@@ -66,9 +68,9 @@ async def held_open(wire: Wire) -> AsyncIterator[None]:
 async def introductions(them: Attackers) -> None:
     """A name of 4 MB, which is kept as long as the session."""
     async with them.wire(receive_buffer=None) as wire:
-        said = hello("2025-11-25").replace(b'"attacker"', b'"%b"' % (b"n" * LARGE))
+        said = initialize("2025-11-25").replace(b'"attacker"', b'"%b"' % (b"n" * LARGE))
         accept = ("Content-Type: application/json", "Accept: application/json, text/event-stream")
-        answer = await wire.ask(http("POST", "/mcp", *accept, body=said))
+        answer = await wire.ask(http_request("POST", "/mcp", *accept, body=said))
         them.came[f"introductions {answer.status}"] += 1
 
 
@@ -77,16 +79,16 @@ async def sessions(them: Attackers) -> None:
     async with them.wire(receive_buffer=None) as wire:
         accept = ("Content-Type: application/json", "Accept: application/json, text/event-stream")
         for _ in range(100):
-            answer = await wire.ask(http("POST", "/mcp", *accept, body=hello("2025-11-25")))
+            answer = await wire.ask(http_request("POST", "/mcp", *accept, body=initialize("2025-11-25")))
             them.came[f"sessions {answer.status}"] += 1
 
 
 async def bodies(them: Attackers) -> None:
     """A body of which the end does not come."""
-    text = enveloped(1, "tools/call", name="echo", arguments={"text": "b" * LARGE})
+    text = modern_request(1, "tools/call", name="echo", arguments={"text": "b" * LARGE})
     wire = await them.connect()
     async with held_open(wire):
-        await wire.say(post(text)[: -MIB // 2])
+        await wire.send(post(text)[: -MIB // 2])
 
 
 async def fragments(them: Attackers) -> None:
@@ -102,31 +104,31 @@ async def fragments(them: Attackers) -> None:
 
 async def arguments(them: Attackers) -> None:
     """Calls with large arguments that stay under way."""
-    text = enveloped(next(them.ids), "tools/call", name="keep", arguments={"text": "a" * LARGE})
+    text = modern_request(next(them.ids), "tools/call", name="keep", arguments={"text": "a" * LARGE})
     wire = await them.connect()
     async with held_open(wire):
-        await wire.say(post(text))
+        await wire.send(post(text))
 
 
 async def results(them: Attackers) -> None:
     """Large results that nobody reads, one to a connection."""
-    text = enveloped(next(them.ids), "tools/call", name="big", arguments={"size": LARGE})
+    text = modern_request(next(them.ids), "tools/call", name="big", arguments={"size": LARGE})
     wire = await them.connect()
     async with held_open(wire):
-        await wire.say(post(text))
+        await wire.send(post(text))
 
 
 async def stream_results(them: Attackers) -> None:
     """Many large results over HTTP+SSE, none of them read."""
     wire = await them.connect()
     async with held_open(wire), them.wire(receive_buffer=None) as posts:
-        await wire.say(http("GET", "/sse", "Accept: text/event-stream"))
+        await wire.send(http_request("GET", "/sse", "Accept: text/event-stream"))
         assert (await wire.head()).status == 200
         path = (await wire.chunk()).partition(b"data: ")[2].split()[0].decode()
-        for text in (hello("2024-11-05"), notice("notifications/initialized")[:-1]):
+        for text in (initialize("2024-11-05"), notification("notifications/initialized")):
             assert (await posts.ask(post(text, path=path))).status == 202
         for n in range(50):
-            text = request(n, "tools/call", name="big", arguments={"size": LARGE})[:-1]
+            text = request(n, "tools/call", name="big", arguments={"size": LARGE})
             them.came[f"stream results {(await posts.ask(post(text, path=path))).status}"] += 1
 
 
@@ -135,9 +137,9 @@ async def socket_results(them: Attackers) -> None:
     wire = await them.connect()
     async with held_open(wire):
         raw = await upgrade(wire)
-        await raw.say(message(hello("2025-11-25")), message(notice("notifications/initialized")[:-1]))
+        await raw.say(message(initialize("2025-11-25")), message(notification("notifications/initialized")))
         for n in range(50):
-            await raw.say(message(request(n, "tools/call", name="big", arguments={"size": LARGE})[:-1]))
+            await raw.say(message(request(n, "tools/call", name="big", arguments={"size": LARGE})))
 
 
 async def pongs(them: Attackers) -> None:
@@ -155,9 +157,9 @@ async def chunks(them: Attackers) -> None:
     """A body in chunks of one byte, as fast as they are taken."""
     async with them.wire() as wire:
         accept = ("Content-Type: application/json", "Accept: application/json, text/event-stream")
-        await wire.say(http("POST", "/mcp", *accept, "Transfer-Encoding: chunked"))
+        await wire.send(http_request("POST", "/mcp", *accept, "Transfer-Encoding: chunked"))
         for _ in range(100_000):
-            await wire.say(b"1\r\nx\r\n" * 5_000)
+            await wire.send(b"1\r\nx\r\n" * 5_000)
 
 
 ATTACKS: dict[Attack, int] = {

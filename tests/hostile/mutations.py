@@ -11,31 +11,29 @@ import h2.config
 import h2.connection
 import h2.settings
 
-from tests.hostile.network import hello, http, post
-from tests.hostile.peers import enveloped, notice, request
-from tests.transports.websocket_support import CONTINUATION, FIN, PING, PONG, TEXT, close, frame, message
+from tests.peers.http1 import http_request, post
+from tests.peers.messages import initialize, modern_request, notification, request
+from tests.peers.websockets import CONTINUATION, FIN, PING, PONG, TEXT, close, frame, handshake, message
 
 __all__ = ["changed", "from_a_server", "of_frames", "of_http2", "of_messages", "of_requests"]
 
 _EVENTS: Final = "Accept: text/event-stream"
-_KEY: Final = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
-_UPGRADE: Final = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", _KEY)
 
 _MESSAGES: Final = [
-    enveloped(1, "tools/call", name="echo", arguments={"text": "hi"}),
-    enveloped(2, "tools/call", name="crash", arguments={}),
-    enveloped(3, "tools/call", name="stream", arguments={"count": 3}, _meta={"progressToken": 1}),
-    enveloped(4, "server/discover"),
-    enveloped(5, "prompts/get", name="review", arguments={"path": "p"}),
-    enveloped(6, "subscriptions/listen", notifications={"toolsListChanged": True}),
-    enveloped(7, "resources/read", uri="note://x"),
+    modern_request(1, "tools/call", name="echo", arguments={"text": "hi"}),
+    modern_request(2, "tools/call", name="crash", arguments={}),
+    modern_request(3, "tools/call", name="stream", arguments={"count": 3}, _meta={"progressToken": 1}),
+    modern_request(4, "server/discover"),
+    modern_request(5, "prompts/get", name="review", arguments={"path": "p"}),
+    modern_request(6, "subscriptions/listen", notifications={"toolsListChanged": True}),
+    modern_request(7, "resources/read", uri="note://x"),
     request(8, "tools/call", name="echo", arguments={"text": "x"}),
     request(9, "tools/call", name="stream", arguments={"count": 3}, _meta={"progressToken": 1}),
     request(10, "resources/subscribe", uri="note://x"),
     request(11, "completion/complete", ref={"type": "ref/prompt", "name": "review"}, argument={"name": "path"}),
-    hello("2025-06-18") + b"\n",
-    notice("notifications/cancelled", requestId=1, reason="x"),
-    b"[" + request(12, "ping")[:-1] + b"]\n",
+    initialize("2025-06-18"),
+    notification("notifications/cancelled", requestId=1, reason="x"),
+    b"[" + request(12, "ping") + b"]",
 ]
 
 _WORDS: Final = [
@@ -69,17 +67,17 @@ def of_requests(rng: random.Random, session: str) -> Callable[[], bytes]:
     mine = f"Mcp-Session-Id: {session}"
     chunked = post(b"{}").replace(b"Content-Length: 2", b"Transfer-Encoding: chunked").removesuffix(b"{}")
     right = [
-        *(post(text[:-1]) for text in _MESSAGES),
-        *(post(text[:-1], session=session) for text in _MESSAGES),
+        *(post(text) for text in _MESSAGES),
+        *(post(text, session=session) for text in _MESSAGES),
         chunked + b"2;x=y\r\n{}\r\n0\r\nA: b\r\n\r\n",
-        http("GET", "/mcp", _EVENTS, mine),
-        http("GET", "/mcp", _EVENTS, mine, "Last-Event-ID: 1-1"),
-        http("GET", "/sse", _EVENTS),
-        http("GET", "/ws", *_UPGRADE),
-        http("GET", "/healthz"),
-        http("POST", "/messages?session_id=abc", "Content-Type: application/json", body=b"{}"),
-        http("OPTIONS", "/mcp", "Origin: http://localhost", "Access-Control-Request-Method: POST"),
-        http("DELETE", "/mcp", "Mcp-Session-Id: abc"),
+        http_request("GET", "/mcp", _EVENTS, mine),
+        http_request("GET", "/mcp", _EVENTS, mine, "Last-Event-ID: 1-1"),
+        http_request("GET", "/sse", _EVENTS),
+        handshake(),
+        http_request("GET", "/healthz"),
+        http_request("POST", "/messages?session_id=abc", "Content-Type: application/json", body=b"{}"),
+        http_request("OPTIONS", "/mcp", "Origin: http://localhost", "Access-Control-Request-Method: POST"),
+        http_request("DELETE", "/mcp", "Mcp-Session-Id: abc"),
     ]
 
     def make() -> bytes:
@@ -91,16 +89,16 @@ def of_requests(rng: random.Random, session: str) -> Callable[[], bytes]:
 
 def of_messages(rng: random.Random) -> Callable[[], bytes]:
     """Return what makes wrong messages out of right ones."""
-    return lambda: changed(rng, rng.choice(_MESSAGES)[:-1])
+    return lambda: changed(rng, rng.choice(_MESSAGES))
 
 
 def of_frames(rng: random.Random) -> Callable[[], bytes]:
     """Return what makes wrong WebSocket frames: some of a conversation, cut, repeated, interleaved."""
 
     def make() -> bytes:
-        said = [message(hello("2025-11-25")), message(notice("notifications/initialized")[:-1])]
+        said = [message(initialize("2025-11-25")), message(notification("notifications/initialized"))]
         for _ in range(rng.randrange(1, 8)):
-            kind, text = rng.randrange(8), rng.choice(_MESSAGES)[:-1]
+            kind, text = rng.randrange(8), rng.choice(_MESSAGES)
             if kind < 4:
                 said.append(message(text))
             elif kind == 4:
@@ -143,7 +141,7 @@ def _http2(rng: random.Random) -> Iterator[bytes]:
     connection.initiate_connection()
     yield connection.data_to_send()
     for _ in range(rng.randrange(1, 5)):
-        stream, text = connection.get_next_available_stream_id(), rng.choice(_MESSAGES)[:-1]
+        stream, text = connection.get_next_available_stream_id(), rng.choice(_MESSAGES)
         method = rng.choice([b"POST", b"POST", b"GET", b"CONNECT", b"OPTIONS"])
         path = rng.choice([b"/mcp", b"/mcp", b"/sse", b"/healthz", b"/ws", b"/messages?session_id=x"])
         head = [(b":method", method), (b":scheme", b"http"), (b":authority", b"localhost"), (b":path", path)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import socket
@@ -20,171 +19,27 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_over_network
-from tests.hostile.peers import ENVIRONMENT, enveloped, forget_peak, memory_of, notice, request
-from tests.transports.websocket_support import CLOSE, FIN, PONG, TEXT, Raw, message
+from tests.hostile.peers import ENVIRONMENT, forget_peak, memory_of
+from tests.peers.http1 import BOTH, Answer, HttpWire, http_request, post
+from tests.peers.messages import initialize, modern_request, notification, request
+from tests.peers.websockets import CLOSE, FIN, PONG, TEXT, RawWebSocket, message, upgrade
 
-__all__ = ["HOSTS", "ROADS", "Answer", "Place", "Pool", "Road", "Served", "Wire", "http", "on", "post"]
+__all__ = ["HOSTS", "ROADS", "Place", "Pool", "Road", "Served", "on", "open_session"]
 
 HOSTS = ("own", "hypercorn")
 ROADS = ("modern", "session", "sse", "websocket")
 PROGRAM = Path(server_over_network.__file__)
-BOTH = "application/json, text/event-stream"
-
-
-def http(method: str, path: str, *lines: str, body: bytes | None = None) -> bytes:
-    """A request as bytes."""
-    length = [] if body is None else [f"Content-Length: {len(body)}"]
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *lines, *length, "", ""]).encode() + (
-        body or b""
-    )
-
-
-def post(text: bytes, *lines: str, session: str | None = None, path: str = "/mcp") -> bytes:
-    """A POST of a message, with the headers its era wants: without a session the newest one."""
-    ours = ["Content-Type: application/json", f"Accept: {BOTH}"]
-    if session is None and path == "/mcp":
-        said = _said(text)
-        ours += ["MCP-Protocol-Version: 2026-07-28", f"Mcp-Method: {said.get('method', 'tools/call')}"]
-        named = said.get("params")
-        name = named.get("name", named.get("uri")) if isinstance(named, dict) else None
-        ours += [f"Mcp-Name: {name}"] if isinstance(name, str) and name.isprintable() and name.isascii() else []
-    elif session is not None:
-        ours += ["MCP-Protocol-Version: 2025-11-25", f"Mcp-Session-Id: {session}"]
-    return http("POST", path, *ours, *lines, body=text)
-
-
-def _said(text: bytes) -> dict[str, Any]:
-    try:
-        said = orjson.loads(text)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) and isinstance(said.get("method", ""), str) else {}
-
-
-@attrs.define
-class Answer:
-    """A response, as far as it was read."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes = b""
-
-    @property
-    def messages(self) -> list[Any]:
-        """What it carries, as JSON or as events."""
-        if self.headers.get("content-type") != "text/event-stream":
-            return [orjson.loads(self.body)] if self.body else []
-        found = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
-        return [orjson.loads(text) for text in found if text]
-
-    @property
-    def reply(self) -> Any:
-        """The last message, which is the answer."""
-        return self.messages[-1]
-
-
-@attrs.define(eq=False)
-class Wire:
-    """One connection of HTTP/1.1."""
-
-    stream: trio.SocketStream
-    _buffer: bytearray = attrs.field(factory=bytearray)
-    _events: bytearray = attrs.field(factory=bytearray)
-
-    async def say(self, *pieces: bytes) -> None:
-        """Write bytes as they are."""
-        await self.stream.send_all(b"".join(pieces))
-
-    async def ask(self, *pieces: bytes) -> Answer:
-        """Write, as far as the server wants to know, and read one response."""
-        try:
-            await self.say(*pieces)
-        except trio.BrokenResourceError:
-            pass  # it has closed, after an answer
-        return await self.answer()
-
-    async def head(self) -> Answer:
-        """Read the head of a response; the body is still to come."""
-        head = await self._until(b"\r\n\r\n")
-        first, *lines = head.decode("latin-1").split("\r\n")
-        pairs = [line.partition(":") for line in lines if line]
-        return Answer(int(first.split(" ")[1]), {name.lower(): value.strip() for name, _, value in pairs})
-
-    async def answer(self) -> Answer:
-        """Read a whole response."""
-        answer = await self.head()
-        while answer.status == 100:
-            answer = await self.head()
-        if answer.headers.get("transfer-encoding") == "chunked":
-            while piece := await self.chunk():
-                answer.body += piece
-        elif answer.status not in (202, 204) or "content-length" in answer.headers:
-            answer.body = await self._exactly(int(answer.headers["content-length"]))
-        return answer
-
-    async def chunk(self) -> bytes:
-        """Read a chunk of a body; b"" is the last one."""
-        size = int(await self._until(b"\r\n"), 16)
-        return (await self._exactly(size + 2))[:size]
-
-    async def message(self) -> Any:
-        """Read the next event that carries a message."""
-        while True:
-            while (end := self._events.find(b"\n\n")) < 0:
-                chunk = await self.chunk()
-                if not chunk:
-                    raise EOFError("the stream has ended")
-                self._events += chunk
-            event = bytes(self._events[:end])
-            del self._events[: end + 2]
-            for line in event.split(b"\n"):
-                if line.startswith((b"data: {", b"data: [")):
-                    return orjson.loads(line[6:])
-
-    async def closed(self) -> bytes:
-        """Read to the end; a reset is one, too."""
-        try:
-            while chunk := await self.stream.receive_some(65536):
-                self._buffer += chunk
-        except trio.BrokenResourceError:
-            pass
-        return bytes(self._buffer)
-
-    async def _until(self, end: bytes) -> bytes:
-        at = 0
-        while (found := self._buffer.find(end, at)) < 0:
-            at = max(0, len(self._buffer) - len(end))
-            await self._more()
-        data = bytes(self._buffer[:found])
-        del self._buffer[: found + len(end)]
-        return data
-
-    async def _exactly(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            await self._more()
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
-
-    async def _more(self) -> None:
-        chunk = await self.stream.receive_some(1 << 18)
-        if not chunk:
-            raise EOFError(f"the server closed after {bytes(self._buffer[:300])!r}")
-        self._buffer += chunk
-
-
-# Servers
 
 
 class Place:
     """Where clients by hand are connected to."""
 
-    async def connect(self, *, receive_buffer: int | None = None) -> Wire:
+    async def connect(self, *, receive_buffer: int | None = None) -> HttpWire:
         """A connection to it."""
         raise NotImplementedError
 
     @asynccontextmanager
-    async def wire(self, **options: Any) -> AsyncIterator[Wire]:
+    async def wire(self, **options: Any) -> AsyncIterator[HttpWire]:
         """A connection for as long as the block runs."""
         wire = await self.connect(**options)
         try:
@@ -244,7 +99,7 @@ class Served(Place):
         self.log.seek(0)
         return self.log.read()
 
-    async def connect(self, *, receive_buffer: int | None = None, source: str = "") -> Wire:
+    async def connect(self, *, receive_buffer: int | None = None, source: str = "") -> HttpWire:
         """A connection to it; with a small buffer it takes little from the server unless it is read.
 
         `source` is the address that it comes from; every 127.x.y.z is this machine.
@@ -259,25 +114,27 @@ class Served(Place):
         except BaseException:
             sock.close()
             raise
-        return Wire(trio.SocketStream(sock))
+        return HttpWire(trio.SocketStream(sock))
 
     async def counts(self) -> dict[str, int]:
         """What it counts of itself, after a garbage collection."""
         async with self.wire() as wire:
-            answer = await wire.ask(http("GET", "/statistics", "Connection: close", *self.lines))
+            answer = await wire.ask(http_request("GET", "/statistics", "Connection: close", *self.lines))
             counts: dict[str, int] = answer.reply
             return counts
 
     async def objects(self) -> int:
         """How many objects its garbage collector knows."""
         async with self.wire() as wire:
-            [count] = (await wire.ask(http("GET", "/statistics?objects", "Connection: close", *self.lines))).reply
+            [count] = (
+                await wire.ask(http_request("GET", "/statistics?objects", "Connection: close", *self.lines))
+            ).reply
             return int(count)
 
     async def kept(self) -> int:
         """Bytes it has resident once garbage is collected and free memory is the system's again."""
         async with self.wire() as wire:
-            await wire.ask(http("GET", "/statistics?kept", "Connection: close", *self.lines))
+            await wire.ask(http_request("GET", "/statistics?kept", "Connection: close", *self.lines))
         return self.memory
 
     async def at_rest(self, *, seconds: float = PATIENCE / 2) -> None:
@@ -428,8 +285,8 @@ class Lane:
     lines: tuple[str, ...] = ()
 
     def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
-        make = enveloped if self.modern else request
-        return make(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})[:-1]
+        make = modern_request if self.modern else request
+        return make(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})
 
     async def ask(self, id: Any, tool: str, **arguments: Any) -> Any:
         return (await self.put(self.call(id, tool, **arguments)))[1]
@@ -443,7 +300,7 @@ class Posts(Lane):
     """Streamable HTTP over one connection, opened again where the server has closed it."""
 
     session: str | None = None
-    wire: Wire | None = None
+    wire: HttpWire | None = None
 
     async def put(self, text: bytes) -> tuple[int, Any]:
         if self.wire is None:
@@ -463,9 +320,9 @@ class Posts(Lane):
 class Stream(Lane):
     """HTTP+SSE: a stream to read, and POSTs on another connection."""
 
-    stream: Wire = attrs.field(kw_only=True)
+    stream: HttpWire = attrs.field(kw_only=True)
     path: str = ""
-    posts: Wire | None = None
+    posts: HttpWire | None = None
 
     async def put(self, text: bytes) -> tuple[int, Any]:
         status = await self.send(text)
@@ -491,7 +348,7 @@ class Stream(Lane):
 class Socket(Lane):
     """A WebSocket."""
 
-    raw: Raw = attrs.field(kw_only=True)
+    raw: RawWebSocket = attrs.field(kw_only=True)
 
     async def put(self, text: bytes) -> tuple[int, Any]:
         await self.raw.say(message(text))
@@ -520,23 +377,23 @@ async def on(server: Served, road: str, *lines: str, **options: Any) -> AsyncIte
         finally:
             await lane.leave()
     elif road == "session":
-        session = await initialize(server, *lines)
+        session = await open_session(server, *lines)
         lane = Posts(server, session=session, lines=lines)
         try:
             yield lane
         finally:
             await lane.leave()
         async with server.wire() as wire:
-            await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}", *lines))
+            await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}", *lines))
     elif road == "sse":
         async with server.wire(**options) as stream:
-            await stream.say(http("GET", "/sse", "Accept: text/event-stream", *lines))
+            await stream.send(http_request("GET", "/sse", "Accept: text/event-stream", *lines))
             assert (await stream.head()).status == 200
             [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
             lane = Stream(server, stream=stream, path=path.decode(), lines=lines)
             try:
-                await lane.put(hello("2024-11-05"))
-                await lane.send(notice("notifications/initialized")[:-1])
+                await lane.put(initialize("2024-11-05"))
+                await lane.send(notification("notifications/initialized"))
                 yield lane
             finally:
                 if lane.posts is not None:
@@ -544,8 +401,8 @@ async def on(server: Served, road: str, *lines: str, **options: Any) -> AsyncIte
     else:
         async with server.wire(**options) as wire:
             lane = Socket(server, raw=await upgrade(wire, *lines))
-            await lane.put(hello("2025-11-25"))
-            await lane.raw.say(message(notice("notifications/initialized")[:-1]))
+            await lane.put(initialize("2025-11-25"))
+            await lane.raw.say(message(notification("notifications/initialized")))
             yield lane
             if not options:  # who does not read does not say goodbye either
                 await lane.raw.say(b"\x88\x82\0\0\0\0\x03\xe8")
@@ -553,28 +410,12 @@ async def on(server: Served, road: str, *lines: str, **options: Any) -> AsyncIte
                     assert heard
 
 
-def hello(revision: str, **capabilities: Any) -> bytes:
-    """An `initialize`."""
-    info = {"name": "attacker", "version": "0"}
-    return request("hello", "initialize", protocolVersion=revision, capabilities=capabilities, clientInfo=info)[:-1]
-
-
-async def initialize(server: Served, *lines: str, revision: str = "2025-11-25", **capabilities: Any) -> str:
+async def open_session(server: Served, *lines: str, revision: str = "2025-11-25", **capabilities: Any) -> str:
     """Begin a session and return its id."""
     async with server.wire() as wire:
         common = ("Content-Type: application/json", f"Accept: {BOTH}", *lines)
-        answer = await wire.ask(http("POST", "/mcp", *common, body=hello(revision, **capabilities)))
+        answer = await wire.ask(http_request("POST", "/mcp", *common, body=initialize(revision, **capabilities)))
         assert answer.status == 200, answer
         session = answer.headers["mcp-session-id"]
-        assert (await wire.ask(post(notice("notifications/initialized")[:-1], *lines, session=session))).status == 202
+        assert (await wire.ask(post(notification("notifications/initialized"), *lines, session=session))).status == 202
         return session
-
-
-async def upgrade(wire: Wire, *lines: str, path: str = "/ws") -> Raw:
-    """Make a connection a WebSocket."""
-    key = base64.b64encode(bytes(16)).decode()
-    ours = ("Connection: Upgrade", "Upgrade: websocket", f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13")
-    await wire.say(http("GET", path, *ours, "Sec-WebSocket-Protocol: mcp", *lines))
-    head = await wire.head()
-    assert head.status == 101, head
-    return Raw(wire.stream, bytes(wire._buffer))

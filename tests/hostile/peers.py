@@ -17,18 +17,15 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_for_attack
+from tests.peers.messages import call, initialize, notification
 
 __all__ = [
     "KIB",
     "MIB",
     "Target",
-    "call",
-    "enveloped",
     "forget_peak",
     "grown",
     "memory_of",
-    "notice",
-    "request",
     "target",
 ]
 
@@ -36,33 +33,6 @@ KIB = 1024
 MIB = 1024 * KIB
 PROGRAM = Path(server_for_attack.__file__)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(trimcp.__file__).parent.parent)}
-
-_MODERN = {
-    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-    "io.modelcontextprotocol/clientInfo": {"name": "attacker", "version": "0"},
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
-
-
-def request(id: Any, method: str, **params: Any) -> bytes:
-    """A request as a line."""
-    return orjson.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}) + b"\n"
-
-
-def enveloped(id: Any, method: str, **params: Any) -> bytes:
-    """A request of the newest revision as a line."""
-    params["_meta"] = {**_MODERN, **params.get("_meta", {})}
-    return request(id, method, **params)
-
-
-def notice(method: str, **params: Any) -> bytes:
-    """A notification as a line."""
-    return orjson.dumps({"jsonrpc": "2.0", "method": method, "params": params}) + b"\n"
-
-
-def call(id: Any, tool: str, **arguments: Any) -> bytes:
-    """A tool call as a line, for a connection that was initialized."""
-    return request(id, "tools/call", name=tool, arguments=arguments)
 
 
 def memory_of(pid: int, *, peak: bool = False) -> int:
@@ -106,6 +76,10 @@ class Target:
         assert self.process.stdin is not None
         await self.process.stdin.send_all(data)
 
+    async def say(self, *texts: bytes) -> None:
+        """Write messages, each on a line, all in one write."""
+        await self.pour(b"".join(text + b"\n" for text in texts))
+
     async def line(self) -> bytes:
         """Read one line, with its line ending."""
         assert self.process.stdout is not None
@@ -132,14 +106,12 @@ class Target:
 
     async def meet(self, revision: str = "2025-11-25", **capabilities: Any) -> None:
         """Initialize."""
-        info = {"name": "attacker", "version": "0"}
-        hello = request("hello", "initialize", protocolVersion=revision, capabilities=capabilities, clientInfo=info)
-        await self.pour(hello + notice("notifications/initialized"))
+        await self.say(initialize(revision, **capabilities), notification("notifications/initialized"))
         await self.answer("hello")
 
     async def statistics(self) -> dict[str, int]:
         """What the server counts of itself."""
-        await self.pour(call("statistics", "statistics"))
+        await self.say(call("statistics", "statistics"))
         message = await self.answer("statistics")
         counts: dict[str, int] = json.loads(message["result"]["content"][0]["text"])
         return counts
@@ -147,9 +119,9 @@ class Target:
     async def warmed(self) -> None:
         """Let the server do a little of everything, so that later growth is the attack's."""
         for n in range(300):
-            await self.pour(call(n, "echo", text="x" * 1000))
+            await self.say(call(n, "echo", text="x" * 1000))
             await self.answer(n)
-            await self.pour(call(n, "stream", count=2))
+            await self.say(call(n, "stream", count=2))
             await self.answer(n)
 
     @property

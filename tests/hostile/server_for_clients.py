@@ -313,7 +313,7 @@ def websocket(asked: Asked, path: str) -> None:
 def websocket_mutations(asked: Asked, *, framed: bool) -> None:
     """Answer a call after as many wrong messages as the query says, or with frames that are wrong themselves."""
     from tests.hostile.mutations import changed, from_a_server
-    from tests.transports.websocket_support import FIN, PING, TEXT, frame
+    from tests.peers.websockets import FIN, PING, TEXT, frame
 
     def say(text: bytes) -> None:
         asked.write(frame(FIN | TEXT, text, masked=False))

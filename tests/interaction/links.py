@@ -7,11 +7,9 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import attrs
@@ -22,21 +20,20 @@ import trio.testing
 import trimcp
 from tests.interaction import everything_server
 from tests.interaction.everything_server import Journal
+from tests.peers.messages import as_json
+from tests.peers.relay import Relay, relayed
+from tests.peers.serving import IN_MEMORY, ServedHere, served, target_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.session.drive import drive
 from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
-from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.memory import memory_channels
-from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
-from trimcp.wire.jsonrpc import Batch, ErrorResponse, Message, Notification, Request, Response
 from trimcp.wire.revisions import OLDEST, Revision
 
-IN_MEMORY = ("memory", "framed")
 LOCAL = (*IN_MEMORY, "stdio")
 STREAMABLE = ("http", "http as events", "http on hypercorn", "http over unix")
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
@@ -63,6 +60,7 @@ class Links:
         revision: what is spoken.
         path: the file of the servers' journal.
         logged: what servers wrote to their standard error, where they have one.
+        mortal: whether a test is to kill it.
         module: what makes the server, and is the program of one that is a child.
     """
 
@@ -77,8 +75,9 @@ class Links:
     _ours: MessageChannel | None = None
     _peer: Session | None = None
     _nursery: trio.Nursery | None = None
-    _stop: trio.Event | None = None
-    _serving: trio.CancelScope | None = None
+    mortal: bool = False
+    _place: ServedHere | None = None
+    _relay: Relay | None = None
     _ending: bool = False
 
     @property
@@ -121,17 +120,17 @@ class Links:
     async def _connected(self, client: Client) -> AsyncIterator[ClientSession]:
         async with AsyncExitStack() as stack:
             self._nursery = await stack.enter_async_context(open_service_nursery())
-            if self.transport == "stdio":
-                session = await stack.enter_async_context(client.connect(self._child(), revision=self.revision))
-            elif not self.local:
-                target = await stack.enter_async_context(self._served())
-                session = await stack.enter_async_context(client.connect(target, revision=self.revision))
-            else:
-                target = await stack.enter_async_context(self._in_this_process())
-                session = await stack.enter_async_context(client.connect(target, revision=self.revision))
+            target = await stack.enter_async_context(self._opened())
+            session = await stack.enter_async_context(client.connect(target, revision=self.revision))
             yield session
             if session.session.lost is None and not self._ending:
                 await assert_at_rest(session)
+
+    def _opened(self) -> AbstractAsyncContextManager[Any]:
+        """A new server, and what leads to it: a channel, or what to connect to."""
+        if self.transport == "stdio":
+            return self._child()
+        return self._in_this_process() if self.local else self._served()
 
     @asynccontextmanager
     async def _child(self) -> AsyncIterator[MessageChannel]:
@@ -158,40 +157,22 @@ class Links:
             await trio.testing.wait_all_tasks_blocked()
 
     @asynccontextmanager
-    async def _served(self) -> AsyncIterator[HttpServer | WebSocketServer]:
+    async def _served(self) -> AsyncIterator[Any]:
         """Serve over sockets, and yield what to connect to."""
         server = self.module.make_server(Journal(self.path))
-        kind = self.transport
-        software: Any = "hypercorn" if "hypercorn" in kind else "own"
-        settings = HttpSettings(reply="sse" if kind == "http as events" else "auto", retry=50)
-        self._stop = trio.Event()
-        serve = trimcp.serve_websocket if kind == "websocket alone" else trimcp.serve_http
-        with TemporaryDirectory() as folder:
-            place: Any = {"uds": f"{folder}/mcp.sock"} if kind == "http over unix" else {"port": 0}
-            start = partial(
-                serve, server, settings=settings, software=software, stop=self._stop, grace=self.grace, **place
-            )
-            async with open_service_nursery() as nursery:
-                self._serving = nursery.cancel_scope
-                ended = trio.Event()
-                [url] = await nursery.start(_until, start, ended)
-                if kind in ("websocket", "websocket on hypercorn"):
-                    url = url.replace("http", "ws", 1).replace("/mcp", "/ws")
-                elif kind == "http+sse":
-                    url = url.replace("/mcp", "/sse")
-                if kind in WEBSOCKET:
-                    yield trimcp.websocket(url)
-                else:
-                    yield trimcp.http(url, mode="sse" if kind == "http+sse" else "streamable")
-                if not nursery.cancel_scope.cancel_called:
-                    self._stop.set()
-                    await ended.wait()
+        settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50)
+        async with served(server, self.transport, settings=settings, grace=self.grace) as self._place:
+            if self.mortal:
+                async with relayed(self._place) as self._relay:
+                    yield target_of(self._relay.url, self.transport)
+            else:
+                yield self._place.target()
 
     def shut_down(self) -> None:
         """Tell the server to end in an orderly way, as a signal does."""
         self._ending = True
-        if self._stop is not None:
-            self._stop.set()
+        if self._place is not None:
+            self._place.stop.set()
             return
         if self._process is not None:
             os.kill(self._process.pid, signal.SIGTERM)
@@ -207,8 +188,8 @@ class Links:
     def kill(self) -> None:
         """Let the server be gone without another word."""
         self._ending = True
-        if self._serving is not None:
-            self._serving.cancel()
+        if self._relay is not None:
+            self._relay.close()
             return
         if self._process is not None:
             self._process.kill()
@@ -221,21 +202,9 @@ class Links:
     async def wire(self) -> AsyncIterator[Wire]:
         """Yield the bare wire to a new server, on which nothing has been said."""
         async with AsyncExitStack() as stack:
-            if self.transport == "stdio":
-                channel = await stack.enter_async_context(self._child())
-            elif not self.local:
-                target = await stack.enter_async_context(self._served())
-                channel = await stack.enter_async_context(target.connect())
-            else:
-                channel = await stack.enter_async_context(self._in_this_process())
+            target = await stack.enter_async_context(self._opened())
+            channel = target if self.transport in LOCAL else await stack.enter_async_context(target.connect())
             yield Wire(channel, self.revision, only_text=self.transport in WEBSOCKET)
-
-
-async def _until(
-    serve: Callable[..., Awaitable[None]], ended: trio.Event, task_status: trio.TaskStatus[list[str]]
-) -> None:
-    await serve(task_status=task_status)
-    ended.set()
 
 
 async def assert_at_rest(session: ClientSession) -> None:
@@ -329,23 +298,3 @@ class Wire:
         reply = await self.ask("hello", "initialize", params)
         assert reply["result"]["protocolVersion"] == self.revision.name
         await self.say(self.notification("notifications/initialized"))
-
-
-def as_json(message: Message) -> Any:
-    """A parsed message as the JSON it was."""
-    if isinstance(message, Batch):
-        return [as_json(member) for member in message.members]
-    if isinstance(message, Request):
-        return {"id": message.id, "method": message.method, "params": message.params}
-    if isinstance(message, Notification):
-        return {"method": message.method, "params": message.params}
-    if isinstance(message, Response):
-        return {"id": message.id, "result": message.result}
-    if isinstance(message, ErrorResponse):
-        return {"id": message.id, "error": {"code": message.code, "message": message.message, "data": message.data}}
-    return {"malformed": message.message}
-
-
-def text_of(result: Any) -> str:
-    """The text of a result's content."""
-    return "".join(block.text for block in result.content)

@@ -13,7 +13,8 @@ import trio
 from tests.fuzz.effort import PATIENCE
 from tests.interaction import crashing_server
 from tests.interaction.crashing_server import LEFT, RAISED, SECRET
-from tests.interaction.links import Links, speaks, text_of
+from tests.interaction.links import Links, speaks
+from tests.peers.messages import text_of
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 import trimcp
-from tests.roads import NETWORK, served, target
-from trimcp.wire.revisions import LATEST_LEGACY, OLDEST
+from tests.peers.serving import IN_MEMORY, NETWORK
+from tests.peers.serving import connected as connected_over
+from trimcp.wire.revisions import LATEST_LEGACY
 
 LARGEST = 6 * 1024 * 1024
 SMALLEST = 10_000
 
-EveryRoad = pytest.mark.parametrize("road", [*NETWORK, "stdio", "framed", "direct"])
+EveryRoad = pytest.mark.parametrize("road", [*NETWORK, "stdio", *IN_MEMORY])
 
 
 def make_server(limits: trimcp.Limits) -> trimcp.Server[Any]:
@@ -38,18 +39,15 @@ def make_server(limits: trimcp.Limits) -> trimcp.Server[Any]:
 async def connected(
     road: str, server_limits: trimcp.Limits, client_limits: trimcp.Limits | None = None
 ) -> AsyncIterator[trimcp.ClientSession]:
-    client = trimcp.Client("c", limits=client_limits)
-    revision = OLDEST if road == "sse" else LATEST_LEGACY
-    server = make_server(server_limits)
-    if road in NETWORK:
-        async with served(server, road) as url, client.connect(target(url, road), revision=revision) as session:
+    client, server = trimcp.Client("c", limits=client_limits), make_server(server_limits)
+    if road == "stdio":
+        root = {"PYTHONPATH": str(Path(trimcp.__file__).parents[1])}
+        child = trimcp.stdio(sys.executable, __file__, str(server_limits.max_message), env=root)
+        async with client.connect(child, revision=LATEST_LEGACY) as session:
             yield session
-        return
-    root = {"PYTHONPATH": str(Path(trimcp.__file__).parents[1])}
-    child = trimcp.stdio(sys.executable, __file__, str(server_limits.max_message), env=root)
-    inside = trimcp.in_process(server, framed=road == "framed")
-    async with client.connect(child if road == "stdio" else inside, revision=revision) as session:
-        yield session
+    else:
+        async with connected_over(server, road, client) as session:
+            yield session
 
 
 @EveryRoad

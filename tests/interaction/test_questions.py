@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from tests.fuzz.effort import PATIENCE
-from tests.interaction.links import Links, text_of
+from tests.interaction.links import Links
+from tests.peers.messages import text_of
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError

@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from tests.fuzz.effort import PATIENCE
-from tests.interaction.links import Links, text_of
+from tests.interaction.links import Links
+from tests.peers.messages import text_of
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS

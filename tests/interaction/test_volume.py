@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from tests.fuzz.effort import PATIENCE
-from tests.interaction.links import EVERY_PAIR, Links, text_of
+from tests.interaction.links import EVERY_PAIR, Links
+from tests.peers.messages import text_of
 from trimcp.client.client import Client
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 

@@ -17,9 +17,11 @@ import attrs
 import trio
 
 from tests.hostile.mutations import of_frames, of_messages, of_requests
-from tests.hostile.network import ROADS, Lane, Served, Socket, http, initialize, on, post, upgrade
-from tests.hostile.peers import MIB, Target, call, enveloped, notice
-from tests.transports.websocket_support import message
+from tests.hostile.network import ROADS, Lane, Served, Socket, on, open_session
+from tests.hostile.peers import MIB, Target
+from tests.peers.http1 import http_request, post
+from tests.peers.messages import call, initialize, modern_request, notification
+from tests.peers.websockets import message, upgrade
 
 __all__ = ["Load", "soak_lines", "soak_network"]
 
@@ -133,36 +135,30 @@ def _rude(road: str) -> Callable[[Served, Load], Awaitable[None]]:
             if road == "websocket":
                 raw = await upgrade(wire)
                 lane = Socket(server, raw=raw)
-                await raw.say(message(_hello()))
+                await raw.say(message(initialize()))
                 said = [message(lane.call(n, tool, **arguments)) for n, (tool, arguments) in enumerate(calls * 3)]
             elif road == "modern":
                 lane = Lane(server, modern=True)
                 said = [post(lane.call(1, *_one(load.rng, calls)[:1], **_one(load.rng, calls)[1]))]
             else:
                 lane = Lane(server)
-                session = await initialize(server)
+                session = await open_session(server)
                 tool, arguments = _one(load.rng, calls)
                 said = [post(lane.call(1, tool, **arguments), session=session)]
             load.note(f"rude {road}", len(said))
-            await wire.say(*said)
+            await wire.send(*said)
             with trio.move_on_after(load.rng.random() * 0.05):
                 while await wire.stream.receive_some(4096):
                     pass
         if road not in ("websocket", "modern"):
             async with server.wire() as goodbye:
-                await goodbye.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
+                await goodbye.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
 
     return leave
 
 
 def _one(rng: random.Random, calls: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
     return rng.choice([each for each in calls if each[0] != "hang"] if rng.random() < 0.5 else calls)
-
-
-def _hello() -> bytes:
-    from tests.hostile.network import hello
-
-    return hello("2025-11-25")
 
 
 @asynccontextmanager
@@ -191,9 +187,9 @@ def _slow(road: str) -> Callable[[Served, Load], Awaitable[None]]:
         async with _reset(server, load.rng, receive_buffer=4096) as wire:
             if road == "websocket":
                 await upgrade(wire)
-                await wire.say(message(_hello()), message(text))
+                await wire.send(message(initialize()), message(text))
             else:
-                await wire.say(post(text))
+                await wire.send(post(text))
             await _sip(wire, load)
 
     return read
@@ -211,7 +207,7 @@ async def _say(server: Served, load: Load, said: bytes, *, websocket: bool = Fal
     async with _reset(server, load.rng) as wire:
         if websocket:
             await upgrade(wire)
-        await wire.say(said)
+        await wire.send(said)
         with trio.move_on_after(0.2):
             heard = bytes(await wire.stream.receive_some())
     assert b"Traceback" not in heard, (said, heard)
@@ -219,13 +215,13 @@ async def _say(server: Served, load: Load, said: bytes, *, websocket: bool = Fal
 
 
 async def _wrong_requests(server: Served, load: Load) -> None:
-    session = await initialize(server)
+    session = await open_session(server)
     make = of_requests(load.rng, session)
     for _ in range(30):
         load.note("wrong request")
         await _say(server, load, make())
     async with server.wire() as wire:
-        await wire.ask(http("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
+        await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
 
 
 async def _wrong_frames(server: Served, load: Load) -> None:
@@ -243,7 +239,7 @@ async def _wrong_messages(server: Served, load: Load) -> None:
 
 @cache
 def _large() -> bytes:
-    return enveloped(1, "tools/call", name="echo", arguments={"text": "x" * (5 * MIB)})[:-1]
+    return modern_request(1, "tools/call", name="echo", arguments={"text": "x" * (5 * MIB)})
 
 
 @cache
@@ -259,7 +255,7 @@ async def _oversize(server: Served, load: Load) -> None:
             await wire.ask(post(_large()))
         else:
             await upgrade(wire)
-            await wire.say(message(_hello()), _large_frame())
+            await wire.send(message(initialize()), _large_frame())
             with trio.move_on_after(1):
                 await wire.stream.receive_some()
     await trio.sleep(2 * load.rng.random())
@@ -269,7 +265,7 @@ async def _abandoned(server: Served, load: Load) -> None:
     """Sessions nobody ends; they expire."""
     for _ in range(3):
         load.note("abandoned session")
-        await initialize(server)
+        await open_session(server)
     await trio.sleep(load.rng.random())
 
 
@@ -283,9 +279,9 @@ async def soak_lines(server: Target, load: Load) -> None:
         trio.Lock()
     )  # a subscription may be acknowledged, and so be ended, while the lines are still being written
 
-    async def pour(data: bytes) -> None:
+    async def say(*texts: bytes) -> None:
         async with writing:
-            await server.pour(data)
+            await server.say(*texts)
 
     n = 0
     while not load.done.is_set():
@@ -298,14 +294,17 @@ async def soak_lines(server: Target, load: Load) -> None:
                 lines.append(call(f"n{n}", tool, **arguments))
                 waiting.add(f"n{n}")
             elif kind < 0.85:
-                lines += [call(f"n{n}", "hang"), notice("notifications/cancelled", requestId=f"n{n}", reason="soak")]
+                lines += [
+                    call(f"n{n}", "hang"),
+                    notification("notifications/cancelled", requestId=f"n{n}", reason="soak"),
+                ]
             else:
-                lines.append(make().replace(b"\n", b" ") + b"\n")
+                lines.append(make().replace(b"\n", b" "))
         load.note("round over stdio", len(lines))
         if load.rng.random() < 0.01:
-            lines.append(_large() + b"\n")
+            lines.append(_large())
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(pour, b"".join(lines))
+            nursery.start_soon(say, *lines)
             with trio.fail_after(_PATIENCE):
                 while waiting:
                     heard = await server.hear()
@@ -313,7 +312,7 @@ async def soak_lines(server: Target, load: Load) -> None:
                         continue
                     if heard.get("method") == "notifications/subscriptions/acknowledged":
                         subscription = heard["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"]
-                        nursery.start_soon(pour, notice("notifications/cancelled", requestId=subscription))
+                        nursery.start_soon(say, notification("notifications/cancelled", requestId=subscription))
                     elif "method" not in heard and heard.get("id") in waiting:
                         waiting.discard(heard["id"])
                         load.answers += 1

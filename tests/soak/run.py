@@ -23,7 +23,8 @@ import attrs
 import trio
 
 from tests.hostile.network import Served
-from tests.hostile.peers import ENVIRONMENT, MIB, Target, call, memory_of
+from tests.hostile.peers import ENVIRONMENT, MIB, Target, memory_of
+from tests.peers.messages import call
 from tests.soak.load import Load, soak_lines, soak_network
 from tests.soak.slopes import Sample, Track
 
@@ -112,7 +113,7 @@ def start_server(errors: Any) -> Served:
 
 async def lines_counts(target: Target) -> dict[str, int]:
     """What the server over stdio counts of itself, asked when nobody else talks to it."""
-    await target.pour(call("statistics", "statistics"))
+    await target.say(call("statistics", "statistics"))
     answer = await target.answer("statistics")
     counts: dict[str, int] = json.loads(answer["result"]["content"][0]["text"])
     return counts

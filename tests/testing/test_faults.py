@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trimcp
+from tests.peers.serving import served
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.testing import Fault, Faults, FaultyChannel, SlowChannel, connected, faulty
 from trimcp.testing.contract import check_channel
@@ -366,35 +367,27 @@ async def test_over_a_real_pipe() -> None:
 @pytest.mark.parametrize("how", ["http", "websocket"])
 async def test_over_real_sockets(how: str) -> None:
     watched = make_server()
-    async with trio.open_nursery() as nursery:
-        [url] = await nursery.start(partial(trimcp.serve_http, watched.server, port=0))
-        if how == "websocket":
-            target = faulty(trimcp.websocket(url.replace("http", "ws").replace("/mcp", "/ws")), seed=2, **MIXED)
-        else:
-            target = faulty(trimcp.http(url), seed=2, **MIXED)
+    async with served(watched.server, how) as place:
+        target = faulty(place.target(), seed=2, **MIXED)
         ends = await converse(target, watched, patience=5, revision=None)
-        assert len(ends) == 7
-        assert set(ends) <= SAME | {"result"}
-        assert "result" in ends
-        assert {"duplicate", "garbage"} <= {fault.kind for fault in target.faults.journal}
-        nursery.cancel_scope.cancel()
+    assert len(ends) == 7
+    assert set(ends) <= SAME | {"result"}
+    assert "result" in ends
+    assert {"duplicate", "garbage"} <= {fault.kind for fault in target.faults.journal}
 
 
 @pytest.mark.parametrize("how", ["stdio", "http", "websocket"])
 async def test_a_real_connection_that_is_cut(how: str) -> None:
-    watched = make_server()
-    async with trio.open_nursery() as nursery:
-        [url] = await nursery.start(partial(trimcp.serve_http, watched.server, port=0))
-        inside: Any = {
-            "stdio": lambda: trimcp.stdio(sys.executable, "-c", PROGRAM),
-            "http": lambda: trimcp.http(url),
-            "websocket": lambda: trimcp.websocket(url.replace("http", "ws").replace("/mcp", "/ws")),
-        }[how]()
-        faults = Faults(12, cut=0.15)
-        ends = await converse(faulty(inside, faults), watched if how != "stdio" else None, patience=5, revision=None)
-        assert [fault.kind for fault in faults.journal].count("cut") >= 1
-        assert any("ConnectionLost" in end for end in ends)
-        nursery.cancel_scope.cancel()
+    faults = Faults(12, cut=0.15)
+    if how == "stdio":
+        target = faulty(trimcp.stdio(sys.executable, "-c", PROGRAM), faults)
+        ends = await converse(target, None, patience=5, revision=None)
+    else:
+        watched = make_server()
+        async with served(watched.server, how) as place:
+            ends = await converse(faulty(place.target(), faults), watched, patience=5, revision=None)
+    assert [fault.kind for fault in faults.journal].count("cut") >= 1
+    assert any("ConnectionLost" in end for end in ends)
 
 
 async def test_connected_takes_faults(autojump_clock: MockClock) -> None:

@@ -16,12 +16,9 @@ import h2.events
 import h2.settings
 import trio
 
+from tests.peers.serving import connect
+from tests.peers.websockets import handshake
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
-
-WEBSOCKET = (
-    b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: mcp\r\n%s\r\n"
-)
 
 
 @attrs.define(eq=False)
@@ -45,18 +42,9 @@ class Served:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    async def connect(self, *, receive_buffer: int | None = None, source: str = "") -> trio.SocketStream:
-        sock = trio.socket.socket()
-        if source:
-            await sock.bind((source, 0))
-        if receive_buffer is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        try:
-            await sock.connect(("127.0.0.1", self.port))
-        except BaseException:
-            sock.close()
-            raise
-        return trio.SocketStream(sock)
+    async def connect(self, **options: Any) -> trio.SocketStream:
+        """A connection; options are those of `tests.peers.serving.connect`."""
+        return await connect(self.port, **options)
 
     async def alive(self) -> bool:
         """Whether it still answers."""
@@ -113,24 +101,10 @@ async def read_until(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
     return data
 
 
-def frame(opcode: int, payload: bytes, *, last: bool = True, rsv1: bool = False) -> bytes:
-    """A WebSocket frame of a client."""
-    head, size = bytes([last << 7 | rsv1 << 6 | opcode]), len(payload)
-    if size < 126:
-        head += bytes([0x80 | size])
-    elif size < 65536:
-        head += bytes([0x80 | 126]) + size.to_bytes(2, "big")
-    else:
-        head += bytes([0x80 | 127]) + size.to_bytes(8, "big")
-    return head + b"\0\0\0\0" + payload
-
-
-async def open_websocket(
-    served: Served, path: bytes = b"/ws", headers: bytes = b"", **options: Any
-) -> trio.SocketStream:
+async def open_websocket(served: Served, path: str = "/ws", *lines: str, **options: Any) -> trio.SocketStream:
     """A connection on which the handshake is done, and nothing after it was read."""
     stream = await served.connect(**options)
-    await stream.send_all(WEBSOCKET % (path, headers))
+    await stream.send_all(handshake(*lines, path=path))
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = await stream.receive_some(1)
@@ -236,7 +210,6 @@ async def h2_over_tls(served: Served, context: ssl.SSLContext) -> tuple[H2Client
 __all__ = [
     "H2Client",
     "Served",
-    "frame",
     "h2_client",
     "h2_over_tls",
     "open_websocket",

@@ -22,10 +22,9 @@ from hypercorn.utils import LifespanFailureError
 from trio.testing import wait_all_tasks_blocked
 from trio_websocket import open_websocket_url
 
+from tests.peers.websockets import CLOSE, FIN, frame, handshake
 from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, upgrade
 from tests.transports.http.hypercorn_support import (
-    WEBSOCKET,
-    frame,
     h2_client,
     h2_over_tls,
     open_websocket,
@@ -275,10 +274,10 @@ async def test_a_websocket_message_that_is_none_ends_it(opcode: int, message: by
     face = hello()
     async with serving(AsgiApp(face.running)) as served:
         async with await open_websocket(served) as stream:
-            await stream.send_all(frame(opcode, message))
+            await stream.send_all(frame(FIN | opcode, message))
             closing = await stream.receive_some(4)
             assert closing[:2] + closing[2:] == b"\x88\x02" + code.to_bytes(2, "big")
-            await stream.send_all(frame(8, closing[2:]))
+            await stream.send_all(frame(FIN | CLOSE, closing[2:]))
             assert await stream.receive_some() == b""
         await settle()
         assert face.ended[0][:2] == ("/ws", 101)
@@ -289,7 +288,7 @@ async def test_a_websocket_is_refused_with_a_response() -> None:
     face = hello()
     face["/ws"] = HttpResponse(401, (*TEXT, ("WWW-Authenticate", "Bearer")), b"who?")
     async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
-        await stream.send_all(WEBSOCKET % (b"/ws", b""))
+        await stream.send_all(handshake())
         answer = await read_until(stream, b"who?")
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert b"www-authenticate: Bearer\r\n" in answer

@@ -26,11 +26,11 @@ from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer
 from trio.testing import wait_all_tasks_blocked
 from wsproto.events import BytesMessage, TextMessage
 
+from tests.peers.websockets import CONTINUATION, FIN, PING, PONG, RawWebSocket, close, frame, handshake
+from tests.peers.websockets import TEXT as TEXT_FRAME
 from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, upgrade
 from tests.transports.http.hypercorn_support import (
-    WEBSOCKET,
     Served,
-    frame,
     h2_client,
     h2_over_tls,
     open_websocket,
@@ -39,8 +39,7 @@ from tests.transports.http.hypercorn_support import (
     serving,
 )
 from tests.transports.http.test_hypercorn import Identity, identity
-from tests.transports.websocket_support import CONTINUATION, Raw, turns_of
-from tests.transports.websocket_support import TEXT as TEXT_FRAME
+from tests.transports.websocket_support import turns_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.errors import LocalError
 from trimcp.transports.http.asgi import guards
@@ -275,7 +274,7 @@ async def test_websocket_over_http_2() -> None:
             number = await client.request(b"/ws", b"CONNECT", body=None, extra=extra)
             head = await client.event(h2.events.ResponseReceived, number)
             assert dict(head.headers)[b":status"] == b"200"
-            client.connection.send_data(number, frame(1, b'{"jsonrpc":"2.0","id":1,"method":"m"}'))
+            client.connection.send_data(number, frame(FIN | TEXT_FRAME, b'{"jsonrpc":"2.0","id":1,"method":"m"}'))
             await client.flush()
             assert b'"id":1' in (await client.event(h2.events.DataReceived, number)).data
             client.connection.end_stream(number)
@@ -317,7 +316,7 @@ async def test_nothing_is_inflated(guarded: bool) -> None:
     face, _ = download()
     with guard(guarded, "messages"):
         async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
-            await stream.send_all(WEBSOCKET % (b"/ws", b"Sec-WebSocket-Extensions: permessage-deflate\r\n"))
+            await stream.send_all(handshake("Sec-WebSocket-Extensions: permessage-deflate"))
             answer = await read_until(stream, b"\r\n\r\n")
             assert b" 101 " in answer
             assert (b"permessage-deflate" not in answer.lower()) is guarded
@@ -331,7 +330,7 @@ async def test_data_before_the_handshake_ends_its_connection(
     face, _ = download()
     with guard(guarded, "messages", "alive"):
         async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
-            await stream.send_all(WEBSOCKET % (b"/ws", b"") + frame(1, b"early"))
+            await stream.send_all(handshake() + frame(FIN | TEXT_FRAME, b"early"))
             if guarded:
                 assert await read_until(stream, b"never") == b""
                 await settle()
@@ -351,7 +350,7 @@ async def test_a_close_right_behind_what_is_too_large_is_heard(guarded: bool) ->
     app = AsgiApp(face.running)
     with guard(guarded, "messages"):
         async with serving(app, grace=0) as served, await open_websocket(served) as stream:
-            await stream.send_all(frame(1, b"x" * 2000) + frame(8, b"\x03\xe8"))
+            await stream.send_all(frame(FIN | TEXT_FRAME, b"x" * 2000) + close(1000))
             assert (await stream.receive_some(4))[2:] == b"\x03\xf1"
             await settle()
             assert bool(face.ended) is guarded
@@ -360,7 +359,12 @@ async def test_a_close_right_behind_what_is_too_large_is_heard(guarded: bool) ->
 @Guarded
 @pytest.mark.parametrize(
     ("frames", "code"),
-    [(frame(1, b"\xff"), 1007), (frame(0, b"x"), 1002), (b"\x81\x01x", 1002), (frame(1, b"x", rsv1=True), 1002)],
+    [
+        (frame(FIN | TEXT_FRAME, b"\xff"), 1007),
+        (frame(FIN | CONTINUATION, b"x"), 1002),
+        (b"\x81\x01x", 1002),
+        (frame(FIN | 0x40 | TEXT_FRAME, b"x"), 1002),
+    ],
 )
 async def test_who_breaks_the_protocol_is_told(guarded: bool, frames: bytes, code: int) -> None:
     face, _ = download()
@@ -377,7 +381,7 @@ async def test_a_message_has_a_time_in_which_it_must_be_whole(guarded: bool, ste
     app, limits = AsgiApp(face.running), HttpLimits(body_timeout=0.2)
     with guard(guarded, "messages"):
         async with serving(app, limits=limits, grace=0) as served, await open_websocket(served) as stream:
-            await stream.send_all(frame(1, b"x", last=False) + frame(9, b"alive"))
+            await stream.send_all(frame(TEXT_FRAME, b"x") + frame(FIN | PING, b"alive"))
             assert await read_until(stream, b"alive") == b"\x8a\x05alive"
             with trio.move_on_after(0.4 if not guarded else 5) as scope:
                 assert (await read_until(stream, b"never"))[2:4] == (1008).to_bytes(2, "big")
@@ -393,12 +397,12 @@ async def test_a_message_that_was_whole_in_time_ends_nothing(steady_clock: trio.
     text = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
     async with serving(app, limits=limits, grace=0) as served, await open_websocket(served) as stream:
         for _ in range(2):
-            await stream.send_all(frame(1, text[:9], last=False) + frame(9, b"begun"))
+            await stream.send_all(frame(TEXT_FRAME, text[:9]) + frame(FIN | PING, b"begun"))
             await read_until(stream, b"begun")
-            await stream.send_all(frame(0, text[9:]))
+            await stream.send_all(frame(FIN | CONTINUATION, text[9:]))
             with trio.move_on_after(0.25):
                 await read_until(stream, b"never")
-            await stream.send_all(frame(9, b"alive"))
+            await stream.send_all(frame(FIN | PING, b"alive"))
             assert (await read_until(stream, b"alive")).endswith(b"alive")
 
 
@@ -409,7 +413,7 @@ async def test_of_many_tiny_frames_others_have_their_turn_in_between(guarded: bo
         async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
 
             async def say() -> None:
-                await stream.send_all(frame(10, b"") * 10_000 + frame(9, b"alive"))
+                await stream.send_all(frame(FIN | PONG, b"") * 10_000 + frame(FIN | PING, b"alive"))
                 await read_until(stream, b"alive")
 
             assert (await turns_of(say) >= 10_000 / 16) is guarded
@@ -426,7 +430,7 @@ async def test_a_peer_may_send_before_its_handshake_has_been_logged(
     monkeypatch.setattr("hypercorn.logging.Logger.access", access)
     face, _ = download()
     async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
-        await stream.send_all(frame(9, b"early"))
+        await stream.send_all(frame(FIN | PING, b"early"))
         assert await read_until(stream, b"early") == b"\x8a\x05early"
         answered.set()
     assert served.failure is None
@@ -445,7 +449,7 @@ async def test_a_large_message_leaves_in_pieces(guarded: bool, size: int) -> Non
     face["/ws"] = upgrade(serve)
     with guard(guarded, "messages"):
         async with serving(AsgiApp(face.running)) as served, await open_websocket(served) as stream:
-            raw, pieces = Raw(stream), []
+            raw, pieces = RawWebSocket(stream), []
             while (heard := await raw.hear())[0] & 0xF in (TEXT_FRAME, CONTINUATION):
                 pieces.append(heard)
     assert b"".join(payload for _, payload in pieces).decode() == text
@@ -486,7 +490,7 @@ async def test_a_websocket_peer_that_leaves_a_full_queue_is_let_go(guarded: bool
     with guard(guarded, "stuck"):
         async with serving(AsgiApp(face.running), limits=HttpLimits(max_connections=1), grace=0) as served:
             stream = await open_websocket(served, receive_buffer=4096)
-            await stream.send_all(frame(1, b"{}") * 10)
+            await stream.send_all(frame(FIN | TEXT_FRAME, b"{}") * 10)
             await settle()
             reset_on_close(stream)
             await stream.aclose()
@@ -515,9 +519,9 @@ async def test_a_websocket_peer_that_leaves_unread_is_noticed_by_who_asks(
     with guard(guarded, "stuck"):
         async with serving(AsgiApp(face.running), grace=0, **options) as served:
             stream = await connected(served, ours)
-            await stream.send_all(WEBSOCKET % (b"/ws", b""))
+            await stream.send_all(handshake())
             await read_until(stream, b"\r\n\r\n")
-            await stream.send_all(frame(1, b"{}") * count)
+            await stream.send_all(frame(FIN | TEXT_FRAME, b"{}") * count)
             await settle()
             assert not known.is_set()
             await trio.aclose_forcefully(stream)
@@ -768,7 +772,7 @@ async def close_against_writer(served: Served) -> None:
     """Let Hypercorn's answer to our close wait behind a write, which ends as the application does."""
     async with await open_websocket(served, receive_buffer=8192) as stream:
         await settle()
-        await stream.send_all(frame(8, b"\x03\xe8"))
+        await stream.send_all(close(1000))
         await settle()
         while await stream.receive_some(1_000_000):
             pass
@@ -812,9 +816,9 @@ async def test_websocket_peers_that_vanish_leave_nothing_behind(caplog: pytest.L
             async with await open_websocket(served, receive_buffer=8192) as stream:
                 await trio.sleep(chance.random() * 0.05)
                 for _ in range(chance.randrange(3)):
-                    await stream.send_all(frame(9, b"ping"))
+                    await stream.send_all(frame(FIN | PING, b"ping"))
                 if chance.random() < 0.7:
-                    await stream.send_all(frame(8, b"\x03\xe8"))
+                    await stream.send_all(close(1000))
                 if chance.random() < 0.3:
                     await stream.send_eof()
                 await trio.sleep(chance.random() * 0.05)
@@ -984,7 +988,7 @@ async def test_other_servers_of_the_process_are_left_alone() -> None:
         (address,) = await nursery.start(serve)
         served = Served(address)
         async with await served.connect() as stream:
-            await stream.send_all(WEBSOCKET % (b"/ws", b"Sec-WebSocket-Extensions: permessage-deflate\r\n"))
+            await stream.send_all(handshake("Sec-WebSocket-Extensions: permessage-deflate"))
             assert b"permessage-deflate" in (await read_until(stream, b"\r\n\r\n")).lower()
         nursery.cancel_scope.cancel()
 

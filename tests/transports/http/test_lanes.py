@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import orjson
@@ -16,12 +15,14 @@ import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
+from tests.peers.http1 import HttpWire
+from tests.peers.messages import initialize, notification
+from tests.peers.serving import Place, served
+from tests.peers.websockets import message, upgrade
 from tests.transports.http.face import Visitor, visiting
-from tests.transports.http.hypercorn_support import frame
-from tests.transports.http.support import RawClient, request
 from tests.transports.http.test_sse2024 import met, say
 from trimcp import security
-from trimcp.net import http_face, serve_http
+from trimcp.net import http_face
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
@@ -224,15 +225,15 @@ async def test_what_waits_for_a_client_that_comes_back_is_in_the_store_and_nothi
 
 
 @asynccontextmanager
-async def _listening(busy: Busy, settings: HttpSettings | None = None) -> AsyncIterator[Callable[[], RawClient]]:
+async def _listening(busy: Busy, settings: HttpSettings | None = None) -> AsyncIterator[Callable[[], HttpWire]]:
     """The real face behind the real listener's connections, in memory, where time is virtual."""
     async with http_face(busy.server, settings) as face, trio.open_nursery() as nursery:
         hosting = Hosting(face, HttpLimits(), nursery)
 
-        def connect() -> RawClient:
+        def connect() -> HttpWire:
             ours, theirs = lockstep_stream_pair()
             nursery.start_soon(H1Connection(hosting, StreamWire(theirs), peer="192.0.2.1:7").run)
-            return RawClient(ours)
+            return HttpWire(ours)
 
         yield connect
         nursery.cancel_scope.cancel()
@@ -256,9 +257,9 @@ class _NoFace:
     """A visitor needs one only to be visited."""
 
 
-async def _begin_flood(client: RawClient) -> None:
+async def _begin_flood(client: HttpWire) -> None:
     """Call a tool of the modern era that says much, and read nothing."""
-    await client.send(_request("POST", "/mcp", *_headers(LATEST, "flood"), body=_flood()))
+    await client.request("POST", "/mcp", *_headers(LATEST, "flood"), body=_flood())
 
 
 def _flood(revision: Revision = LATEST) -> bytes:
@@ -308,11 +309,11 @@ async def test_before_2026_the_call_goes_on_without_its_reader(
         }
         body = orjson.dumps(visitor.request("initialize", params))
         lines = _headers(LATEST_LEGACY, "")
-        await client.send(_request("POST", "/mcp", *lines[:2], body=body))
+        await client.request("POST", "/mcp", *lines[:2], body=body)
         answer = await client.answer("POST")
         assert answer.status == 200
         headers = _headers(LATEST_LEGACY, "", answer.headers["mcp-session-id"])
-        await client.send(_request("POST", "/mcp", *headers, body=_flood(LATEST_LEGACY)))
+        await client.request("POST", "/mcp", *headers, body=_flood(LATEST_LEGACY))
         await trio.sleep(30)
         (running,) = busy.server.runs
         (session,) = running.sessions
@@ -327,50 +328,30 @@ async def test_before_2026_the_call_goes_on_without_its_reader(
 # The same on both hosts, over real sockets
 
 
-async def _post(port: int) -> trio.SocketStream:
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(_request("POST", "/mcp", *_headers(LATEST, "flood"), body=_flood()))
-    return stream
+async def _post(place: Place) -> trio.SocketStream:
+    wire = await place.connect()
+    await wire.request("POST", "/mcp", *_headers(LATEST, "flood"), body=_flood())
+    return wire.stream
 
 
-async def _sse(port: int) -> trio.SocketStream:
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(_request("GET", "/sse", "Accept: text/event-stream"))
-    head = b""
-    while b"session_id=" not in head or not head.rstrip(b"\r\n").endswith(head.rsplit(b"session_id=")[-1].strip()):
-        head += await stream.receive_some()
-    place = head.rsplit(b"data: ")[-1].split()[0].decode()
-    visitor = Visitor(_NoFace(), OLDEST)  # type: ignore[arg-type]
-    params = {"protocolVersion": OLDEST.name, "capabilities": {}, "clientInfo": {"name": "v", "version": "1"}}
-    bodies = (
-        orjson.dumps(visitor.request("initialize", params)),
-        b'{"jsonrpc":"2.0","method":"notifications/initialized"}',
-        _call(visitor, "flood"),
-    )
-    for body in bodies:
-        async with await trio.open_tcp_stream("127.0.0.1", port) as posting:
-            client = RawClient(posting)
-            await client.send(_request("POST", place, "Content-Type: application/json", body=body))
-            assert (await client.answer("POST")).status == 202
-    return stream
+async def _sse(place: Place) -> trio.SocketStream:
+    stream = await place.connect()
+    path = await stream.open_events()
+    said = (
+        initialize(OLDEST.name),
+        notification("notifications/initialized"),
+        _call(Visitor(_NoFace(), OLDEST), "flood"),
+    )  # type: ignore[arg-type]
+    for body in said:
+        async with place.wire() as posting:
+            assert (await posting.fetch("POST", path, "Content-Type: application/json", body=body)).status == 202
+    return stream.stream
 
 
-async def _websocket(port: int) -> trio.SocketStream:
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(
-        f"GET /ws HTTP/1.1\r\nHost: localhost:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
-    )
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += await stream.receive_some(1)
-    assert b" 101 " in head
-    await stream.send_all(frame(1, _flood()))
-    return stream
-
-
-def _request(method: str, path: str, *lines: str, body: bytes | None = None) -> bytes:
-    return request(method, path, *lines, body=body).replace(b"Host: h\r\n", b"Host: localhost\r\n")
+async def _websocket(place: Place) -> trio.SocketStream:
+    raw = await upgrade(await place.connect())
+    await raw.say(message(_flood()))
+    return raw.stream
 
 
 @pytest.mark.parametrize("road", [_post, _sse, _websocket], ids=lambda road: road.__name__)
@@ -380,16 +361,14 @@ async def test_a_reader_that_takes_nothing_is_dropped_on_both_hosts(
 ) -> None:
     # Under Hypercorn its limit counts for a WebSocket, too: only Hypercorn sees how far a message is.
     busy = Busy(stall_timeout=0.5)
-    async with trio.open_nursery() as nursery:
-        serve = partial(serve_http, port=0, software=software, limits=HttpLimits(stall_timeout=0.5), grace=0.1)
-        (url,) = await nursery.start(serve, busy.server)
-        stream = await road(int(url.split(":")[2].split("/")[0]))
+    transport = "http on hypercorn" if software == "hypercorn" else "http"
+    async with served(busy.server, transport, limits=HttpLimits(stall_timeout=0.5), grace=0.1) as place:
+        stream = await road(place)
         with trio.fail_after(60):
             await busy.ended.wait()
         assert busy.stopped == [(CancelReason.LIMIT, "the peer read nothing for 0.5 seconds")]
         assert [event["event"] for event in events()] == ["peer_stalled"]
         await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("road", [_post, _websocket], ids=lambda road: road.__name__)
@@ -398,11 +377,8 @@ async def test_who_reads_slowly_keeps_its_connection(
 ) -> None:
     """The system reports room only when a third of its buffer is free, which takes such a reader longer than that."""
     busy = Busy(stall_timeout=0.3)
-    async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(
-            partial(serve_http, port=0, limits=HttpLimits(stall_timeout=0.3), grace=0.1), busy.server
-        )
-        stream = await road(int(url.split(":")[2].split("/")[0]))
+    async with served(busy.server, limits=HttpLimits(stall_timeout=0.3), grace=0.1) as place:
+        stream = await road(place)
         began = trio.current_time()
         while trio.current_time() - began < 3:
             await trio.sleep(0.02)  # the peer is slow; nobody waits for anything here
@@ -410,4 +386,3 @@ async def test_who_reads_slowly_keeps_its_connection(
         assert not busy.stopped
         assert not events()
         await trio.aclose_forcefully(stream)
-        nursery.cancel_scope.cancel()

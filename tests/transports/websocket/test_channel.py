@@ -17,7 +17,7 @@ import pytest
 import trio
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.transports.websocket_support import (
+from tests.peers.websockets import (
     BINARY,
     CLOSE,
     CONTINUATION,
@@ -26,17 +26,19 @@ from tests.transports.websocket_support import (
     PING,
     PONG,
     TEXT,
-    Meeting,
     close,
-    connected,
     frame,
+    message,
+    read_head,
+)
+from tests.transports.websocket_support import (
+    Meeting,
+    connected,
     host,
     ids,
     listening,
-    message,
     outgoing,
     raw_client,
-    read_head,
     text,
     turns_of,
 )

@@ -11,27 +11,20 @@ import pytest
 import trio
 import trustme
 from trio.testing import MockClock
-from wsproto.utilities import generate_accept_token
 
-from tests.transports.websocket_support import (
+from tests.peers.websockets import (
     CONTINUATION,
     FIN,
     PING,
     PONG,
     TEXT,
-    Meeting,
-    Raw,
+    accept,
     close,
     frame,
-    host,
-    ids,
-    listening,
     message,
-    outgoing,
     read_head,
-    text,
-    turns_of,
 )
+from tests.transports.websocket_support import Meeting, host, ids, listening, outgoing, text, turns_of
 from trimcp.channel import MessageChannel
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.transports.websocket import client as websocket_client
@@ -294,19 +287,10 @@ async def test_a_trace_shows_what_passes() -> None:
 # Servers that misbehave after the handshake
 
 
-async def accept(stream: trio.abc.Stream, *more: bytes, extra: bytes = b"") -> Raw:
-    """Accept a WebSocket by hand, agreeing to no subprotocol, with frames in the same write."""
-    _, headers, rest = await read_head(stream)
-    token = generate_accept_token(headers["sec-websocket-key"].encode())
-    head = b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + token
-    await stream.send_all(head + extra + b"\r\n\r\n" + b"".join(more))
-    return Raw(stream, rest)
-
-
-@pytest.mark.parametrize("extra", [b"Sec-WebSocket-Protocol: other", b"Sec-WebSocket-Extensions: permessage-deflate"])
-async def test_a_server_that_agrees_to_what_was_not_offered(autojump_clock: MockClock, extra: bytes) -> None:
+@pytest.mark.parametrize("extra", ["Sec-WebSocket-Protocol: other", "Sec-WebSocket-Extensions: permessage-deflate"])
+async def test_a_server_that_agrees_to_what_was_not_offered(autojump_clock: MockClock, extra: str) -> None:
     async def answer(stream: trio.SocketStream) -> None:
-        await accept(stream, extra=b"\r\n" + extra)
+        await accept(stream, lines=[extra])
         assert await stream.receive_some() == b""
 
     async with answering(answer) as port:

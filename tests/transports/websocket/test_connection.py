@@ -14,24 +14,8 @@ import trio
 import trio_websocket
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.transports.websocket_support import (
-    CONTINUATION,
-    FIN,
-    HANDSHAKE,
-    PING,
-    PONG,
-    TEXT,
-    Meeting,
-    Raw,
-    connected,
-    frame,
-    ids,
-    listening,
-    message,
-    outgoing,
-    raw_client,
-    text,
-)
+from tests.peers.websockets import CONTINUATION, FIN, HANDSHAKE, PING, PONG, TEXT, RawWebSocket, frame, message
+from tests.transports.websocket_support import Meeting, connected, ids, listening, outgoing, raw_client, text
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.http.seams import Head
 from trimcp.transports.websocket.channel import serve_upgraded
@@ -55,7 +39,7 @@ async def test_a_silent_peer_is_pinged_and_then_given_up(autojump_clock: MockClo
         assert await raw.hear() == (0, b"")
 
 
-async def answer_pings(raw: Raw, heard: list[float]) -> None:
+async def answer_pings(raw: RawWebSocket, heard: list[float]) -> None:
     while True:
         first, payload = await raw.hear()
         if first != FIN | PING:
@@ -107,7 +91,7 @@ async def test_a_whole_message_or_control_frame_is_a_sign_of_life(autojump_clock
         assert trio.current_time() - began == pytest.approx(59 + 59 + 60)
 
 
-async def dribble(raw: Raw, piece: bytes) -> None:
+async def dribble(raw: RawWebSocket, piece: bytes) -> None:
     """Say something every ten seconds, for as long as that can be."""
     with contextlib.suppress(trio.BrokenResourceError):
         while True:

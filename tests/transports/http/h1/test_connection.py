@@ -9,7 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from tests.transports.http.support import DummyFace, RawClient, memory, request
+from tests.peers.http1 import HttpWire, http_request
+from tests.transports.http.support import DummyFace, memory
 from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.parser import RequestParser
@@ -29,7 +30,7 @@ async def test_requests_follow_each_other(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
         for n in range(3):
-            answer = await client.ask("POST", "/echo", body=HELLO * n)
+            answer = await client.fetch("POST", "/echo", body=HELLO * n)
             assert (answer.status, answer.body) == (200, HELLO * n)
             assert answer.headers["content-type"] == "application/json"
             assert answer.headers["date"].endswith("GMT")
@@ -42,7 +43,11 @@ async def test_requests_follow_each_other(autojump_clock: MockClock) -> None:
 async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        for byte in request("POST", body=HELLO) + request("POST", "/no", body=HELLO) + request("POST", body=HELLO):
+        for byte in (
+            http_request("POST", body=HELLO)
+            + http_request("POST", "/no", body=HELLO)
+            + http_request("POST", body=HELLO)
+        ):
             await client.send(bytes([byte]))
             await wait_all_tasks_blocked()
         assert [(await client.answer()).status for _ in range(3)] == [200, 403, 200]
@@ -52,7 +57,7 @@ async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
 async def test_pipelined_requests_are_answered_in_order_one_at_a_time(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(b"".join(request("POST", "/wait", body=b"%d" % n) for n in range(5)))
+        await client.send(b"".join(http_request("POST", "/wait", body=b"%d" % n) for n in range(5)))
         for n in range(5):
             await wait_all_tasks_blocked()
             assert [handler.body for handler in site.face.handlers] == [b"%d" % m for m in range(n + 1)]
@@ -89,7 +94,7 @@ async def test_reading_stops_at_a_bounded_amount_of_following_requests(autojump_
 
     async with memory() as site:
         client = site.connect(pair)
-        one = request("POST", "/wait", body=b"x" * 1_000)
+        one = http_request("POST", "/wait", body=b"x" * 1_000)
         await client.send(one * 1_000)
         await wait_all_tasks_blocked()
         assert LIMITS.max_pipelined <= counting[0].count <= 2 * 64 * 1024 + 64 * 1024
@@ -109,13 +114,13 @@ async def test_chunked_bodies(autojump_clock: MockClock) -> None:
             assert site.face.handlers[0].body is None
             await client.send(piece)
         assert (await client.answer()).body == b"abcde"
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
 
 
 async def test_connection_close_is_honoured(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(request("POST", "/echo", "Connection: close", body=HELLO) + request())
+        await client.send(http_request("POST", "/echo", "Connection: close", body=HELLO) + http_request())
         answer = await client.answer()
         assert (answer.body, answer.headers["connection"]) == (HELLO, "close")
         await client.closed()
@@ -126,7 +131,7 @@ async def test_100_continue_comes_when_the_head_was_admitted(autojump_clock: Moc
     async with memory() as site:
         client = site.connect()
         site.face.held = trio.Event()
-        await client.send(request("POST", "/echo", "Expect: 100-continue", f"Content-Length: {len(HELLO)}"))
+        await client.send(http_request("POST", "/echo", "Expect: 100-continue", f"Content-Length: {len(HELLO)}"))
         await wait_all_tasks_blocked()
         assert site.face.handlers == []
         site.face.held.set()
@@ -135,7 +140,9 @@ async def test_100_continue_comes_when_the_head_was_admitted(autojump_clock: Moc
         assert (await client.answer()).body == HELLO
 
         # It is left out where the body has begun already, or there is none.
-        await client.send(request("POST", "/echo", "Expect: 100-continue", f"Content-Length: {len(HELLO)}") + HELLO[:1])
+        await client.send(
+            http_request("POST", "/echo", "Expect: 100-continue", f"Content-Length: {len(HELLO)}") + HELLO[:1]
+        )
         await wait_all_tasks_blocked()
         await client.send(HELLO[1:])
         assert (await client.answer()).status == 200
@@ -145,7 +152,7 @@ async def test_100_continue_comes_when_the_head_was_admitted(autojump_clock: Moc
         assert (await client.answer()).status == 200
 
         # Refused: the client will not send the body, or it will; so the connection cannot go on.
-        await client.send(request("POST", "/no", "Expect: 100-continue", f"Content-Length: {len(HELLO)}"))
+        await client.send(http_request("POST", "/no", "Expect: 100-continue", f"Content-Length: {len(HELLO)}"))
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (403, "close")
         await client.closed()
@@ -157,21 +164,21 @@ async def test_100_continue_comes_when_the_head_was_admitted(autojump_clock: Moc
 async def test_a_small_body_is_dropped_when_its_request_is_turned_away(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(request("POST", "/no", "Content-Length: 1000") + b"x" * 400)
+        await client.send(http_request("POST", "/no", "Content-Length: 1000") + b"x" * 400)
         assert (await client.answer()).status == 403  # at once
-        await client.send(b"x" * 600 + request("POST", body=HELLO))
+        await client.send(b"x" * 600 + http_request("POST", body=HELLO))
         assert (await client.answer()).body == HELLO
 
 
 async def test_a_large_body_is_not_read_when_its_request_is_turned_away(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(request("POST", "/no", "Content-Length: 100000"))
+        await client.send(http_request("POST", "/no", "Content-Length: 100000"))
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (403, "close")
         await client.closed()
         client = site.connect()
-        await client.send(request("POST", "/no", "Transfer-Encoding: chunked"))
+        await client.send(http_request("POST", "/no", "Transfer-Encoding: chunked"))
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (403, "close")
         await client.closed()
@@ -180,7 +187,7 @@ async def test_a_large_body_is_not_read_when_its_request_is_turned_away(autojump
 async def test_a_dropped_body_that_does_not_come_ends_the_connection(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(request("POST", "/no", "Content-Length: 10"))
+        await client.send(http_request("POST", "/no", "Content-Length: 10"))
         assert (await client.answer()).status == 403
         start = trio.current_time()
         await client.closed()
@@ -190,7 +197,7 @@ async def test_a_dropped_body_that_does_not_come_ends_the_connection(autojump_cl
 async def test_a_length_above_the_limit_is_answered_without_reading(autojump_clock: MockClock) -> None:
     async with memory(DummyFace(max_body=1_000)) as site:
         client = site.connect()
-        await client.send(request("POST", "/echo", "Expect: 100-continue", "Content-Length: 1001"))
+        await client.send(http_request("POST", "/echo", "Expect: 100-continue", "Content-Length: 1001"))
         answer = await client.answer()
         assert (answer.status, answer.body, answer.headers["connection"]) == (413, b'"too large"', "close")
         await client.closed()
@@ -202,7 +209,7 @@ async def test_a_length_above_the_limit_is_answered_without_reading(autojump_clo
         assert site.face.handlers[1].beginning == b"y" * 1_001
 
         client = site.connect()
-        assert (await client.ask("POST", body=b"z" * 1_000)).status == 200
+        assert (await client.fetch("POST", body=b"z" * 1_000)).status == 200
         assert site.face.ended == [("/echo", 413, 11), ("/echo", 413, 11), ("/echo", 200, 1_000)]
 
 
@@ -232,10 +239,10 @@ async def test_all_unfinished_bodies_together_are_bounded(autojump_clock: MockCl
     async with memory(DummyFace(budget=Budget(600_000))) as site:
         clients = [site.connect() for _ in range(3)]
         for client in clients[:2]:
-            await client.send(request("POST", "/echo", "Content-Length: 100001") + b"x" * 100_000)
+            await client.send(http_request("POST", "/echo", "Content-Length: 100001") + b"x" * 100_000)
         await wait_all_tasks_blocked()
         assert site.face.budget.held == 200_000
-        await clients[2].send(request("POST", "/echo", "Content-Length: 100001") + b"x" * 100_000)
+        await clients[2].send(http_request("POST", "/echo", "Content-Length: 100001") + b"x" * 100_000)
         answer = await clients[2].answer()
         assert (answer.status, answer.headers["connection"], answer.headers["retry-after"]) == (503, "close", "1")
         for client in clients[:2]:
@@ -250,7 +257,7 @@ async def test_a_body_counts_while_it_waits_for_its_turn(autojump_clock: MockClo
         client = site.connect()
         budget._next_turn = trio.current_time() + 60  # a large one was parsed just now
         async with budget._turn:
-            await client.send(request("POST", "/echo", "Content-Length: 300000") + b"x" * 300_000)
+            await client.send(http_request("POST", "/echo", "Content-Length: 300000") + b"x" * 300_000)
             await wait_all_tasks_blocked()
             assert budget.held == 300_000
         assert (await client.answer()).status == 200
@@ -263,7 +270,7 @@ async def test_who_is_ended_while_its_body_waits_for_its_turn_is_not_served(auto
         client = site.connect()
         budget._next_turn = trio.current_time() + 60
         async with budget._turn:
-            await client.send(request("POST", "/echo", "Content-Length: 60000") + b"x" * 60_000)
+            await client.send(http_request("POST", "/echo", "Content-Length: 60000") + b"x" * 60_000)
             await wait_all_tasks_blocked()
             budget.holding("somebody else").add(50_000)
             assert (budget.ended, budget.held) == (1, 50_000)
@@ -275,15 +282,15 @@ async def test_who_is_ended_while_its_body_waits_for_its_turn_is_not_served(auto
     ("data", "status"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (request("POST", "/echo", "Transfer-Encoding: chunked") + b"zz\r\n", 400),
+        (http_request("POST", "/echo", "Transfer-Encoding: chunked") + b"zz\r\n", 400),
         (b"GET /" + b"x" * 20_000, 414),
-        (request("GET", "/", "X: " + "x" * 70_000), 431),
+        (http_request("GET", "/", "X: " + "x" * 70_000), 431),
     ],
 )
 async def test_what_is_no_request_ends_the_connection(data: bytes, status: int, autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(request("POST", "/echo", body=HELLO) + data + b"\r\n" + request(path="/smuggled"))
+        await client.send(http_request("POST", "/echo", body=HELLO) + data + b"\r\n" + http_request(path="/smuggled"))
         assert (await client.answer()).body == HELLO
         answer = await client.answer()
         assert (answer.status, answer.headers["connection"]) == (status, "close")
@@ -300,10 +307,12 @@ class KnowsFewPaths(DummyFace):
 
 async def test_mutated_requests_end_in_order(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     samples = [
-        request("POST", "/echo", body=HELLO) * 2,
-        request("POST", "/echo", "Transfer-Encoding: chunked") + b"5\r\nhello\r\n0\r\n\r\n" + request(path="/no"),
-        request("POST", "/no", "Expect: 100-continue", body=HELLO) + request("HEAD", "/echo"),
-        request("GET", "/ws", "Connection: upgrade", "Upgrade: websocket") + request(version="1.0"),
+        http_request("POST", "/echo", body=HELLO) * 2,
+        http_request("POST", "/echo", "Transfer-Encoding: chunked")
+        + b"5\r\nhello\r\n0\r\n\r\n"
+        + http_request(path="/no"),
+        http_request("POST", "/no", "Expect: 100-continue", body=HELLO) + http_request("HEAD", "/echo"),
+        http_request("GET", "/ws", "Connection: upgrade", "Upgrade: websocket") + http_request(version="1.0"),
     ]
     choose = random.Random(20261121)
     async with memory(KnowsFewPaths()) as site:
@@ -339,7 +348,7 @@ async def test_a_head_must_be_complete_ten_seconds_after_accepting(autojump_cloc
         client = site.connect()
         start = trio.current_time()
         await trio.sleep(5)
-        for byte in request()[:9]:
+        for byte in http_request()[:9]:
             await client.send(bytes([byte]))
             await trio.sleep(0.5)
         answer = await client.answer()
@@ -351,12 +360,12 @@ async def test_a_head_must_be_complete_ten_seconds_after_accepting(autojump_cloc
 async def test_a_later_head_has_ten_seconds_from_its_first_byte(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.ask("POST", body=HELLO)
+        await client.fetch("POST", body=HELLO)
         await trio.sleep(70)
         await client.send(b"POST ")
         start = trio.current_time()
         await trio.sleep(9)
-        await client.send(request("POST", body=HELLO)[5:])
+        await client.send(http_request("POST", body=HELLO)[5:])
         assert (await client.answer()).body == HELLO
         await client.send(b"POST ")
         start = trio.current_time()
@@ -368,7 +377,7 @@ async def test_an_idle_connection_is_closed_after_75_seconds(autojump_clock: Moc
     async with memory() as site:
         client = site.connect()
         for _ in range(3):
-            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            assert (await client.fetch("POST", body=HELLO)).body == HELLO
             await trio.sleep(74)
         await client.send(b"\r\n")  # is no beginning of anything
         start = trio.current_time()
@@ -380,7 +389,7 @@ async def test_a_body_must_be_complete_in_thirty_seconds(autojump_clock: MockClo
     async with memory() as site:
         client = site.connect()
         start = trio.current_time()
-        await client.send(request("POST", "/echo", "Content-Length: 1000"))
+        await client.send(http_request("POST", "/echo", "Content-Length: 1000"))
         for _ in range(29):
             await client.send(b"x")
             await trio.sleep(1)
@@ -393,13 +402,13 @@ async def test_a_body_must_be_complete_in_thirty_seconds(autojump_clock: MockClo
 async def test_a_body_that_comes_at_its_rate_may_take_longer(autojump_clock: MockClock) -> None:
     async with memory(limits=HttpLimits(body_timeout=10, body_rate=1_000)) as site:
         client = site.connect()
-        await client.send(request("POST", "/echo", "Content-Length: 30000"))
+        await client.send(http_request("POST", "/echo", "Content-Length: 30000"))
         for _ in range(30):
             await trio.sleep(1)
             await client.send(b"x" * 1_000)
         assert (await client.answer()).status == 200
         start = trio.current_time()
-        await client.send(request("POST", "/echo", "Content-Length: 30000"))
+        await client.send(http_request("POST", "/echo", "Content-Length: 30000"))
         await client.send(b"x" * 5_000)
         assert (await client.answer()).status == 408
         assert trio.current_time() - start == pytest.approx(15, abs=0.001)
@@ -419,7 +428,7 @@ async def test_an_answer_may_take_its_time(autojump_clock: MockClock) -> None:
 async def test_lingering_is_bounded_in_time(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.ask("POST", "/echo", "Connection: close", body=HELLO)
+        await client.fetch("POST", "/echo", "Connection: close", body=HELLO)
         start = trio.current_time()
         await client.closed()  # at once: we say that we are done
         assert trio.current_time() == start
@@ -479,7 +488,7 @@ async def test_an_end_of_file_in_the_middle_of_a_stream(autojump_clock: MockCloc
         assert site.face.ended == [("/wait", 200, 5)]
 
 
-@pytest.mark.parametrize("data", [b"POST ", request("POST", "/wait", "Content-Length: 5") + b"1234"])
+@pytest.mark.parametrize("data", [b"POST ", http_request("POST", "/wait", "Content-Length: 5") + b"1234"])
 async def test_a_client_that_leaves_before_its_request_is_complete(data: bytes, autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
@@ -525,7 +534,7 @@ async def test_a_finished_response_is_delivered_to_a_client_that_will_send_no_mo
 async def test_pipelined_requests_wait_until_the_response_before_is_taken(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect(lockstep_stream_pair)
-        await client.send(request("POST", "/wait", body=HELLO) * 3)
+        await client.send(http_request("POST", "/wait", body=HELLO) * 3)
         for n in range(3):
             await wait_all_tasks_blocked()
             assert len(site.face.handlers) == n + 1
@@ -541,11 +550,11 @@ async def test_pipelined_requests_wait_until_the_response_before_is_taken(autoju
 async def test_draining_ends_idle_connections_and_lets_others_finish(autojump_clock: MockClock) -> None:
     async with memory() as site:
         idle, fresh, busy, streaming, sending = (site.connect() for _ in range(5))
-        await idle.ask("POST", body=HELLO)
+        await idle.fetch("POST", body=HELLO)
         await busy.request("POST", "/wait", body=HELLO)
         await wait_all_tasks_blocked()
         await streaming.request("POST", "/wait", body=HELLO)
-        await sending.send(request("POST", "/echo", "Content-Length: 5") + b"123")
+        await sending.send(http_request("POST", "/echo", "Content-Length: 5") + b"123")
         await wait_all_tasks_blocked()
         site.face.handlers[2].reply.start(HttpResponse(200, (), b"event"))
 
@@ -579,7 +588,7 @@ async def test_a_bug_is_logged_and_ends_one_request(
         if statuses:
             answer = await client.answer()
             assert (answer.status, answer.body) == (500, b"")
-            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            assert (await client.fetch("POST", body=HELLO)).body == HELLO
         else:
             await client.rest()
         (record,) = caplog.records
@@ -629,8 +638,8 @@ def living() -> int:
 
 async def test_nothing_refers_to_a_connection_that_has_ended(autojump_clock: MockClock) -> None:
     async with memory() as site:
-        clients: list[RawClient] = [site.connect() for _ in range(3)]
-        await clients[0].ask("POST", body=HELLO)
+        clients: list[HttpWire] = [site.connect() for _ in range(3)]
+        await clients[0].fetch("POST", body=HELLO)
         await clients[1].request("POST", "/wait", body=HELLO)
         await clients[2].send(b"POST ")
         await wait_all_tasks_blocked()
@@ -661,10 +670,10 @@ async def test_an_upgrade_gets_the_head_as_it_was_read_and_all_that_follows(auto
             seen += await stream.receive_some(7)
         await stream.send_all(b"seen: " + seen)
 
-    ask = request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")
+    ask = http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")
     async with memory(upgrade_websocket=serve) as site:
         client = site.connect()
-        await client.ask("POST", body=HELLO)
+        await client.fetch("POST", body=HELLO)
         await client.send(ask + b"frame")
         await wait_all_tasks_blocked()
         site.hosting.draining = True
@@ -683,7 +692,7 @@ async def test_an_upgrade_gets_the_head_as_it_was_read_and_all_that_follows(auto
 async def test_an_upgrade_that_cannot_be(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        assert (await client.ask("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")).status == 400
+        assert (await client.fetch("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")).status == 400
 
 
 async def test_a_crash_in_an_upgrade_ends_one_connection(
@@ -694,7 +703,7 @@ async def test_a_crash_in_an_upgrade_ends_one_connection(
 
     async with memory(upgrade_websocket=crash) as site:
         client = site.connect()
-        await client.send(request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket"))
+        await client.send(http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket"))
         await client.closed()
         await wait_all_tasks_blocked()
         assert [record.levelname for record in caplog.records] == ["ERROR"]

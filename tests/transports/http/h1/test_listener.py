@@ -21,7 +21,8 @@ import trio
 import trustme
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transports.http.support import DummyFace, RawClient, request
+from tests.peers.http1 import HttpWire, http_request
+from tests.transports.http.support import DummyFace
 from trimcp.errors import LocalError
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.h1.sockets import tls_context
@@ -57,10 +58,10 @@ def port_of(url: str) -> int:
     return int(url.rsplit(":", 1)[1])
 
 
-async def connect(url: str) -> RawClient:
+async def connect(url: str) -> HttpWire:
     if url.startswith("unix:"):
-        return RawClient(await trio.open_unix_socket(url.removeprefix("unix:")))
-    return RawClient(await trio.open_tcp_stream("127.0.0.1", port_of(url)))
+        return HttpWire(await trio.open_unix_socket(url.removeprefix("unix:")))
+    return HttpWire(await trio.open_tcp_stream("127.0.0.1", port_of(url)))
 
 
 async def until(condition: Any) -> None:
@@ -76,7 +77,7 @@ async def test_it_serves_on_a_port_the_system_chose() -> None:
         assert url.startswith("http://127.0.0.1:")
         client = await connect(url)
         for n in range(3):
-            assert (await client.ask("POST", body=HELLO * n)).body == HELLO * n
+            assert (await client.fetch("POST", body=HELLO * n)).body == HELLO * n
         head = face.handlers[0].head
         assert isinstance(client.stream, trio.SocketStream)
         assert head.peer == f"127.0.0.1:{client.stream.socket.getsockname()[1]}"
@@ -91,8 +92,8 @@ async def test_it_serves_on_every_address() -> None:
         assert any(url.startswith("http://0.0.0.0:") for url in urls)
         for url in urls:
             host = "::1" if "[" in url else "127.0.0.1"
-            client = RawClient(await trio.open_tcp_stream(host, port_of(url)))
-            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            client = HttpWire(await trio.open_tcp_stream(host, port_of(url)))
+            assert (await client.fetch("POST", body=HELLO)).body == HELLO
             await client.stream.aclose()
 
 
@@ -111,7 +112,7 @@ async def test_it_serves_on_sockets_of_others_and_beside_others() -> None:
             assert len(urls) == 2
             for url in urls:
                 client = await connect(url)
-                assert (await client.ask("POST", body=HELLO)).body == HELLO
+                assert (await client.fetch("POST", body=HELLO)).body == HELLO
                 await client.stream.aclose()
         assert theirs.fileno() == -1
 
@@ -140,7 +141,7 @@ async def test_large_bodies_both_ways() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(client.request, "POST", body=body))
             assert (await client.answer()).body == body
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert face.ended == [("/echo", 200, len(body)), ("/echo", 200, len(HELLO))]
         await client.stream.aclose()
 
@@ -156,11 +157,11 @@ async def test_a_slow_reader_disturbs_nobody_and_goes_on_when_it_reads() -> None
         reply.write(b"y" * 1_000_000)
         assert 0 < reply.waiting < 33_000_100
         for _ in range(10):
-            assert (await other.ask("POST", body=HELLO)).body == HELLO
+            assert (await other.fetch("POST", body=HELLO)).body == HELLO
         assert reply.waiting > 10_000_000
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reply.room)
-            assert (await slow.head())[0] == 200
+            assert (await slow.head()).status == 200
             assert await slow.chunk() == b"x" * 32_000_000
             assert await slow.chunk() == b"y" * 1_000_000
         assert reply.waiting == 0
@@ -197,7 +198,7 @@ async def test_a_burst_costs_few_system_calls_and_leaves_the_connection_usable(m
             pieces = [chunk async for chunk in client.chunks()]
             assert pieces == [b"first", *(b"%d" % number for number in range(1_000)), b"last"]
             assert len(writes) < 30
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert len(face.ended) == 4
         await client.stream.aclose()
 
@@ -241,7 +242,7 @@ async def test_a_client_that_leaves_with_more_behind_its_request_is_noticed(
         options["ssl_context"] = tls_context(certificate)
     async with serving(face, **options) as (url,):
         client = await (connect_tls(url, authority) if tls else connect(url))
-        await client.send(request("GET", "/wait") + b"x" * behind)
+        await client.send(http_request("GET", "/wait") + b"x" * behind)
         await until(lambda: face.handlers and face.handlers[0].body is not None)
         face.handlers[0].reply.start(HttpResponse(200, (), b"begun"))
         await client.head()
@@ -259,10 +260,10 @@ async def test_pipelined_requests_are_all_answered() -> None:
     async with serving(face) as (url,):
         client = await connect(url)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.send, b"".join(request("POST", body=b"%d" % n) for n in range(3_000)))
+            nursery.start_soon(client.send, b"".join(http_request("POST", body=b"%d" % n) for n in range(3_000)))
             for n in range(3_000):
                 assert (await client.answer()).body == b"%d" % n
-        await client.send(request("POST", "/wait", body=HELLO) * 2)  # the second has to wake a reader that waits
+        await client.send(http_request("POST", "/wait", body=HELLO) * 2)  # the second has to wake a reader that waits
         for n in (3_000, 3_001):
             await until(lambda n=n: len(face.handlers) > n)  # type: ignore[misc]
             await wait_all_tasks_blocked(0.01)
@@ -275,7 +276,7 @@ async def test_a_client_that_pipelines_lets_others_in_between() -> None:
     face = DummyFace()
     async with serving(face) as (url,):
         client = await connect(url)
-        await client.send(request("POST", body=HELLO) * 200)
+        await client.send(http_request("POST", body=HELLO) * 200)
         most = seen = 0
         while seen < 200:
             await trio.lowlevel.checkpoint()
@@ -291,7 +292,9 @@ async def test_a_client_that_sends_tiny_chunks_lets_others_in_between() -> None:
     face = DummyFace()
     async with serving(face) as (url,):
         client = await connect(url)
-        await client.send(request("POST", "/wait", "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 5_000 + b"0\r\n\r\n")
+        await client.send(
+            http_request("POST", "/wait", "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 5_000 + b"0\r\n\r\n"
+        )
         turns = 0
         while not (face.handlers and face.handlers[0].body):
             await trio.lowlevel.checkpoint()
@@ -303,7 +306,7 @@ async def test_a_client_that_sends_tiny_chunks_lets_others_in_between() -> None:
 
 async def test_a_refusal_reaches_a_client_that_sends_everything_first() -> None:
     async with serving(DummyFace(max_body=1_000)) as (url,):
-        for data in (request("POST", body=b"x" * 900_000), request("POST", "/no", body=b"x" * 900_000)):
+        for data in (http_request("POST", body=b"x" * 900_000), http_request("POST", "/no", body=b"x" * 900_000)):
             client = await connect(url)
             await client.send(data)
             assert (await client.answer()).status in (403, 413)
@@ -333,7 +336,7 @@ async def test_connections_beyond_the_cap_wait(caplog: pytest.LogCaptureFixture,
         first, second, third = [await connect(url) for _ in range(3)]
         await third.request("POST", body=HELLO)
         for client in (first, second):
-            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            assert (await client.fetch("POST", body=HELLO)).body == HELLO
         with trio.move_on_after(0.05):
             await third.answer()
             raise AssertionError("it was accepted")
@@ -347,14 +350,14 @@ async def test_connections_beyond_the_cap_wait(caplog: pytest.LogCaptureFixture,
 OtherAddresses = pytest.mark.skipif(sys.platform != "linux", reason="only there every 127.x.y.z is this machine")
 
 
-async def from_address(url: str, source: str) -> RawClient:
+async def from_address(url: str, source: str) -> HttpWire:
     sock = trio.socket.socket()
     await sock.bind((source, 0))
     await sock.connect(("127.0.0.1", port_of(url)))
-    return RawClient(trio.SocketStream(sock))
+    return HttpWire(trio.SocketStream(sock))
 
 
-async def is_cut(client: RawClient) -> bool:
+async def is_cut(client: HttpWire) -> bool:
     """Whether the server has closed it; waits for that a moment."""
     with trio.move_on_after(2):
         try:
@@ -369,14 +372,14 @@ async def test_an_idle_connection_of_who_holds_most_gives_way_to_another(caplog:
     async with serving(DummyFace(), limits=HttpLimits(max_connections=3)) as (url,):
         ours = [await from_address(url, "127.0.0.1") for _ in range(3)]
         for client in ours:
-            assert (await client.ask("POST", body=HELLO)).body == HELLO
+            assert (await client.fetch("POST", body=HELLO)).body == HELLO
         await ours[0].request("POST", "/wait", body=HELLO)  # not idle
         another = await from_address(url, "127.0.0.1")
         await another.request("POST", body=HELLO)  # waits, for it is of the same
         newcomer = await from_address(url, "127.0.0.2")
-        assert (await newcomer.ask("POST", body=HELLO)).body == HELLO
+        assert (await newcomer.fetch("POST", body=HELLO)).body == HELLO
         assert await is_cut(ours[1])
-        assert (await ours[2].ask("POST", body=HELLO)).body == HELLO
+        assert (await ours[2].fetch("POST", body=HELLO)).body == HELLO
         await ours[2].stream.aclose()
         assert (await another.answer()).body == HELLO
         for client in (*ours, another, newcomer):
@@ -394,7 +397,7 @@ async def test_who_holds_far_more_gives_way_with_a_request_under_way() -> None:
             await client.request("POST", "/wait", body=HELLO)
         await until(lambda: len(face.handlers) == most)
         newcomers = [await from_address(url, "127.0.0.2") for _ in range(2)]
-        assert (await newcomers[0].ask("POST", body=HELLO)).body == HELLO
+        assert (await newcomers[0].fetch("POST", body=HELLO)).body == HELLO
         await until(lambda: sum(handler.gone for handler in face.handlers) == 1)
         await newcomers[1].request("POST", body=HELLO)  # has a sixteenth already, and waits
         await wait_all_tasks_blocked(0.02)
@@ -411,7 +414,7 @@ async def test_those_that_wait_are_bounded_and_one_address_does_not_take_their_p
     before = open_descriptors()
     async with serving(DummyFace(), limits=HttpLimits(max_connections=1, backlog=4)) as (url,):
         inside = await from_address(url, "127.0.0.1")
-        assert (await inside.ask("POST", body=HELLO)).body == HELLO
+        assert (await inside.fetch("POST", body=HELLO)).body == HELLO
         ours = [await from_address(url, "127.0.0.1") for _ in range(4)]
         await wait_all_tasks_blocked(0.02)
         other = await from_address(url, "127.0.0.2")
@@ -449,7 +452,7 @@ async def test_a_lack_of_descriptors_is_survived_without_spinning(
         listening.bind(("127.0.0.1", 0))
         async with serving(DummyFace(), sockets=[listening]) as (url,):
             first = await connect(url)
-            assert (await first.ask("POST", body=HELLO)).body == HELLO
+            assert (await first.fetch("POST", body=HELLO)).body == HELLO
             tries, listening.exhausted = listening.tries, True
             second = await connect(url)
             await second.request("POST", body=HELLO)
@@ -471,7 +474,7 @@ async def test_connections_that_are_gone_before_they_are_accepted_disturb_nobody
             with socket.create_connection(("127.0.0.1", port_of(url))) as gone:
                 gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client = await connect(url)
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         await client.stream.aclose()
 
 
@@ -508,12 +511,12 @@ def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-async def connect_tls(url: str, authority: trustme.CA) -> RawClient:
+async def connect_tls(url: str, authority: trustme.CA) -> HttpWire:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     context.set_alpn_protocols(["h2", "http/1.1"])
     stream = await trio.open_tcp_stream("127.0.0.1", port_of(url))
-    return RawClient(trio.SSLStream(stream, context, server_hostname="localhost"))
+    return HttpWire(trio.SSLStream(stream, context, server_hostname="localhost"))
 
 
 async def test_tls(authority: trustme.CA, certificate: Path) -> None:
@@ -521,7 +524,7 @@ async def test_tls(authority: trustme.CA, certificate: Path) -> None:
     async with serving(face, ssl_context=tls_context(certificate)) as (url,):
         assert url.startswith("https://127.0.0.1:")
         client = await connect_tls(url, authority)
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert isinstance(client.stream, trio.SSLStream)
         assert client.stream.selected_alpn_protocol() == "http/1.1"
         assert face.handlers[0].head.secure
@@ -529,7 +532,7 @@ async def test_tls(authority: trustme.CA, certificate: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(client.request, "POST", body=body))
             assert (await client.answer()).body == body
-        await client.send(request("POST", "/wait", body=HELLO) * 3)
+        await client.send(http_request("POST", "/wait", body=HELLO) * 3)
         for n in range(3):
             await until(lambda n=n: len(face.handlers) > n + 2)  # type: ignore[misc]
             face.handlers[n + 2].reply.send(HttpResponse(202))
@@ -573,7 +576,7 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert os.listdir(tmp_path) == [path.name]
         client = await connect(urls[0])
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert (face.handlers[0].head.peer, face.handlers[0].head.loopback) == ("unix", True)
         await client.request("POST", "/wait", body=HELLO)
         await until(lambda: len(face.handlers) == 2)
@@ -595,7 +598,7 @@ async def test_it_stops_when_it_is_told_to(tmp_path: Path, steady_clock: trio.ab
         serve = partial(serve_with_clock, face, port=0, path=path, stop=stop, grace=10)
         urls: list[str] = await nursery.start(serve)
         idle, fresh, busy = [await connect(urls[0]) for _ in range(3)]
-        await idle.ask("POST", body=HELLO)
+        await idle.fetch("POST", body=HELLO)
         await busy.request("POST", "/wait", body=HELLO)
         await until(lambda: len(face.handlers) == 2)
         stop.set()
@@ -620,12 +623,12 @@ async def test_connections_stay_until_the_work_is_drained() -> None:
     async with trio.open_nursery() as nursery:
         (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop, drained=drained))
         client = await connect(url)
-        await client.ask("POST", body=HELLO)
+        await client.fetch("POST", body=HELLO)
         stop.set()
         await wait_all_tasks_blocked()
         with pytest.raises(OSError):
             await connect(url)
-        answer = await client.ask("POST", body=HELLO)
+        answer = await client.fetch("POST", body=HELLO)
         assert (answer.body, answer.headers.get("connection")) == (HELLO, None)
         drained.set()
         await client.closed()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.transports.http.support import JSON, memory, request
+from tests.peers.http1 import http_request
+from tests.transports.http.support import JSON, memory
 from trimcp.transports.http.seams import HttpResponse
 
 HELLO = b'{"hello": 1}'
@@ -19,9 +20,9 @@ async def test_a_streamed_response(autojump_clock: MockClock) -> None:
         reply = site.face.handlers[0].reply
         assert not reply.gone
         reply.start(HttpResponse(200, (("Content-Type", "text/event-stream"),), b"one"))
-        status, headers = await client.head()
-        assert (status, headers["transfer-encoding"]) == (200, "chunked")
-        assert "content-length" not in headers
+        head = await client.head()
+        assert (head.status, head.headers["transfer-encoding"]) == (200, "chunked")
+        assert "content-length" not in head.headers
         assert await client.chunk() == b"one"
         reply.write(b"")  # no chunk: it would be the last
         reply.write(b"two")
@@ -33,14 +34,14 @@ async def test_a_streamed_response(autojump_clock: MockClock) -> None:
         reply.finish(b"later")
         reply.abort()
         assert [chunk async for chunk in client.chunks()] == [b"three"]
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert site.face.ended[0] == ("/wait", 200, 11)
 
 
 async def test_what_is_written_late_is_not_part_of_the_next_response(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        await client.send(request(path="/wait") * 2)
+        await client.send(http_request(path="/wait") * 2)
         await wait_all_tasks_blocked()
         first = site.face.handlers[0].reply
         first.send(HttpResponse(200, (), b"first"))
@@ -59,7 +60,7 @@ async def test_what_is_written_late_is_not_part_of_the_next_response(autojump_cl
 async def test_head_requests_get_no_body(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()
-        answer = await client.ask("HEAD", "/no")
+        answer = await client.fetch("HEAD", "/no")
         assert (answer.status, answer.headers["content-length"]) == (403, "4")
         await client.request("HEAD", "/wait")
         await wait_all_tasks_blocked()
@@ -68,7 +69,7 @@ async def test_head_requests_get_no_body(autojump_clock: MockClock) -> None:
         reply.write(b"body")
         reply.finish(b"body")
         assert (await client.answer("HEAD")).status == 200
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert site.face.ended[:2] == [("/no", 403, 0), ("/wait", 200, 0)]
 
 
@@ -86,7 +87,7 @@ async def test_statuses_without_a_body(status: int, autojump_clock: MockClock) -
             assert answer.status == status
             assert "content-length" not in answer.headers
             assert "transfer-encoding" not in answer.headers
-        assert (await client.ask("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
 
 
 async def test_a_head_request_with_an_unknown_status(autojump_clock: MockClock) -> None:
