@@ -19,8 +19,8 @@ import trio
 
 from trimcp.channel import run_trio
 from trimcp.errors import LocalError
+from trimcp.nurseries import open_service_nursery
 from trimcp.run import Served, run_of, signals
-from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.face import HttpFace
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.trace import Write, trace_from_environment

@@ -14,10 +14,10 @@ import attrs
 import trio
 
 from trimcp.channel import MessageChannel, run_trio
+from trimcp.nurseries import open_service_nursery
 from trimcp.server.running import Running
 from trimcp.server.server import Server
-from trimcp.session.drive import Road, drive
-from trimcp.session.scopes import open_service_nursery
+from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.session import Session
 from trimcp.transports.stdio.server import claim_stdio
 from trimcp.values import valued
@@ -230,13 +230,13 @@ class InProcess:
     trace: Write | None = None
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Road]:
+    async def connect(self) -> AsyncIterator[AnyChannel]:
         """Serve one connection for as long as the block runs, and yield the client's end of it."""
         from trimcp.session.drive import direct_ends
         from trimcp.transports.memory import memory_channels
 
-        ours: Road
-        theirs: Road
+        ours: AnyChannel
+        theirs: AnyChannel
         if self.trace is not None:
             from trimcp.transports.trace import traced
 

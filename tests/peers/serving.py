@@ -15,7 +15,7 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire
-from trimcp.session.scopes import open_service_nursery
+from trimcp.nurseries import open_service_nursery
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST, Revision
 
 __all__ = ["IN_MEMORY", "NETWORK", "SOFTWARE", "Place", "ServedHere", "connect", "connected", "served", "target_of"]

@@ -10,7 +10,7 @@ from tests.mirroring import header_channels
 from tests.session.support import Answers, client_engine
 from trimcp.errors import LocalError
 from trimcp.protocol.vocabulary import foreign, vocabulary
-from trimcp.session.drive import Road, direct_ends, driving
+from trimcp.session.drive import AnyChannel, direct_ends, driving
 from trimcp.session.session import Session, mirrored
 from trimcp.wire.prompts import GetPromptParams
 from trimcp.wire.resources import ReadResourceParams
@@ -70,6 +70,6 @@ async def test_the_channel_decides_whether_requests_are_repeated(mirrors: bool) 
 
 async def test_a_direct_end_carries_no_headers() -> None:
     session = Session(client_engine(), Answers())
-    end: Road = direct_ends()[0]
+    end: AnyChannel = direct_ends()[0]
     async with driving(session, end):
         assert session.mirrors_headers is False

@@ -12,16 +12,9 @@ import trio.testing
 
 from tests.session.support import linked
 from trimcp.errors import LocalError
+from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
 from trimcp.session.clock import deadline_around
-from trimcp.session.scopes import (
-    Work,
-    contained,
-    guarded,
-    open_service_nursery,
-    parted,
-    reconciled,
-    sole,
-)
+from trimcp.session.scopes import Work, contained, guarded
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:

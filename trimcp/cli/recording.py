@@ -19,8 +19,8 @@ from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
 from trimcp.cli.targets import find_target
 from trimcp.cli.text import clean
 from trimcp.errors import McpError
+from trimcp.nurseries import open_service_nursery
 from trimcp.run import signals
-from trimcp.session.scopes import open_service_nursery
 from trimcp.testing.journal import JournalWriter
 from trimcp.testing.play import outgoing_of, play
 from trimcp.testing.transcript import Transcript

@@ -22,10 +22,10 @@ from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
 from trimcp.net import serve_http
+from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.request_state import Sealer
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
-from trimcp.session.scopes import open_service_nursery
 from trimcp.transports.http.access import AccessLog, JsonFormatter
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
 from trimcp.transports.http.identity import Authenticate, bearer_tokens

@@ -26,7 +26,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
-from trimcp.session.drive import DirectEnd, Road, driving
+from trimcp.session.drive import AnyChannel, DirectEnd, driving
 from trimcp.session.scopes import cancellation_text, guarded
 from trimcp.session.session import Pending, Session, mirrored
 from trimcp.wire.common import META_SERVER_INFO, Implementation
@@ -50,12 +50,12 @@ _URL: Final = re.compile(r"(https?|wss?)://", re.IGNORECASE)
 class Connectable(Protocol):
     """A target that can be opened any number of times, such as a command that starts a server."""
 
-    def connect(self) -> AbstractAsyncContextManager[Road]:
+    def connect(self) -> AbstractAsyncContextManager[AnyChannel]:
         """Return a context manager that opens the connection anew and yields its channel."""
         ...
 
 
-Opener: TypeAlias = Road | AbstractAsyncContextManager[Road] | Connectable
+Opener: TypeAlias = AnyChannel | AbstractAsyncContextManager[AnyChannel] | Connectable
 """What `opened` can open. A plain channel or context manager is good for once."""
 
 Target: TypeAlias = str | Opener
@@ -240,7 +240,7 @@ def _key(target: Target) -> object:
     return key
 
 
-def opened(target: Opener) -> AbstractAsyncContextManager[Road]:
+def opened(target: Opener) -> AbstractAsyncContextManager[AnyChannel]:
     """Return a context manager that opens a target and yields its channel."""
     if isinstance(target, DirectEnd):
         return nullcontext(target)
@@ -272,7 +272,7 @@ class _Negotiation:
     session: ClientSession
     offered: tuple[Revision, ...]
     probe_timeout: float
-    channel: Road
+    channel: AnyChannel
     started: bool
     asked: str = attrs.field(init=False, default="")
     probed: int = attrs.field(init=False, default=0)

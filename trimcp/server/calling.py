@@ -21,11 +21,11 @@ import orjson
 import trio
 
 from trimcp.errors import McpError, ToolError
+from trimcp.nurseries import sole
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.context import Context
-from trimcp.session.scopes import sole
 from trimcp.values import valued
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult

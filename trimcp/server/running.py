@@ -14,6 +14,7 @@ import trio
 from trimcp.budget import Budget, Holding
 from trimcp.channel import NOWHERE, LaneCounts, Sink
 from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
+from trimcp.nurseries import sole
 from trimcp.protocol.connection import Connection, Encoded
 from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Role
@@ -24,12 +25,12 @@ from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context
-from trimcp.session.drive import Road, drive
+from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.jobs import Crew
 from trimcp.session.push import Pushed
 from trimcp.session.queues import Outbox
-from trimcp.session.scopes import Scope, guarded, sole, written
+from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
@@ -310,7 +311,7 @@ class Running:
             session.draining.set()
         return pushed
 
-    async def serve(self, channel: Road, via: object = None) -> None:
+    async def serve(self, channel: AnyChannel, via: object = None) -> None:
         """Serve one connection in this run until the peer leaves; then close the channel. Many may be served at once.
 
         Cancelling it stops the connection's handlers and closes the channel. It is drained with `via`, see `drain`.

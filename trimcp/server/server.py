@@ -11,14 +11,14 @@ from trimcp.bounds import check_number
 from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
+from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
 from trimcp.server.offering import Confirm, HandlerErrors, Offering
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
-from trimcp.session.drive import Road
+from trimcp.session.drive import AnyChannel
 from trimcp.session.limits import Limits
-from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
@@ -189,7 +189,7 @@ class Server(Offering, Generic[StateT]):
         """Return the sessions of all runs."""
         return [session for running in list(self.runs) for session in list(running.sessions)]
 
-    async def serve(self, channel: Road) -> None:
+    async def serve(self, channel: AnyChannel) -> None:
         """Serve one connection in a run of its own until the peer leaves; then close the channel.
 
         Cancelling it stops every handler and closes the channel.

@@ -16,10 +16,11 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
+from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, StateT, client_key
 from trimcp.session.job import CancelReason
-from trimcp.session.scopes import innermost_scope, is_cancelled, named, open_service_nursery
+from trimcp.session.scopes import innermost_scope, is_cancelled, named
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.input_requests import CreateMessageParams, CreateMessageResult, ElicitResult, Root
 from trimcp.wire.jsonrpc import JSON, RequestId

@@ -12,6 +12,7 @@ import trio
 
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
+from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
@@ -20,7 +21,6 @@ from trimcp.server.media import as_content, json_text
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
-from trimcp.session.scopes import sole
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent

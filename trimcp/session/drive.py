@@ -30,14 +30,14 @@ from trimcp.channel import (
     PeerProgress,
     Sink,
 )
+from trimcp.nurseries import open_service_nursery
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
-from trimcp.session.scopes import open_service_nursery
 from trimcp.session.session import Session
 from trimcp.wire.jsonrpc import parse, too_large
 
-__all__ = ["DirectEnd", "Road", "direct_ends", "drive", "driving"]
+__all__ = ["AnyChannel", "DirectEnd", "direct_ends", "drive", "driving"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -130,11 +130,11 @@ def direct_ends() -> tuple[DirectEnd, DirectEnd]:
     return left, right
 
 
-Road: TypeAlias = MessageChannel | DirectEnd
+AnyChannel: TypeAlias = MessageChannel | DirectEnd
 """What a session can be driven over: a channel that is pulled, or a direct end that needs no reader and writer."""
 
 
-async def drive(session: Session, channel: Road) -> None:
+async def drive(session: Session, channel: AnyChannel) -> None:
     """Run a session over a channel until the peer leaves or `session.close()` is called, then close the channel.
 
     Cancelling it stops every handler, tells the peer nothing more than what is queued, and closes the channel.
@@ -144,7 +144,7 @@ async def drive(session: Session, channel: Road) -> None:
 
 
 @asynccontextmanager
-async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
+async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
     """Run a session over a channel for as long as the body runs.
 
     What the body raises leaves as itself. The peer's leaving ends no body: it fails calls with `ConnectionLost`.
@@ -159,7 +159,7 @@ async def driving(session: Session, channel: Road) -> AsyncIterator[None]:
 
 
 @contextmanager
-def _counted(session: Session, channel: Road) -> Iterator[None]:
+def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
     """Count what the peer makes us keep for as long as the body runs, where there is a budget for it."""
     holding = None if isinstance(channel, DirectEnd) else channel.holding
     if session.budget is None or holding is not None:

@@ -18,20 +18,12 @@ import trio
 from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
+from trimcp.nurseries import sole
 from trimcp.protocol.connection import Connection, InboundRequest
 from trimcp.protocol.events import Notified
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
-from trimcp.session.scopes import (
-    Work,
-    abandon_left_open,
-    blamed,
-    contained,
-    has_left_open,
-    innermost_scope,
-    log_crash,
-    sole,
-)
+from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope, log_crash
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
     INTERNAL_ERROR,

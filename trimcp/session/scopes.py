@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
+from trimcp.nurseries import parted, sole
 
 __all__ = [
     "Background",
@@ -35,10 +35,6 @@ __all__ = [
     "is_cancelled",
     "log_crash",
     "named",
-    "open_service_nursery",
-    "parted",
-    "reconciled",
-    "sole",
     "written",
 ]
 

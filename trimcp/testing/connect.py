@@ -9,9 +9,9 @@ from typing import Any, TypeVar, cast
 from trimcp.channel import MessageChannel
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
+from trimcp.nurseries import open_service_nursery
 from trimcp.server.server import Server
-from trimcp.session.drive import Road, direct_ends, drive
-from trimcp.session.scopes import open_service_nursery
+from trimcp.session.drive import AnyChannel, direct_ends, drive
 from trimcp.testing.faults import Faults, FaultyChannel
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
@@ -54,8 +54,8 @@ async def connected(
         faults: applied between the two, in both directions; `faults.journal` says which were.
     """
     client = client or Client("test")
-    ours: Road
-    theirs: Road
+    ours: AnyChannel
+    theirs: AnyChannel
     if framed or wrap is not None or faults is not None:
         ours, channel = memory_channels(framed=framed)
         channel = channel if wrap is None else wrap(channel)

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.framing.headers import request_headers
-from trimcp.session.scopes import open_service_nursery
+from trimcp.nurseries import open_service_nursery
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT

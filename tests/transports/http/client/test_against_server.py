@@ -21,7 +21,7 @@ from trio.testing import wait_all_tasks_blocked
 import trimcp
 import trimcp.testing
 from trimcp.net import Software, http_face
-from trimcp.session.scopes import open_service_nursery
+from trimcp.nurseries import open_service_nursery
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.face import HttpFace
 from trimcp.transports.http.h1.listener import serve_http1
