@@ -25,14 +25,14 @@ READ_SIZE: Final = 65536
 
 
 PIECE: Final = 65536
-"""Bytes of a large write to a stream of somebody else's that are counted as one step; see `progress_of`."""
+"""Bytes of a large write that are counted as one step of progress; see `progress_of`."""
 
 
 def progress_of(stream: object) -> Hashable:
-    """Return what changes while the peer reads what was written to a Trio stream; None if nobody can tell.
+    """Return what changes while the peer reads what was written to a Trio stream; None where that is unknown.
 
-    A stream of ours is asked for `taken`; of a socket's, also under TLS, the system knows how much waits in it. That
-    alone may be the same again after it was filled up anew, so whoever writes much counts its pieces, too.
+    A stream of ours has `taken`. Of a socket, also under TLS, the system knows how many bytes wait in its buffer. That
+    number can be the same after the buffer was read and filled again, so a sender of much counts its pieces, too.
     """
     taken = getattr(stream, "taken", None)
     if taken is not None:
@@ -54,13 +54,13 @@ def socket_under(stream: object) -> trio.socket.SocketType | None:
 async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
     """Wait until a socket's peer has sent its last byte, or the connection is broken, whatever is still unread.
 
-    Reading tells that only behind everything that was sent before: where nobody reads on, nobody would hear of it.
-    Linux tells it at once (epoll(7), EPOLLRDHUP), if all that was sent found room. Elsewhere, without a socket, and
-    where the system has no descriptor to spare for the question, this waits until it is cancelled.
+    A read reports it only behind everything that was sent before. Linux reports it at once (epoll(7), EPOLLRDHUP), if
+    all that was sent fits into the buffers. Elsewhere, without a socket, and where there is no descriptor left for
+    epoll, this waits until it is cancelled.
 
     Returns:
-        What broke the connection (an `errno`), or 0. Who reads or writes next is not told it again. A socket that is
-        closed here is a bad descriptor; one that is closed here meanwhile is waited for.
+        What broke the connection (an `errno`; the next read or write does not report it again), or 0. EBADF if the
+        socket is closed here already; if it is closed here meanwhile, this goes on waiting.
     """
     if sys.platform == "linux" and sock is not None:
         if sock.fileno() < 0:
@@ -71,9 +71,9 @@ async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
 
 
 async def unheard(stream: object) -> None:
-    """Wait until nobody reads any more what is written to a stream; else only the next write would tell.
+    """Wait until the peer no longer reads what is written to a stream, which else only the next write would report.
 
-    Who has only ended what it says may still listen. Where nobody can tell, this waits until it is cancelled.
+    A peer that has only closed its sending side may still read. Where that is unknown, this waits for ever.
 
     Args:
         stream: a Trio stream over a socket, or one that has a `fileno`.
@@ -96,7 +96,7 @@ async def _wait_epoll(fd: int, events: int) -> None:
 
 
 async def over_or_hung_up(over: trio.Event, sock: socket.socket | trio.socket.SocketType | None) -> None:
-    """Wait until `over` is set, by whoever still reads, or until `hung_up` knows the same."""
+    """Wait until the task that reads sets `over`, or until `hung_up` returns."""
 
     async def watch() -> None:
         await hung_up(sock)

@@ -92,7 +92,7 @@ class StreamChannel(MessageChannel):
                 self._pieces += 1
 
     async def hung_up(self) -> None:
-        """Wait until nobody reads what is sent; who has only ended what it says may. See `MessageChannel.hung_up`."""
+        """Wait until the peer no longer reads; one that has only closed its sending side may still do so."""
         await unheard(self._sender)
 
     def taken(self) -> Hashable:

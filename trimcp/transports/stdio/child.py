@@ -142,7 +142,7 @@ class ChildChannel(WrappedChannel):
 
     @property
     def streams(self) -> tuple[trio.abc.ReceiveStream, trio.abc.SendStream]:
-        """The pipes from and to the child, for who reads and writes bytes in place of `receive` and `send`."""
+        """The pipes from and to the child, to read and write bytes in place of `receive` and `send`."""
         return self._receiver, self._sender
 
     async def receive(self) -> Sequence[Incoming]:
@@ -291,7 +291,7 @@ async def _start(server: StdioServer) -> ChildChannel:
             cwd=server.cwd,
             start_new_session=sys.platform != "win32",
         )
-    except BaseException as exc:  # cancelled included: the pipes' ends are nobody's then
+    except BaseException as exc:  # cancelled included: no process has the pipes' ends then
         for fd in pipes:
             os.close(fd)
         if isinstance(exc, OSError | ValueError):

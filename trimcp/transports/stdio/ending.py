@@ -2,7 +2,7 @@
 
 Three signs of descent: the tree of parents, the session the child was made leader of, and a random mark in the
 environment (Linux), which outlives the parent's death and `setsid`. A process is known by id *and* start time, so an id
-that was given to somebody else since is never signalled.
+that was given to another process since is never signalled.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def end_process(
 ) -> None:
     """End a child and its descendants: close its input, wait, SIGTERM, wait, SIGKILL.
 
-    The steps are those of the specification's "Shutdown". Returns when nobody is left, or when `times` are over, which
+    The steps are those of the specification's "Shutdown". Returns when all are gone, or when `times` are over, which
     is logged. Only processes identified as descendants are signalled. Cancelling it shortens the first wait to half a
     second; the rest is shielded, since no process may outlive its connection, and bounded by `times`.
 
@@ -135,7 +135,7 @@ class _Row:
 
 @attrs.define(eq=False, repr=False)
 class Descendants:
-    """A child process and whoever descends from it.
+    """A child process and its descendants.
 
     The methods read the system's process table, which takes milliseconds: call `look` in a thread.
 
@@ -155,7 +155,7 @@ class Descendants:
 
     @staticmethod
     def new_mark() -> str:
-        """Return a value for `MARK` that nobody else has."""
+        """Return a random value for `MARK`."""
         return secrets.token_hex(16)
 
     def look(self) -> list[KnownProcess]:
@@ -164,7 +164,7 @@ class Descendants:
         table.pop(os.getpid(), None)
         child = table.get(self.pid)
         if child is not None and child.known.start != self._start:
-            roots: set[int] = set()  # its id has passed to somebody else, and so may have its session's
+            roots: set[int] = set()  # its id now belongs to another process, and so may its session's
             session = None
         else:
             roots = {self.pid}

@@ -144,11 +144,11 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
         return data
 
     def duplicate(self) -> FdReceiver:
-        """Return a second stream over the same pipe, for who goes on reading when this one is closed."""
+        """Return a second stream over the same pipe, to go on reading when this one is closed."""
         return FdReceiver(os.dup(self._fd))
 
     def end_after_buffered(self) -> None:
-        """End the input behind what has arrived by now, even if somebody holds the other end open."""
+        """End the input behind what has arrived by now, even if another process holds the other end open."""
         if self._fd < 0 or self._left is not None:
             return
         self._left = 0

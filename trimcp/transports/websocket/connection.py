@@ -31,7 +31,7 @@ _QUEUE: Final = 32_768  # messages: more than can be there, because the gate sto
 _PROTOCOL_ERROR: Final = 1002
 _NOT_UTF8: Final = 1007
 _POLICY: Final = 1008
-_CLOSING: Final = 1.0  # seconds for the closing handshake, or for what is said in its place
+_CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_complaint`
 _DRAINED: Final = 16  # reads after that
 
 _log = logging.getLogger("trimcp.websocket")
@@ -156,8 +156,8 @@ class WebSocketConnection:
             while True:
                 now = trio.current_time()
                 heard = gated.since if gated.reading else now
-                # A peer that is busy with a large message of ours says nothing meanwhile, and who does not read answers
-                # no ping. Whoever sends that message knows better how long to wait (`Limits.stall_timeout`).
+                # A peer that reads a large message of ours may send nothing meanwhile, and one that reads nothing
+                # answers no ping. The sender's own limit (`Limits.stall_timeout`) decides how long to wait.
                 dead = heard + self.keep_alive.dead_after * (2 if gated.writing else 1)
                 if now >= dead:
                     self._silent = True

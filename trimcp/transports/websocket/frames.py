@@ -124,7 +124,7 @@ class GatedStream(trio.abc.Stream):
                 return b""
             data = gate.take(_PIECE)
         if gate.closing and gate.empty:
-            self.over.set()  # what remains is to answer, and nobody knows whether the peer lets us
+            self.over.set()  # what remains is to answer, which the peer may never read
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -215,7 +215,7 @@ class GatedStream(trio.abc.Stream):
         if self.amount.counted and self.amount.holding is not None:
             await self.amount.holding.budget.read_in_turn()
         self.reading = True
-        # While nobody reads, nobody can be heard.
+        # While nothing is read, silence means nothing.
         paused = trio.current_time() - self._stopped
         self.since += paused
         self.due += paused

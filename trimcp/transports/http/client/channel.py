@@ -115,13 +115,13 @@ class HttpChannel(MessageChannel):
     async def aclose(self) -> None:
         """Give up what is under way and end the session at the server; see `MessageChannel.aclose`.
 
-        Last words (cancellations above all) and the end of the session get `timeouts.close` seconds, cancelled or not:
-        a session that nobody ends costs the server, and work in it goes on.
+        What is being sent (cancellations above all) and the DELETE of the session get `timeouts.close` seconds,
+        cancelled or not: a session that is not ended costs the server, and work in it goes on.
         """
         if not self._closed:
             self._closed = True
             self._inbox.close()
-            # The bounded last close: see above what it is for.
+            # The bounded last close.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self._state.timeouts.close):
                 await self._notices.idle()
                 if self._listening is not None:
@@ -216,7 +216,7 @@ class HttpChannel(MessageChannel):
     async def _read_events(self, events: SseConnection) -> None:
         await events.run()
         if events is self._events:
-            self._state.last_failure = events.why  # the session tells the log
+            self._state.last_failure = events.why  # the session logs it
             self._inbox.end()
 
 

@@ -1,6 +1,6 @@
 """HTTP exchanges with one server over httpx2: bounded replies, one kind of failure, one origin, no secrets in logs.
 
-Knows HTTP and nothing of messages. What a reply means is decided by whoever reads it.
+It knows HTTP and no messages.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ async def opened_http(
         yield Http(url.copy_with(userinfo=b""), used, headers, timeout, auth, uds)
     finally:
         if client is None:
-            # It closes idle sockets and waits for nobody, so it may do so while everything is being cancelled.
+            # It closes idle sockets without waiting, so it may do so while everything is being cancelled.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + timeouts.close):
                 await used.aclose()
 
@@ -376,7 +376,7 @@ class _Pieces:
             self._left -= 1
             if not self._left:
                 self._left = _PIECES
-                await trio.lowlevel.checkpoint()  # httpx2 lets nobody in between the chunks of one read
+                await trio.lowlevel.checkpoint()  # httpx2 makes none between the chunks of one read
             packed = self._tail or await anext(self._raw)
             if self._unpacker is None:
                 return packed

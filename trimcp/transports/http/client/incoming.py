@@ -100,7 +100,7 @@ class Inbox:
         self._wake()
 
     def close(self) -> None:
-        """Take nothing more, and drop what waits: nobody will receive it."""
+        """Take nothing more, and drop what waits."""
         self._closed = True
         self._queue.clear()
         self._bytes = 0

@@ -60,7 +60,7 @@ class Timeouts:
         silence: without a byte of a reply before the connection counts as lost.
         notice: for the server to take a notification or an answer of ours.
         endpoint: for a server of the HTTP+SSE transport to name its endpoint.
-        close: for last words and the end of the session when the channel is closed.
+        close: for what is still being sent, and for the end of the session, when the channel is closed.
     """
 
     connect: float = 10.0

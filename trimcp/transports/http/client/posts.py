@@ -190,7 +190,7 @@ class Post:
             return Trouble(why, status=status, forgotten=session_id)
         if status in (401, 403) or (status == 404 and error is not None and error.code == INVALID_REQUEST):
             return Trouble(why, status=status)  # whatever says so: not the endpoint, which would know the request
-        # An error that does not say when to come back is the server's last word.
+        # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
         return Trouble(why, passing=passing, after=after, answer=error, status=status)
 
@@ -222,8 +222,8 @@ class Post:
 class PostQueue:
     """The requests under way, and those that wait for their turn.
 
-    What waits costs no task. It is refused only once it weighs 64 MiB or there are 20,000: whoever sends must never
-    wait here, since what comes next may be the cancellation or the answer that gives the turn.
+    A waiting request costs no task. Requests are refused once 20,000 or 64 MiB of them wait. The sender never waits
+    here, since its next message may be the cancellation or the answer that lets a request begin.
     """
 
     _nursery: trio.Nursery
@@ -353,7 +353,7 @@ class Notices:
                 _log.warning("the server did not accept %s in %g s", what, timeout)
             if confirming is not None:
                 await self._confirmed()
-        except Exception:  # a bug here or in the library below; nobody waits for a notification who could be told
+        except Exception:  # a bug here or in the library below; no caller waits for a notification
             _log.exception("%s could not be sent", what)
         finally:
             if post is not None:

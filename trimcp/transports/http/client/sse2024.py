@@ -68,7 +68,7 @@ class SseConnection:
         """Read the stream to its end. Cancelling it closes the connection."""
         try:
             self.why = await self._read()
-        except Exception:  # a bug here or in the library below; whoever waits is told that the stream is gone
+        except Exception:  # a bug here or in the library below; calls fail with this reason
             _log.exception("reading the event stream crashed")
             self.why = "the event stream could not be read; the log has the details"
         finally:
@@ -78,7 +78,7 @@ class SseConnection:
             self._accepted.unpark_all()
 
     async def hung_up(self) -> None:
-        """Wait until the stream has ended, whatever of it nobody has taken yet."""
+        """Wait until the stream has ended, even while what it brought is still unread."""
         await over_or_hung_up(self._over, None if self._reply is None else self._reply.socket)
 
     async def _read(self) -> str:
@@ -152,7 +152,7 @@ class SseConnection:
             if method == "initialize":
                 self._handshake = outgoing.request_id
             elif method == "server/discover":
-                # Whoever probes for the modern era learns that this is not it, without asking the server.
+                # A probe for the modern era is refused here, without asking the server.
                 self._state.inbox.post(Incoming(_no_probe(outgoing)))
                 return
         async with self._lock:

@@ -133,7 +133,7 @@ class LegacySession:
                 return self._failure or Trouble("the server forgot the session again, right after it was begun anew")
             self._failure = await self._try()
             self._tried += 1
-            # Who was told to come back later, or found no server, need not wait to try again.
+            # After "come back later", or where no server was found, the next try need not wait.
             self._tried_at = None if self._failure is not None and self._failure.passing else trio.current_time()
             if self._failure is None:
                 _log.debug("the server forgot the session; a new one was begun")
