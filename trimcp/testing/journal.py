@@ -40,7 +40,6 @@ class JournalWriter:
         masked: write numbers in place of secrets.
         max_bytes: bytes after which only a note that says so is written.
         tell: called with a line when the file is begun, and when no more is written.
-        clock: seconds.
 
     Attributes:
         path: the file that is written.
@@ -52,16 +51,14 @@ class JournalWriter:
     masked: bool = attrs.field(default=True, kw_only=True)
     max_bytes: int = attrs.field(default=_MAX_BYTES, kw_only=True)
     tell: Callable[[str], object] = attrs.field(default=lambda line: None, kw_only=True)
-    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
     full: bool = attrs.field(init=False, default=False)
     _file: BinaryIO = attrs.field(init=False)
-    _began: float = attrs.field(init=False)
+    _began: float = attrs.field(init=False, factory=time.monotonic)
     _written: int = attrs.field(init=False, default=0)
     _secrets: dict[bytes, str] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._file, self.path = _create(self.path)
-        self._began = self.clock()
         target = mask_text(self.target) if self.masked else self.target
         head = {"trimcp_journal": FORMAT, "began": datetime.now(UTC).isoformat(), "target": target}
         self._write({**head, "masked": self.masked})
@@ -71,7 +68,7 @@ class JournalWriter:
         """Write one message."""
         if self.full or not data.strip():
             return
-        entry: dict[str, Any] = {"at": round(self.clock() - self._began, 4), "from": _SIDES[from_client]}
+        entry: dict[str, Any] = {"at": round(time.monotonic() - self._began, 4), "from": _SIDES[from_client]}
         try:
             message = orjson.loads(data)
         except orjson.JSONDecodeError:
