@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from trimcp.cleaning import one_line
 from trimcp.fleet import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
-from trimcp.fleet.supervision import one_line
 
 
 def test_pauses_are_drawn_below_a_ceiling_that_doubles() -> None:
@@ -61,5 +61,5 @@ def test_the_last_reason_is_the_newest() -> None:
 
 
 def test_what_a_server_said_fits_into_a_line_of_a_log() -> None:
-    assert one_line("it died:\n  \x1b[31mlast\twords\r\n") == "it died: ?[31mlast words"
-    assert len(one_line("x " * 10_000)) <= 500
+    assert one_line("it died:\n  \x1b[31mlast\twords\r\n") == "it died: \\x1b[31mlast words"
+    assert len(one_line("x " * 10_000, 500)) <= 500
