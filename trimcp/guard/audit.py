@@ -1,6 +1,6 @@
 """One record per call: who asked for what, how it ended, how long it took and how large it was.
 
-What strangers wrote is escaped in every record, so that no text can pass for a record of its own. Of arguments only
+What peers wrote is escaped in every record, so that no text can pass for a record of its own. Of arguments only
 kind and size are recorded, unless more is asked for.
 """
 

@@ -277,8 +277,8 @@ class SecretsFilter:
 class PatternFilter:
     """Replaces what a pattern of your own matches.
 
-    Results hold texts of strangers, and for most patterns with two `*` or `+` some text takes `re` for ever. Bound them
-    (`{1,64}`), or compile them with google-re2, whose time is linear.
+    Results hold texts that others wrote, and for most patterns with two `*` or `+` some text takes `re` for ever. Bound
+    them (`{1,64}`), or compile them with google-re2, whose time is linear.
 
     Args:
         pattern: compiled by `re`, or anything with its `sub`.

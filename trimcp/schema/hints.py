@@ -22,7 +22,7 @@ from trimcp.values import valued
 
 __all__ = [
     *("ABSENT_DEFAULT", "Arg", "Field", "UnreadableHint", "alias_value", "apply_metadata", "belongs_to_pydantic"),
-    *("describes", "fields_of", "is_field_info", "is_model", "is_record", "readable", "split", "substitute"),
+    *("fields_of", "is_field_info", "is_model", "is_record", "readable", "split", "substitute"),
 ]
 
 _QUALIFIERS: Final = tuple(
@@ -327,14 +327,6 @@ def _said(extra: Any) -> dict[str, Any]:
 def _shown(extra: Any) -> str:
     text = extra.__name__ if isinstance(extra, type) else repr(extra)
     return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def describes(extras: Sequence[Any]) -> bool:
-    """Return whether one of these extras is or has a description."""
-    probe: dict[str, Any] = {}
-    for extra in extras:
-        _apply_words(probe, extra)
-    return "description" in probe
 
 
 def apply_metadata(schema: dict[str, Any], metadata: Sequence[Any]) -> None:

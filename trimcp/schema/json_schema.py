@@ -21,7 +21,6 @@ from trimcp.schema.hints import (
     UnreadableHint,
     alias_value,
     apply_metadata,
-    describes,
     fields_of,
     is_field_info,
     is_model,
@@ -74,18 +73,26 @@ class SchemaBuilder:
         self._definitions: dict[str, dict[str, Any]] = {}
         self._references: dict[str, list[dict[str, Any]]] = {}
 
-    def build(self, hint: Any) -> dict[str, Any]:
+    def build(self, hint: Any, description: str | None = None) -> dict[str, Any]:
         """Return the schema of one type, which is complete only after `finish`.
 
         Raises TypeError for a type that JSON Schema cannot say, with what to use instead; UnreadableHint as `readable`.
+
+        Args:
+            hint: the type, with the extras of `Annotated`.
+            description: used where the extras have none.
         """
+        bare, ours = hint, list[Any]()
         if type(hint).__name__ == "TypeAliasType":
-            return self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
-        bare, extras = split(hint)
-        ours, theirs = readable(extras)
-        if theirs and self._output:
-            raise UnreadableHint(f"{theirs[0]!r} would convert a result; only a Pydantic model can hold it there")
-        schema = self._pydantic(bare, theirs) if theirs or is_model(bare) else self._build_bare(bare)
+            schema = self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
+        else:
+            bare, extras = split(hint)
+            ours, theirs = readable(extras)
+            if theirs and self._output:
+                raise UnreadableHint(f"{theirs[0]!r} would convert a result; only a Pydantic model can hold it there")
+            schema = self._pydantic(bare, theirs) if theirs or is_model(bare) else self._build_bare(bare)
+        if description:
+            schema["description"] = description
         apply_metadata(schema, ours)
         if bare is decimal.Decimal and not self._output and len(schema.get("anyOf", [{}])[0]) > 1:
             # A bound would not be checked for a decimal given as text, so only numbers are accepted.
@@ -248,9 +255,7 @@ class SchemaBuilder:
 
     def property(self, field: Field) -> dict[str, Any]:
         """Return the schema of one field or parameter, with its description and default. Raises as `build`."""
-        schema = self.build(field.hint)
-        if field.description and not describes(readable(split(field.hint)[1])[0]):
-            schema["description"] = field.description
+        schema = self.build(field.hint, field.description)
         if field.default is None and not _takes_null(schema):
             return schema  # `x: int = None` means "left out", which no caller can send
         if field.default is not ABSENT_DEFAULT and not self._output:

@@ -112,23 +112,21 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
     check_options(options, PromptOptions)
     prepared = prepare(function)
     signature = prepared.signature
-    required = signature.input_schema.get("required", [])
-    arguments = []
-    choices: dict[str, list[str]] = {}
-    for parameter, schema in signature.input_schema.get("properties", {}).items():
-        arguments.append(
-            PromptArgument(
-                name=parameter,
-                title=schema.get("title", ABSENT),
-                description=schema.get("description", ABSENT),
-                required=parameter in required,
-            )
+    schema = signature.input_schema
+    properties: dict[str, Any] = schema["properties"]
+    arguments = [
+        PromptArgument(
+            name=name,
+            title=described.get("title", ABSENT),
+            description=described.get("description", ABSENT),
+            required=name in schema.get("required", ()),
         )
-        if "enum" in schema:
-            choices[parameter] = [str(choice) for choice in schema["enum"]]
+        for name, described in properties.items()
+    ]
+    choices = {name: [*map(str, described["enum"])] for name, described in properties.items() if "enum" in described}
     members = listed_members(options, signature.name, signature.description)
     listed = Prompt(arguments=arguments or ABSENT, **members)
-    return PromptEntry(listed, prepared, validator_for(signature.input_schema), choices, options.get("quota"))
+    return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
 
 
 @attrs.define(eq=False, repr=False)

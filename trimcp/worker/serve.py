@@ -85,12 +85,12 @@ class ParentConnection:
         answer = self._waiting[id] = SimpleQueue()
         try:
             self.send(call, {**message, "say": "ask", "id": id})
-            said = answer.get()
+            answered = answer.get()
         finally:
             del self._waiting[id]
-        if "error" in said:
-            raise unpack(said["error"])
-        return said["value"]
+        if "error" in answered:
+            raise unpack(answered["error"])
+        return answered["value"]
 
     def listen(self, incoming: BinaryIO) -> None:
         """Receive from the parent. When it ends, end this process and all that it started."""
@@ -133,7 +133,7 @@ class RemoteContext(Admitted):
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], parent: ParentConnection, call: int) -> RemoteContext:
-        """Return the context of a call from what the parent said of its request."""
+        """Return the context of a call from what the parent told of its request."""
         load = converter_for(LATEST).load
         admission = Admission(
             revision=next(revision for revision in REVISIONS if revision.name == facts["revision"]),
@@ -167,8 +167,8 @@ class RemoteContext(Admitted):
             self._parent.send(self._call, {"say": "log", "level": level, "data": data, "logger": logger})
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
-        said = None if params is None else converter_for(LATEST).dump(params)
-        value = self._parent.ask(self._call, {"method": name, "params": said, "key": key})
+        dumped = None if params is None else converter_for(LATEST).dump(params)
+        value = self._parent.ask(self._call, {"method": name, "params": dumped, "key": key})
         return converter_for(LATEST).load(value, METHODS[name].result)
 
     # Of a context these need only `ask`.

@@ -106,38 +106,38 @@ class RemoteTool:
     async def _follow(self, worker_process: WorkerProcess, ctx: Context[Any]) -> Any:
         """Do what the worker asks until it has a result. `watch.tree` looks for the parameter of this name."""
         while True:
-            said = await worker_process.receive()
-            worker_process.done = said["say"] in ("result", "raised")
-            match said["say"]:
+            message = await worker_process.receive()
+            worker_process.done = message["say"] in ("result", "raised")
+            match message["say"]:
                 case "progress":
-                    await ctx.report_progress(*said["values"])
+                    await ctx.report_progress(*message["values"])
                 case "log":
-                    await ctx.log(said["level"], said["data"], logger=said["logger"])
+                    await ctx.log(message["level"], message["data"], logger=message["logger"])
                 case "ask":
-                    await worker_process.send({"do": "answer", "id": said["id"], **await _answer(ctx, said)})
+                    await worker_process.send({"do": "answer", "id": message["id"], **await _answer(ctx, message)})
                 case "result":
-                    return converter_for(LATEST).load(said["result"], RESULTS[said["kind"]])
+                    return converter_for(LATEST).load(message["result"], RESULTS[message["kind"]])
                 case "raised":
-                    raise unpack(said["error"])
+                    raise unpack(message["error"])
                 case "memory":
                     worker_process.kill(crashed=True)  # its state cannot be trusted
                     mib = None if self.memory is None else self.memory / 2**20
                     how = "ran out of memory" if mib is None else f"needed more than {mib:.4g} MiB of memory"
-                    raise self._crash(worker_process, how, said["trace"])
+                    raise self._crash(worker_process, how, message["trace"])
 
     def _crash(self, worker: WorkerProcess, how: str, trace: str = "") -> ToolError:
         """Log how a worker ended, with its last output, and return the error for the model."""
-        words = "\n".join(filter(None, (worker.output_tail(), trace)))
-        said = f"; what it wrote last:\n{words}" if words else ""
-        log.error("the worker process %d of the tool %s %s%s", worker.process.pid, self.name, how, said)
+        output = "\n".join(filter(None, (worker.output_tail(), trace)))
+        shown = f"; what it wrote last:\n{output}" if output else ""
+        log.error("the worker process %d of the tool %s %s%s", worker.process.pid, self.name, how, shown)
         return ToolError(f"{self.name} failed: its process {how}")
 
 
-async def _answer(ctx: Context[Any], said: Mapping[str, Any]) -> dict[str, JSON]:
-    method = METHODS[said["method"]]
-    params = None if said["params"] is None else converter_for(LATEST).load(said["params"], method.params)
+async def _answer(ctx: Context[Any], message: Mapping[str, Any]) -> dict[str, JSON]:
+    method = METHODS[message["method"]]
+    params = None if message["params"] is None else converter_for(LATEST).load(message["params"], method.params)
     try:
-        return {"value": _dump(await ctx.ask(method.name, params, key=said["key"]))}
+        return {"value": _dump(await ctx.ask(method.name, params, key=message["key"]))}
     except McpError as error:
         return {"error": pack(error)}
 
