@@ -38,8 +38,11 @@ def test_a_slip_of_the_pen_is_named(name: str, told: str) -> None:
         (lambda server: server.add_resource("a:///b", "text", mime="text/plain"), "'mime'"),
         (lambda server: server.tool("a name"), "was name='a name' meant"),
         (lambda server: server.resource(nothing), "a resource needs its address"),
-        (lambda server: server.tool(timeout=0)(nothing), "timeout is a positive number"),
-        (lambda server: server.tool(max_concurrent=0)(nothing), "max_concurrent is at least 1"),
+        (lambda server: server.tool(timeout=0)(nothing), "timeout is a number greater than 0 or None, not 0"),
+        (
+            lambda server: server.tool(max_concurrent=0)(nothing),
+            "max_concurrent is an integer of at least 1 or None",
+        ),
     ],
 )
 def test_a_server_refuses_what_it_would_have_to_ignore(register: Any, told: str) -> None:

@@ -293,9 +293,9 @@ def test_an_async_function_is_refused() -> None:
 
 
 def test_bounds_are_positive_and_only_for_processes() -> None:
-    with pytest.raises(ValueError, match="memory is positive or None, not 0"):
+    with pytest.raises(ValueError, match="memory is a number greater than 0 or None, not 0"):
         offering(heavy_tools.pid, memory=0)
-    with pytest.raises(ValueError, match="cpu_time is positive or None, not -1"):
+    with pytest.raises(ValueError, match="cpu_time is a number greater than 0 or None, not -1"):
         offering(heavy_tools.pid, cpu_time=-1)
     with pytest.raises(TypeError, match="memory and cpu_time bound a process of its own"):
         trimcp.Server("s").add_tool(heavy_tools.pid, memory=2**30)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 import attrs
 import trio
 
+from trimcp.bounds import check_number
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.nurseries import sole
@@ -191,10 +192,8 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function. Raises TypeError and ValueError as `Offering.tool` does."""
     check_options(options, ToolOptions)
     timeout, max_concurrent = options.get("timeout"), options.get("max_concurrent")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout is a positive number of seconds or None, not {timeout!r}")
-    if max_concurrent is not None and max_concurrent < 1:
-        raise ValueError(f"max_concurrent is at least 1 or None, not {max_concurrent!r}")
+    check_number("timeout", timeout, optional=True)
+    check_number("max_concurrent", max_concurrent, whole=True, optional=True)
     quota = options.get("quota")
     if max_concurrent is not None:
         quota = attrs.evolve(quota or Quota(), running=max_concurrent)

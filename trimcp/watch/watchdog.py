@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
+from trimcp.bounds import check_number
 from trimcp.session.job import Job
 from trimcp.session.session import Session
 from trimcp.watch.tree import work_tree
@@ -67,8 +68,8 @@ def watchdog(
     Raises:
         ValueError: a time is not positive.
     """
-    if not seconds > 0 or (lag is not None and not lag > 0):
-        raise ValueError(f"seconds and lag are positive, not {seconds!r} and {lag!r}")
+    check_number("seconds", seconds)
+    check_number("lag", lag, optional=True)
     watcher = _Watchdog(
         servers,
         seconds,

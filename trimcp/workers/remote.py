@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.bounds import check_number
 from trimcp.errors import McpError, ToolError
 from trimcp.session.context import Context, client_key
 from trimcp.wire.converter import converter_for
@@ -179,9 +180,8 @@ def remote_tool(
         raise TypeError('run="process" needs process groups and resource limits, which this system does not have')
     if is_async:
         raise TypeError(f'the tool {name}: run="process" is for sync functions; an async one runs in the event loop')
-    for what, bound in (("memory", memory), ("cpu_time", cpu_time)):
-        if bound is not None and not bound > 0:
-            raise ValueError(f"{what} is positive or None, not {bound!r}")
+    check_number("memory", memory, optional=True)
+    check_number("cpu_time", cpu_time, optional=True)
     qualname = getattr(function, "__qualname__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
