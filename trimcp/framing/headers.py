@@ -100,12 +100,7 @@ def decode_value(text: str) -> str:
 
 
 def request_headers(version: str, method: str, name: str | None = None) -> dict[str, str]:
-    """The headers of a request.
-
-    Args:
-        version: the revision its `_meta` names.
-        method: its method.
-        name: the value of the parameter that `Mcp-Name` repeats, in methods that have one.
+    """The headers of a request; `name` is the value of the parameter that `Mcp-Name` repeats, in methods that have one.
 
     Raises:
         LocalError: as `encode_value`.

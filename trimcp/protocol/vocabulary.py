@@ -24,24 +24,19 @@ class Verb:
     Attributes:
         name: the method's name on the wire.
         method: its row in the method table.
-        direction: who may send it, in this revision; `from_client` and `from_server` are the same, ready to be read.
+        from_client, from_server: who may send it, in this revision.
         load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
         load_result, dump_result: the same for the result; for notifications they return what they are given.
     """
 
     name: str
     method: Method
-    direction: Direction
+    from_client: bool
+    from_server: bool
     load_params: Callable[[Any], Any]
     dump_params: Callable[[Any], Any]
     load_result: Callable[[Any], Any]
     dump_result: Callable[[Any], Any]
-    from_client: bool = attrs.field(
-        init=False, default=attrs.Factory(lambda verb: Direction.CLIENT_TO_SERVER in verb.direction, takes_self=True)
-    )
-    from_server: bool = attrs.field(
-        init=False, default=attrs.Factory(lambda verb: Direction.SERVER_TO_CLIENT in verb.direction, takes_self=True)
-    )
 
 
 @cache
@@ -51,7 +46,7 @@ def foreign(name: str, *, notification: bool = False) -> Verb:
     Call it only with names of our own side's choosing: each is kept.
     """
     method = Method(name, dict, None if notification else dict, Direction.BOTH)
-    return Verb(name, method, Direction.BOTH, _nothing, dict, _nothing, dict)
+    return Verb(name, method, True, True, _nothing, dict, _nothing, dict)
 
 
 @cache
@@ -61,11 +56,12 @@ def vocabulary(revision: Revision) -> Mapping[str, Verb]:
     verbs = {}
     for name, method in METHODS.items():
         if method.available(revision):
-            result = method.result
+            result, direction = method.result, method.direction_at(revision)
             verbs[name] = Verb(
                 name,
                 method,
-                method.direction_at(revision),
+                Direction.CLIENT_TO_SERVER in direction,
+                Direction.SERVER_TO_CLIENT in direction,
                 converter.loader(method.params),
                 converter.dumper(method.params),
                 _nothing if result is None else converter.loader(result),

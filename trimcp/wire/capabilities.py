@@ -40,58 +40,24 @@ class ElicitationCapability:
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
-class SamplingTaskRequests:
-    """Sampling requests that may become tasks."""
+class TaskRequests:
+    """Which requests may become tasks, by the methods of each feature: `{"call": {}}` for `tools/call`.
 
-    create_message: Settings | Absent = field(default=ABSENT)
+    A client declares `sampling` and `elicitation`, a server `tools`.
+    """
 
-
-@wire(since=V2025_11_25, until=V2026_07_28)
-class ElicitationTaskRequests:
-    """Elicitation requests that may become tasks."""
-
-    create: Settings | Absent = field(default=ABSENT)
+    sampling: dict[str, Settings] | Absent = field(default=ABSENT)
+    elicitation: dict[str, Settings] | Absent = field(default=ABSENT)
+    tools: dict[str, Settings] | Absent = field(default=ABSENT)
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
-class ToolTaskRequests:
-    """Tool requests that may become tasks."""
-
-    call: Settings | Absent = field(default=ABSENT)
-
-
-@wire(since=V2025_11_25, until=V2026_07_28)
-class ClientTaskRequests:
-    """Which requests to a client may become tasks."""
-
-    sampling: SamplingTaskRequests | Absent = field(default=ABSENT)
-    elicitation: ElicitationTaskRequests | Absent = field(default=ABSENT)
-
-
-@wire(since=V2025_11_25, until=V2026_07_28)
-class ServerTaskRequests:
-    """Which requests to a server may become tasks."""
-
-    tools: ToolTaskRequests | Absent = field(default=ABSENT)
-
-
-@wire(since=V2025_11_25, until=V2026_07_28)
-class ClientTasksCapability:
-    """The client runs requests as tasks (experimental, basic/utilities/tasks)."""
+class TasksCapability:
+    """Requests can be run as tasks (experimental, basic/utilities/tasks)."""
 
     list: Settings | Absent = field(default=ABSENT)
     cancel: Settings | Absent = field(default=ABSENT)
-    requests: ClientTaskRequests | Absent = field(default=ABSENT)
-    extra: dict[str, Any] = field(factory=dict)
-
-
-@wire(since=V2025_11_25, until=V2026_07_28)
-class ServerTasksCapability:
-    """The server runs requests as tasks (experimental, basic/utilities/tasks)."""
-
-    list: Settings | Absent = field(default=ABSENT)
-    cancel: Settings | Absent = field(default=ABSENT)
-    requests: ServerTaskRequests | Absent = field(default=ABSENT)
+    requests: TaskRequests | Absent = field(default=ABSENT)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -102,7 +68,7 @@ class ClientCapabilities:
     roots: RootsCapability | Absent = field(default=ABSENT)
     sampling: SamplingCapability | Absent = field(default=ABSENT)
     elicitation: ElicitationCapability | Absent = field(default=ABSENT, since=V2025_06_18)
-    tasks: ClientTasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    tasks: TasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
     experimental: dict[str, Settings] | Absent = field(default=ABSENT)
     extensions: dict[str, Settings] | Absent = field(default=ABSENT, since=V2026_07_28)
     extra: dict[str, Any] = field(factory=dict)
@@ -142,7 +108,7 @@ class ServerCapabilities:
     prompts: PromptsCapability | Absent = field(default=ABSENT)
     completions: Settings | Absent = field(default=ABSENT, since=V2025_03_26)
     logging: Settings | Absent = field(default=ABSENT)
-    tasks: ServerTasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    tasks: TasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
     experimental: dict[str, Settings] | Absent = field(default=ABSENT)
     extensions: dict[str, Settings] | Absent = field(default=ABSENT, since=V2026_07_28)
     extra: dict[str, Any] = field(factory=dict)

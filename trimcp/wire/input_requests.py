@@ -15,8 +15,6 @@ from trimcp.wire.lifecycle import TaskMetadata
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 from trimcp.wire.tools import Tool, ToolChoice
 
-# Roots
-
 
 @wire
 class Root:
@@ -155,7 +153,7 @@ def _bounds(least: float | Absent, most: float | Absent) -> Bounds:
 
 
 class _FormField:
-    # Every kind has both, so that who shows a form, or asks with one, need not know which kind it is.
+    """A field of a form, whose kind need not be known to show it."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -445,8 +443,6 @@ class URLElicitationRequiredData:
 
     elicitations: list[ElicitURLParams]
 
-
-# All of them, in one result
 
 InputRequest: TypeAlias = ElicitRequest | CreateMessageRequest | ListRootsRequest
 InputResponse: TypeAlias = ElicitResult | CreateMessageResult | ListRootsResult

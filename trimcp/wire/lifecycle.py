@@ -97,9 +97,6 @@ class LoggingMessageParams(Params):
     logger: str | Absent = field(default=ABSENT)
 
 
-# Subscriptions
-
-
 @wire(since=V2026_07_28)
 class SubscriptionFilter:
     """The changes that a client wants to be notified of, or a server agreed to notify."""

@@ -71,9 +71,6 @@ class GetPromptResult(Result):
     description: str | Absent = field(default=ABSENT)
 
 
-# Completion
-
-
 @wire
 class PromptReference:
     """The prompt whose argument is being typed."""
