@@ -68,11 +68,11 @@ async def test_only_answers_count_as_what_the_peer_does_not_read() -> None:
     outbox.post(_request(1))
     outbox.post(Outgoing(b"c", Kind.CANCEL, 1))
     outbox.post(Outgoing(b"r", Kind.REPLY, 1))
-    states = [(outbox.full, outbox.full_of_replies)]
+    states = [(outbox.full, outbox.full_of_replies())]
     outbox.post(Outgoing(b"r", Kind.REPLY, 2))
-    states.append((outbox.full, outbox.full_of_replies))
+    states.append((outbox.full, outbox.full_of_replies()))
     await outbox.receive()
-    states.append((outbox.full, outbox.full_of_replies))
+    states.append((outbox.full, outbox.full_of_replies()))
     assert states == [(True, False), (True, True), (False, False)]
 
 
@@ -162,7 +162,7 @@ async def test_abandoned_it_holds_nothing() -> None:
     outbox.post(Outgoing(b"reply", Kind.REPLY, 1))
     outbox.post_latest("k", _note())
     outbox.abandon()
-    assert (len(outbox), outbox.bytes_queued, outbox.full, outbox.full_of_replies) == (0, 0, False, False)
+    assert (len(outbox), outbox.bytes_queued, outbox.full, outbox.full_of_replies()) == (0, 0, False, False)
 
 
 async def test_a_cancelled_receive_loses_nothing(steady_clock: trio.abc.Clock) -> None:

@@ -206,8 +206,7 @@ def _refuse_if_shielded(job: Job) -> None:
 def _reaches_here(scope: trio.CancelScope | None) -> bool:
     """Return whether cancelling `scope` would cancel the current task.
 
-    Trio cannot be asked, so a deadline just before the one in force is set and taken back: it shows in the effective
-    deadline unless a shield is between.
+    Trio cannot be asked, but a deadline just before the one in force shows unless there is a shield between.
     """
     assert scope is not None
     own = scope.deadline

@@ -80,12 +80,10 @@ class DirectEnd(Sink):
 
     @property
     def full(self) -> bool:
-        """Whether the other session would not read now."""
         peer = self.other.session
         return peer is not None and peer.paused
 
     async def room(self) -> None:
-        """Wait until the other session would read, or has ended and room no longer matters."""
         peer = self.other.session
         if peer is not None:
             await peer.readable()
@@ -121,10 +119,7 @@ class DirectEnd(Sink):
 
 
 def direct_ends() -> tuple[DirectEnd, DirectEnd]:
-    """Return the two ends of a direct connection, each to be given to a driver. What one posts the other receives.
-
-    The first is a server's: as over any transport, what it takes may be smaller than what a client takes.
-    """
+    """Return the two ends of a direct connection, the first for a server, which takes smaller messages by default."""
     left, right = DirectEnd(SERVER_MAX_MESSAGE), DirectEnd(CLIENT_MAX_MESSAGE)
     left.other, right.other = right, left
     return left, right
@@ -258,7 +253,6 @@ class _ChannelDriver:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work."""
         return self.session.jobs.at_rest
 
     def give_way(self, why: str) -> None:
@@ -316,8 +310,7 @@ class _ChannelDriver:
         """Wait until it is right to read on. Most such waits are short; in a long one the peer is watched.
 
         Raises:
-            trio.EndOfChannel: it has left meanwhile. Nobody would read what comes of all that it sent and we have not
-                read.
+            trio.EndOfChannel: it has left meanwhile; nobody would read the answers to what is not read yet.
         """
         with trio.move_on_after(_SHORT) as short:
             await self.session.readable()

@@ -36,7 +36,6 @@ _CONTAINER: Final = 64  # what an array or object takes beside its members
 SMALL: Final = 1024
 """Bytes on the wire from which a request's params are looked through, see `weight`."""
 
-_FLOOD: Final = 16
 _MOST_CHANGES: Final = 10_000
 
 ChangeT = TypeVar("ChangeT", bound=Hashable)
@@ -137,11 +136,6 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
     # As a channel
 
     async def send(self, value: Job) -> None:
-        """Wait for room, then add a job at the end.
-
-        Raises:
-            trio.ClosedResourceError: the mailbox is closed.
-        """
         await trio.lowlevel.checkpoint()
         while self.full() and not self._closed:
             if self._senders is None:
@@ -152,11 +146,6 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         self.put(value)
 
     async def receive(self) -> Job:
-        """Wait for a job, and remove and return the oldest.
-
-        Raises:
-            trio.EndOfChannel: the mailbox is closed and empty.
-        """
         await trio.lowlevel.checkpoint()
         while not self._queue:
             if self._closed:
@@ -167,7 +156,6 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         return self.take()
 
     async def aclose(self) -> None:
-        """Take no more; what waits can still be received."""
         self._closed = True
         for waiting in (self._senders, self._receivers):
             if waiting is not None:
@@ -175,7 +163,6 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         await trio.lowlevel.checkpoint()
 
     def statistics(self) -> QueueStatistics:
-        """Return how full it is and who waits."""
         from trimcp.session.statistics import QueueStatistics
 
         senders, receivers = (0 if lot is None else len(lot) for lot in (self._senders, self._receivers))
@@ -225,19 +212,13 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     def full(self) -> bool:
         return len(self._queue) >= self.max_messages or self.bytes_queued >= self.max_bytes
 
-    @property
-    def full_of_replies(self) -> bool:
-        """Whether answers alone fill it: the peer asks more than it reads.
+    def full_of_replies(self, times: int = 1) -> bool:
+        """Return whether answers alone fill it, or so many times as much: the peer asks more than it reads.
 
         Requests and cancels of ours do not count. If they kept us from reading, two peers that both have much to
-        say could wait for each other.
+        send could wait for each other.
         """
-        return self._replies >= self.max_messages or self._reply_bytes >= self.max_bytes
-
-    @property
-    def flooded(self) -> bool:
-        """Whether the answers are so many that not even an answer to us is worth reading on for."""
-        return self._replies >= _FLOOD * self.max_messages or self._reply_bytes >= _FLOOD * self.max_bytes
+        return self._replies >= times * self.max_messages or self._reply_bytes >= times * self.max_bytes
 
     async def room(self) -> None:
         """Wait until there is room, or until the outbox is closed and room no longer matters."""
@@ -245,11 +226,6 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             await self._waiting_senders.park()
 
     async def send(self, value: Outgoing) -> None:
-        """Wait for room, then enqueue a message.
-
-        Raises:
-            trio.ClosedResourceError: the outbox is closed.
-        """
         await trio.lowlevel.checkpoint()
         await self.room()
         if self._closed:
@@ -320,7 +296,6 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         return batch
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return what is queued, and the bytes in `leaving`."""
         return [*self._queue, *self._latest.values()], self.leaving
 
     def close(self) -> None:
@@ -330,12 +305,10 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self._waiting_senders.unpark_all()
 
     async def aclose(self) -> None:
-        """As `close`, with a checkpoint."""
         self.close()
         await trio.lowlevel.checkpoint()
 
     def statistics(self) -> QueueStatistics:
-        """Return how full it is and who waits."""
         from trimcp.session.statistics import QueueStatistics
 
         senders, writers = len(self._waiting_senders), len(self._waiting_writer)
@@ -363,7 +336,6 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
 
     async def receive(self) -> ChangeT:
         """Wait for the next one, or raise the end. Cancelling it loses nothing."""
-        await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait()
         change = next(iter(self._kept))
         del self._kept[change]
@@ -372,7 +344,6 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
 
     async def receive_all(self) -> list[ChangeT]:
         """Wait for one, and return all there are; else as `receive`."""
-        await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait()
         changes = list(self._kept)
         self._kept.clear()
@@ -380,6 +351,7 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
         return changes
 
     async def _wait(self) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
         while not self._kept:
             if self.end is not None:
                 raise self.end
@@ -405,7 +377,6 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
         self._waiting.unpark_all()
 
     async def aclose(self) -> None:
-        """Keep no more, and forget what there is."""
         self._kept.clear()
         self.end = trio.ClosedResourceError()
         self._waiting.unpark_all()

@@ -44,13 +44,10 @@ _LONGEST_REASON: Final = 500  # characters of it that the peer is told
 
 
 def cancelled_around(scope: trio.CancelScope) -> bool:
-    """Return whether the current task, which runs in `scope`, is being cancelled from outside of it.
-
-    Trio cannot be asked. A cancellation that a shield on `scope` hides came from outside.
-    """
+    """Return whether the current task, which runs in `scope`, is being cancelled from outside of it."""
     if trio.current_effective_deadline() != -math.inf:
         return False
-    scope.shield = True
+    scope.shield = True  # Trio cannot be asked; what this hides came from outside
     around = trio.current_effective_deadline() != -math.inf
     scope.shield = False
     return around
@@ -89,12 +86,9 @@ def blamed(error: BaseException, around: object) -> tuple[BaseException | None, 
     """Return what code did wrong by raising this, and the cancellation in it that is in force around the code.
 
     Args:
-        error: what was raised.
+        error: what was raised; raised again if it is or holds a `KeyboardInterrupt`, or if the code's coroutine was
+            closed outside of Trio, where nothing can be waited for.
         around: the `innermost_scope` the code was called in.
-
-    Raises:
-        BaseException: `error` itself, since it is or holds a `KeyboardInterrupt`, or the code's coroutine was closed
-            outside of Trio, where nothing can be waited for.
     """
     crash, cancelled = parted(error)
     if isinstance(crash, KeyboardInterrupt) or (
@@ -228,8 +222,7 @@ async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, .
 class Background(Protocol):
     """Where tasks can be started: a nursery, or what opens one on first use."""
 
-    def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
-        """Run `await function(*args)` in a task."""
+    def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None: ...
 
 
 @attrs.define(eq=False, repr=False)

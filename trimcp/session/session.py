@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 __all__ = ["Pending", "Session", "mirrored"]
 
 log: logging.Logger = logging.getLogger("trimcp.session")
+
+_FLOOD: Final = 16  # times as many answers as fill the outbox: then not even an answer to us is worth reading on for
 
 
 @attrs.define(eq=False, repr=False)
@@ -327,8 +329,7 @@ class Session:
     async def readable(self) -> None:
         """Wait until it is right to read on: there is room, or something here waits for the peer.
 
-        Pausing while something waits for the peer's answer would wait for ever: the answer stands behind the
-        requests that are not being read.
+        Pausing then would wait for ever: the answer comes after the requests that are not being read.
         """
         while self.paused:
             holding = self.amount.holding
@@ -345,9 +346,9 @@ class Session:
             return False
         if self.pending:
             # A peer that floods us while it owes us an answer gets to read first: then its answer is read, too.
-            return outbox is not None and outbox.flooded
+            return outbox is not None and outbox.full_of_replies(_FLOOD)
         # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
-        if self.jobs.mailbox.full(self.jobs.parked) or (outbox is not None and outbox.full_of_replies):
+        if self.jobs.mailbox.full(self.jobs.parked) or (outbox is not None and outbox.full_of_replies()):
             return True
         holding = self.amount.holding
         return holding is not None and holding.held > LITTLE and not holding.may_grow
@@ -381,10 +382,7 @@ class Session:
     def tell_dropped_logs(self, job: Job | None) -> None:
         """Send one log message that says how many were dropped while the peer was slow, if it wants warnings.
 
-        It goes before the next message or result that the peer gets.
-
-        Args:
-            job: to whose sink it goes and whose level counts; None for what belongs to no request.
+        It goes before the next message of `job`, whose level counts; None is for what belongs to no request.
         """
         engine = self.engine
         wanted = engine.legacy.log_level if job is None else engine.log_level(job.request.admission)
