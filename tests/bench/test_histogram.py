@@ -42,8 +42,7 @@ def test_what_is_counted_exactly_is_exact(times: list[float]) -> None:
 
 @given(TIMES, TIMES)
 def test_merging_is_adding(some: list[float], more: list[float]) -> None:
-    merged = a_histogram(some)
-    merged.merge(a_histogram(more))
+    merged = Histogram.merged([a_histogram(some), a_histogram(more)])
     whole = a_histogram(some + more)
     assert list(merged.buckets()) == list(whole.buckets())
     assert (merged.count, merged.least, merged.most) == (whole.count, whole.least, whole.most)
@@ -77,10 +76,9 @@ def test_a_time_of_nothing_and_of_for_ever_have_a_place() -> None:
 def test_of_nothing_nothing_is_known() -> None:
     histogram = a_histogram([])
     assert (histogram.mean, histogram.percentile(50), list(histogram.buckets())) == (None, None, [])
-    histogram.merge(Histogram())
+    histogram = Histogram.merged([histogram, Histogram()])
     assert (histogram.count, histogram.least) == (0, 0.0)
-    histogram.merge(a_histogram([2.0]))
-    assert histogram.least == 2.0
+    assert Histogram.merged([histogram, a_histogram([2.0])]).least == 2.0
 
 
 def test_a_percentile_of_many_is_not_moved_by_a_rounding() -> None:

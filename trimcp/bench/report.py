@@ -134,9 +134,7 @@ class Snapshot:
 
     def since(self, earlier: Snapshot) -> Snapshot:
         """Return this one with what came in since the last but one, which `earlier` knows."""
-        seconds, times = earlier.seconds + self.seconds, Histogram()
-        times.merge(earlier.times)
-        times.merge(self.times)
+        seconds, times = earlier.seconds + self.seconds, Histogram.merged((earlier.times, self.times))
         busy = (earlier.busy * earlier.seconds + self.busy * self.seconds) / seconds
         reported = earlier.reported + self.reported
         return attrs.evolve(self, seconds=seconds, times=times, reported=reported, busy=busy)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trimcp.bench.histogram import Histogram
-from trimcp.bench.report import Report, Second
+from trimcp.bench.report import Report
 from trimcp.cli.bench_table import PERCENTILES, milliseconds, what_times_are
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.text import one_line
@@ -63,12 +63,7 @@ _STYLE: Final[Any] = {
 
 @attrs.frozen
 class Curve:
-    """One of the servers in the plot.
-
-    Attributes:
-        name: what the legend calls it.
-        rounds: what was measured, in the order in which it was.
-    """
+    """One of the servers in the plot: what the legend calls it, and what was measured, in order."""
 
     name: str
     rounds: Sequence[Report]
@@ -92,12 +87,10 @@ def check_plot(file: str) -> None:
 
 
 def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None:
-    """Write a plot of one or two servers to a file.
+    """Write a plot of one or two servers to a file, whose ending says the format.
 
     Args:
-        file: its ending says the format.
         title: what was measured.
-        curves: of each server.
         note: under which conditions, where the names of the curves do not say.
 
     Raises:
@@ -137,7 +130,7 @@ def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:
 
 
 def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
-    histograms = [_merged(curve.rounds) for curve in curves]
+    histograms = [Histogram.merged(report.latency for report in curve.rounds) for curve in curves]
     edges = _edges(histograms)
     first = curves[0].rounds
     axes.set_xlabel(f"ms (logarithmic) {what_times_are(first[0].plan, len(first))}", fontsize=8)
@@ -166,13 +159,6 @@ def _number_log(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=steps, numticks=20))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def _merged(rounds: Sequence[Report]) -> Histogram:
-    whole = Histogram()
-    for report in rounds:
-        whole.merge(report.latency)
-    return whole
 
 
 def _edges(histograms: Sequence[Histogram]) -> list[float]:
@@ -264,8 +250,8 @@ def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
         rates.plot(at, [0] * len(at), "x", color=_WRONG, markersize=6, clip_on=False, label="with errors")
         rates.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1)
     drawn: list[float] = []
-    for name, shade, value in (("p99", _COLOURS[1], _p99), ("p50", _COLOURS[0], _p50)):
-        values = [value(each) for each in seconds]
+    for name, shade in (("p99", _COLOURS[1]), ("p50", _COLOURS[0])):
+        values = [_ms(getattr(each, name)) for each in seconds]
         times.plot(middles, values, color=shade, label=name, **style)
         drawn += values
     for axes in (rates, times):
@@ -275,12 +261,8 @@ def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
     _finish_panels(rates, times, drawn, "in each second")
 
 
-def _p50(second: Second) -> float:
-    return math.nan if second.p50 is None else 1e3 * second.p50
-
-
-def _p99(second: Second) -> float:
-    return math.nan if second.p99 is None else 1e3 * second.p99
+def _ms(seconds: float | None) -> float:
+    return math.nan if seconds is None else 1e3 * seconds
 
 
 def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
@@ -290,7 +272,7 @@ def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
         numbers = range(1, len(curve.rounds) + 1)
         rates.plot(numbers, [each.per_second for each in curve.rounds], "-o", color=colour, linewidth=1.2, markersize=4)
         for percent, line in ((50, "-"), (99, ":")):
-            values = [1e3 * (each.latency.percentile(percent) or math.nan) for each in curve.rounds]
+            values = [_ms(each.latency.percentile(percent)) for each in curve.rounds]
             drawn += values
             times.plot(numbers, values, f"{line}o", color=colour, linewidth=1.2, markersize=4)
     for percent, line in ((50, "-"), (99, ":")):

@@ -43,23 +43,17 @@ _HINTS = (
 
 @attrs.frozen
 class Offer:
-    """Everything a server lists."""
+    """Everything a server lists, and what could be typed for an argument of a prompt, by their names."""
 
     tools: list[Tool]
     resources: list[Resource]
     templates: list[ResourceTemplate]
     prompts: list[Prompt]
     choices: Mapping[tuple[str, str], Completion] = attrs.field(factory=dict)
-    """What could be typed for an argument of a prompt, by their names; only where there is something."""
 
 
 async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
-    """Ask for all lists. Raises what `ClientSession.list_tools` raises.
-
-    Args:
-        session: with the server.
-        choices: ask for those of prompts as well. A server that does not know them, or takes long, is let be.
-    """
+    """Ask for all lists, and for the choices of prompts unless the server knows none or takes long."""
     offer = Offer(
         await session.list_tools(),
         await session.list_resources(),

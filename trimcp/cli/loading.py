@@ -22,12 +22,10 @@ _USUAL = ("server", "mcp", "app")
 
 
 def load_server(name: str) -> Server[Any]:
-    """Import a file or module and return its server.
+    """Import `FILE.py[:NAME]` or `package.module[:NAME]` and return its server.
 
-    Args:
-        name: `FILE.py`, `FILE.py:NAME`, `package.module` or `package.module:NAME`. Without a name it is the one
-            called `server`, `mcp` or `app`, or the only one there is. A name may lead to a function without
-            arguments that makes the server.
+    Without a name it is the one called `server`, `mcp` or `app`, or the only one there is. A name may be that of a
+    function without arguments that makes the server.
 
     Raises:
         Failure: there is no such file, module or server; the text says what to do. What the user's code raises when

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,11 +41,7 @@ _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
-def serve(
-    load: Callable[[], Server[Any]],
-    words: Sequence[str],
-    options: RunOptions,
-) -> int:
+def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: RunOptions) -> int:
     """Serve until a signal comes, and return the exit code.
 
     Args:
@@ -74,10 +70,7 @@ def serve(
 
 
 async def _serve_here(
-    server: Server[Any],
-    options: RunOptions,
-    settings: HttpSettings,
-    worker: InheritedSockets | None,
+    server: Server[Any], options: RunOptions, settings: HttpSettings, worker: InheritedSockets | None
 ) -> int:
     with ExitStack() as stack:
         stop = stack.enter_context(signals())
@@ -140,11 +133,6 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
 
 
 def _settings(options: RunOptions) -> HttpSettings:
-    """Return the settings for serving HTTP.
-
-    Raises:
-        Failure: a value is wrong, or the file with the tokens is; the text says what to write.
-    """
     sse = options.sse and not options.ws
     path = options.path or ("/ws" if options.ws else "/mcp")
     taken = {"/healthz", "/readyz"}
@@ -187,13 +175,9 @@ def _read_tokens(file: Path) -> Authenticate:
     return bearer_tokens(tokens)
 
 
-def _use_state_keys(server: Server[Any], environment: Mapping[str, str] = os.environ) -> None:
-    """Let a server that has no keys of its own sign `requestState` with those in the environment, if there are any.
-
-    Raises:
-        Failure: they are too short.
-    """
-    text = environment.get(_STATE_KEYS, "")
+def _use_state_keys(server: Server[Any]) -> None:
+    """Let a server that has no keys of its own sign `requestState` with those in the environment, if there are any."""
+    text = os.environ.get(_STATE_KEYS, "")
     if not text or server.sealer.keys is not None:
         return
     keys = [key.strip().encode() for key in text.split(",") if key.strip()]
@@ -248,7 +232,9 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
             lines.append(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
         if settings.sse_path is not None:
             lines.append(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
-    if settings.authenticate is None and not all(_is_private(sock) for sock in sockets):
+    addresses = [sock.getsockname() for sock in sockets]
+    hosts = [str(address[0]) for address in addresses if isinstance(address, tuple)]  # of a Unix socket it is a path
+    if settings.authenticate is None and not all(host.startswith(_LOOPBACK) for host in hosts):
         lines.append("whoever reaches this address can use the server; --token-file asks for tokens")
     return lines
 
@@ -256,26 +242,21 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
 def _announce(lines: Sequence[str]) -> None:
     for line in lines:
         _say(line)
-    _notify_manager("READY=1")
-
-
-def _is_private(sock: socket.socket) -> bool:
-    address = sock.getsockname()
-    return not isinstance(address, tuple) or str(address[0]).startswith(_LOOPBACK)
+    _notify_manager()
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _notify_manager(state: str) -> None:
-    """Tell a service manager that waits for it (sd_notify(3)) how far we are."""
+def _notify_manager() -> None:
+    """Tell a service manager that waits for it (sd_notify(3)) that requests are answered from now on."""
     address = os.environ.pop("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         try:
-            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+            sender.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
         except OSError as error:
             _say(f"cannot tell the service manager: {error.strerror}")
 

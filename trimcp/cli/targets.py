@@ -47,10 +47,9 @@ _ENTRY = re.compile(r"(?P<file>.+\.json)(:(?P<name>.+))?", re.DOTALL)
 def find_target(
     text: str, on_stderr: Callable[[str], object] | None = None, headers: Mapping[str, str] | None = None
 ) -> Target:
-    """Return the server that a TARGET names; nothing is started and nobody is connected to yet.
+    """Return the server that a TARGET names, see `TARGET_HELP`; it is neither started nor connected to yet.
 
     Args:
-        text: see `TARGET_HELP`.
         on_stderr: takes each line the server writes to its standard error.
         headers: sent to it; only a URL can take them.
 

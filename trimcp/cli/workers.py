@@ -1,9 +1,9 @@
 """Several processes that serve the same sockets: started, watched, replaced when they crash, and ended together.
 
-The parent opens the sockets and hands them down, so that a port of 0 is one port, and connections that wait while a
-worker is replaced are taken by another. Each worker has a control socket to the parent: it says on it that it listens,
-and when it ends (the parent's way to say stop, or the parent's own death) the worker drains. That is no signal, so that
-a service manager that signals every process of a group has not signalled the workers twice.
+The parent opens the sockets and the workers inherit them, so that a port of 0 is one port, and connections that wait
+while a worker is replaced are taken by another. Each worker has a control socket to the parent: it says on it that it
+listens, and when it is closed (the parent says stop, or is gone) the worker drains. That is no signal, so that a
+service manager that signals every process of a group has not signalled the workers twice.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ _REAPED: Final = 5.0
 
 @attrs.define(eq=False)
 class InheritedSockets:
-    """What a worker was given by its parent.
-
-    Attributes:
-        sockets: listening already.
-    """
+    """What a worker was given by its parent: sockets that listen already."""
 
     sockets: list[socket.socket]
     _control: socket.socket
@@ -106,10 +102,8 @@ class Workers:
         """Keep the workers running until SIGINT or SIGTERM comes, and return the exit code.
 
         The first signal lets them drain; the second kills them and ends this process at once. If a worker ends before
-        any has been ready there is no sense in starting others: all end, and the code is that worker's.
-
-        Args:
-            listening: called once, when each of them is ready for the first time.
+        any has been ready there is no sense in starting others: all end, and the code is that worker's. `listening` is
+        called once, when each of them is ready for the first time.
         """
         with on_signals(lambda number: self._stop.set(), self._kill_all):
             async with trio.open_nursery() as nursery:
