@@ -693,7 +693,7 @@ async def test_who_reads_slowly_is_kept_over(pair: _Pair, steady_clock: trio.abc
         if isinstance(theirs, StreamChannel):
             end._receiver = _Slow(end._receiver)
         else:
-            end._connection.gated._stream = _Slow(end._connection.gated._stream)
+            end._gated._stream = _Slow(end._gated._stream)
         nursery.start_soon(drive, session, ours)
         await theirs.send([Outgoing(call(n, "large" if n else "sleep"), Kind.REQUEST, n) for n in range(many + 1)])
         began = trio.current_time()

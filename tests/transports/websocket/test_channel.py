@@ -260,8 +260,8 @@ async def test_what_arrives_at_once_and_what_lies_here_then_is_no_more_than_it_s
             await wait_all_tasks_blocked(0.05)
             requests, size = server.read_ahead
             assert len(arrived) <= requests
-            assert sum(each.size for each in arrived) + server._connection.gate.weight <= size
-            assert server._connection.gate.weight > size // 4, "so much lies there again"
+            assert sum(each.size for each in arrived) + server._gate.weight <= size
+            assert server._gate.weight > size // 4, "so much lies there again"
             nursery.cancel_scope.cancel()
 
 

@@ -18,9 +18,8 @@ from tests.peers.websockets import CONTINUATION, FIN, HANDSHAKE, PING, PONG, TEX
 from tests.transports.websocket_support import Meeting, connected, ids, listening, outgoing, raw_client, text
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.http.seams import Head
-from trimcp.transports.websocket.channel import serve_upgraded
+from trimcp.transports.websocket.channel import WebSocketChannel, serve_upgraded
 from trimcp.transports.websocket.client import WebSocketServer
-from trimcp.transports.websocket.connection import WebSocketConnection
 from trimcp.transports.websocket.frames import KeepAlive
 
 
@@ -322,7 +321,7 @@ async def test_an_answer_to_the_handshake_that_nobody_takes_has_its_time(autojum
 async def test_nothing_is_left_of_a_connection(autojump_clock: MockClock) -> None:
     def links() -> int:
         return sum(
-            isinstance(each, WebSocketConnection | FrameGate | trio_websocket.WebSocketConnection)
+            isinstance(each, WebSocketChannel | FrameGate | trio_websocket.WebSocketConnection)
             for each in gc.get_objects()
         )
 

@@ -1,36 +1,48 @@
 """Messages over WebSocket: one text message is one JSON-RPC message. docs/design/websocket.md describes the binding.
 
-The channel of either side, and how a server begins one.
+The channel of either side, and how a server begins one. trio-websocket reads, answers pings and does the closing
+handshake. Added here: time limits for every wait, pings to peers that are silent, and a Close frame for those that
+break the protocol.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
-import attrs
 import trio
+import trio_websocket
 from trio_websocket import ConnectionClosed
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import Connection
+from wsproto.frame_protocol import FrameProtocol
+from wsproto.utilities import ProtocolError
 
+from trimcp.budget import Holding
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
-from trimcp.framing.frames import text_frame
+from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
 from trimcp.transports.http.seams import Head, Upgrade
-from trimcp.transports.websocket.connection import WebSocketConnection
-from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, KeepAlive
+from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, KeepAlive
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 from trimcp.wire.jsonrpc import Message, parse
 
-__all__ = ["WebSocketChannel", "opened", "serve_upgraded"]
+__all__ = ["WebSocketChannel", "running", "serve_upgraded"]
 
 _BATCH: Final = 256  # messages a receive returns at most
 _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
-_HANDSHAKE: Final = 10.0
+_QUEUE: Final = 32_768  # messages: more than can be there, because the gate stops reading before
+_HANDSHAKE: Final = 10.0  # seconds
+_CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_complaint`
+_DRAINED: Final = 16  # reads after that
+
+_PROTOCOL_ERROR: Final = 1002
+_NOT_UTF8: Final = 1007
+_POLICY: Final = 1008
 
 # RFC 6455, section 7.4.1, in words for people.
 _CODES: Final = {
@@ -51,34 +63,54 @@ _CODES: Final = {
 _log = logging.getLogger("trimcp.websocket")
 
 
-@attrs.define(eq=False)
 class WebSocketChannel(MessageChannel):
-    """Messages as text messages of a WebSocket connection.
+    """Messages as text messages of a WebSocket connection, from the end of its opening handshake on.
 
     All that has arrived is returned together, a batch leaves in one write. A message over the limit arrives as
     `Malformed` and costs no memory. Binary messages, text that is not UTF-8 and frames that break the protocol end the
     connection with the close code for it, and so does a message of sixteen times the limit.
 
     Args:
-        connection: what carries the messages.
+        stream: leads to the peer; closed when the connection has ended.
+        max_message: bytes of the largest message taken in.
+        client: whether we are the client's side.
+        keep_alive: what is done about silence.
+        early: bytes that arrived with the handshake.
+        holding: counts what is kept of a message whose end has not come.
         principal, headers: put on every message that arrives.
     """
 
     half_open = False
 
-    _connection: WebSocketConnection
-    _principal: str | None
-    _headers: Mapping[str, str] | None
-    _arrived: list[Incoming] = attrs.field(factory=list, init=False)
-    _sending: OneTask = attrs.field(factory=partial(OneTask, "sending on"), init=False)
-    _receiving: OneTask = attrs.field(factory=partial(OneTask, "receiving from"), init=False)
-    _broken: bool = attrs.field(default=False, init=False)
-    _closed: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        max_message: int,
+        *,
+        client: bool,
+        keep_alive: KeepAlive = KEEP_ALIVE,
+        early: bytes = b"",
+        holding: Holding | None = None,
+        principal: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         # Upper bound of unread input: one batch and two windows, each with what one read may bring beyond it and the
         # beginning of a message that it ends.
-        self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
+        self.read_ahead = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
+        self._stream = stream
+        self._client = client
+        self._keep_alive = keep_alive
+        self._principal = principal
+        self._headers = headers
+        self._gate = FrameGate(max_message, masked=not client)
+        self._gated = GatedStream(stream, self._gate, keep_alive, early)
+        self._gated.amount.holding = holding
+        self._library = self._gated.connection = _opened(self._gated, client)
+        self._arrived: list[Incoming] = []
+        self._sending, self._receiving = OneTask("sending on"), OneTask("receiving from")
+        self._broken = self._closed = self._silent = self._late = False
+        self._ended = trio.Event()
+        self._pinging: trio.CancelScope | None = None
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         with self._sending:
@@ -95,25 +127,25 @@ class WebSocketChannel(MessageChannel):
 
     async def _send(self, batch: Sequence[Outgoing]) -> None:
         """Write the batch beside trio-websocket, which would copy each message five times and write it by itself."""
-        gated, library = self._connection.gated, self._connection.library
+        gated, library = self._gated, self._library
         try:
             for message in batch:
                 if library.closed is not None:
                     raise ConnectionClosed(library.closed)
-                gated.hold(*text_frame(message.data, masked=self._connection.client))
+                gated.hold(*text_frame(message.data, masked=self._client))
                 if gated.held > _WRITE:
                     await gated.flush()
             await gated.flush()
         except (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             # The stream is also closed here when the peer has left, or has been silent for too long.
             self._check_open()
-            raise trio.BrokenResourceError(self._connection.trouble) from None
+            raise trio.BrokenResourceError(self._trouble) from None
 
     def set_max_message(self, size: int) -> None:
-        self._connection.gate.max_message = size
+        self._gate.max_message = size
 
     def taken(self) -> Hashable:
-        return self._connection.gated.progress()
+        return self._gated.progress()
 
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
@@ -126,8 +158,8 @@ class WebSocketChannel(MessageChannel):
                 await self._gather()
             except ConnectionClosed:
                 self._check_open()
-                if self._connection.peer_close is None:
-                    raise trio.BrokenResourceError(self._connection.trouble) from None
+                if self._peer_close is None:
+                    raise trio.BrokenResourceError(self._trouble) from None
                 raise trio.EndOfChannel("the peer has closed the connection") from None
         batch, self._arrived = self._arrived, []
         return batch
@@ -135,52 +167,186 @@ class WebSocketChannel(MessageChannel):
     async def _gather(self) -> None:
         """Take what is there already beside the first message. What ends the connection is for the next call."""
         try:
-            for _ in range(min(self._connection.gate.messages, _BATCH)):
+            for _ in range(min(self._gate.messages, _BATCH)):
                 self._arrived.append(await self._next())
         except ConnectionClosed:
             self._check_open()
 
     async def _next(self) -> Incoming:
-        data = _encoded(await self._connection.library.get_message())
-        self._connection.gated.taken(len(data))
-        message: Message
-        if not data and self._connection.gate.oversized:
-            message = self._connection.gate.oversized.pop(0)
-        else:
-            message = parse(data)
+        data = _encoded(await self._library.get_message())
+        self._gated.taken(len(data))
+        message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else parse(data)
         return Incoming(message, len(data), None, self._headers, self._principal)
 
     async def hung_up(self) -> None:
-        await over_or_hung_up(self._connection.gated.over, socket_under(self._connection.stream))
+        await over_or_hung_up(self._gated.over, socket_under(self._stream))
 
     async def aclose(self) -> None:
         """Close the connection with a closing handshake, within a second; see `MessageChannel.aclose`.
 
-        A client says that it is done (1000), a server that it is going away (1001), or, while an exception is on its
-        way, that something went wrong (1011).
+        A client sends the code 1000, a server 1001, or 1011 while an exception is being raised. If a write is under way
+        no frame can be sent, and the stream is just closed. Cancelling closes at once.
         """
         if self._closed:
             await trio.lowlevel.checkpoint()
             return
         self._closed = True
-        if self._connection.client:
-            await self._connection.close(1000)
-        else:
-            await self._connection.close(1011 if isinstance(sys.exception(), Exception) else 1001)
+        code = 1000 if self._client else 1011 if isinstance(sys.exception(), Exception) else 1001
+        try:
+            with trio.move_on_after(_CLOSING):
+                if self._gated.over.is_set() or self._complaint is not None:
+                    await self._ended.wait()  # the complaint may not be out
+                elif not self._gated.writing:
+                    self._gated.read_unlimited()
+                    await self._library.aclose(code)
+                    await self._stream.aclose()
+        finally:
+            await trio.aclose_forcefully(self._stream)
 
     def close_reason(self) -> str | None:
         """Return with which code and reason the other side closed, or how else the connection ended."""
-        if not self._connection.gated.over.is_set():
+        if not self._gated.over.is_set():
             return None
-        if self._connection.peer_close is None:
-            return self._connection.trouble
-        code, reason = self._connection.peer_close
+        if self._peer_close is None:
+            return self._trouble
+        code, reason = self._peer_close
         name = f" ({_CODES[code]})" if code in _CODES else ""
         return f"the peer closed the WebSocket with code {code}{name}" + (f": {reason[:200]!r}" if reason else "")
 
     def _check_open(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this channel was closed")
+
+    # How it ends
+
+    @property
+    def _peer_close(self) -> tuple[int, str] | None:
+        """The code and reason of the peer's Close; None without one."""
+        closed = self._library.closed
+        if not self._gate.closing or closed is None or self._complaint is not None:
+            return None
+        return closed.code, closed.reason or ""
+
+    @property
+    def _trouble(self) -> str:
+        """Why the connection broke, in words."""
+        complaint = None if self._late else self._complaint
+        if complaint is not None:
+            return f"the peer broke the WebSocket protocol ({complaint.code}: {complaint.reason})"
+        if self._late:
+            return "the peer took too long to end a message"
+        if self._silent:
+            return f"nothing was heard of the peer for {self._keep_alive.dead_after:g} seconds"
+        if self._gate.closing:
+            return "the peer has closed the connection"
+        return "the peer is gone without a closing handshake"
+
+    @property
+    def _complaint(self) -> FrameFault | None:
+        """What the peer did wrong, if that is the end."""
+        if self._gated.sent_close:
+            return None  # it came too late
+        if self._gate.fault is not None:
+            return self._gate.fault
+        # trio-websocket reports what it cannot read as if the peer had closed with this code.
+        closed = self._library.closed
+        if closed is not None and closed.code == _NOT_UTF8:
+            return FrameFault(_NOT_UTF8, "text is UTF-8")
+        if closed is not None and closed.code == _PROTOCOL_ERROR:
+            return FrameFault(_PROTOCOL_ERROR, "a Close frame holds a code and a text, or nothing")
+        return None
+
+    # The tasks beside it
+
+    async def run(self) -> None:
+        """Read, answer pings and watch the peer until the connection has ended. A crash ends this connection only."""
+        crash: Exception | None = None
+        try:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._library._reader_task)
+                    await self._watch(nursery)
+                    nursery.cancel_scope.deadline = trio.current_time() + _CLOSING
+            except* Exception as group:
+                crash = _first(group)
+            if crash is not None and not isinstance(crash, ConnectionClosed | ProtocolError):
+                _log.error("a WebSocket connection crashed", exc_info=crash)
+            self._gated.over.set()
+            await self._send_complaint()
+        finally:
+            crash = self._gated.connection = None  # a frame and what was raised from it would keep each other alive
+            self._ended.set()
+            await trio.aclose_forcefully(self._stream)
+
+    async def _watch(self, nursery: trio.Nursery) -> None:
+        """Ping a silent peer. Return when nothing more will be read, or the peer was found dead or too slow."""
+        gated, interval = self._gated, self._keep_alive.interval
+        sent = trio.current_time()  # when the last ping or pong was
+        try:
+            while True:
+                now = trio.current_time()
+                heard = gated.since if gated.reading else now
+                # A peer that reads a large message of ours may send nothing meanwhile, and one that reads nothing
+                # answers no ping. The sender's own limit (`Limits.stall_timeout`) decides how long to wait.
+                dead = heard + self._keep_alive.dead_after * (2 if gated.writing else 1)
+                if now >= dead:
+                    self._silent = True
+                    await trio.aclose_forcefully(self._stream)
+                    return
+                if gated.reading and now >= gated.due:
+                    self._late = True
+                    self._gate.fault = FrameFault(_POLICY, "a message took too long")
+                    gated.over.set()
+                    nursery.cancel_scope.cancel(reason="the peer took too long to end a message")
+                    return
+                due = (max(sent, heard) if gated.reading else sent) + interval
+                if now >= due:
+                    sent, due = now, now + interval
+                    self._ask_or_tell(nursery)
+                # A message that begins while this waits is due no sooner than that, nor is one that we read no further.
+                late = now + self._keep_alive.message_timeout
+                if gated.reading:
+                    late = min(late, gated.due)
+                with trio.move_on_at(min(due, dead, late)):
+                    await gated.over.wait()
+                    return
+        finally:
+            if self._pinging is not None:
+                self._pinging.cancel(reason="the connection has ended")
+
+    def _ask_or_tell(self, nursery: trio.Nursery) -> None:
+        """Ask for a sign of life, or give one where we do not read. What is being written is one already."""
+        if self._gated.writing:
+            return
+        if not self._gated.reading:
+            nursery.start_soon(self._send_control, self._library.pong)
+        elif self._pinging is None:
+            self._pinging = trio.CancelScope()
+            nursery.start_soon(self._ping, self._pinging)
+
+    async def _ping(self, scope: trio.CancelScope) -> None:
+        # It waits for the pong. One is enough: if it goes unanswered the next one would, too.
+        with scope:
+            await self._send_control(self._library.ping)
+        self._pinging = None
+
+    async def _send_control(self, control: Callable[[], Awaitable[None]]) -> None:
+        with suppress(ConnectionClosed):
+            await control()
+
+    async def _send_complaint(self) -> None:
+        """Send a Close that says what the peer did wrong, which trio-websocket does not do, and close the stream."""
+        complaint = self._complaint
+        with trio.move_on_after(_CLOSING), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            if complaint is not None and not self._gated.writing:
+                self._gated.writing = True
+                frame = FrameProtocol(self._client, []).close(complaint.code, complaint.reason)
+                await self._stream.send_all(bytes(frame))
+                # What is not read would come back as a reset, which could overtake the Close.
+                for _ in range(_DRAINED):
+                    if not await self._stream.receive_some(READ_SIZE):
+                        break
+            await self._stream.aclose()
 
 
 def _encoded(text: str | bytes) -> bytes:
@@ -189,13 +355,11 @@ def _encoded(text: str | bytes) -> bytes:
 
 
 @asynccontextmanager
-async def opened(
-    connection: WebSocketConnection, principal: str | None = None, headers: Mapping[str, str] | None = None
-) -> AsyncIterator[WebSocketChannel]:
-    """Run a connection and yield its channel; leaving closes it. What the body raises comes out as itself."""
+async def running(channel: WebSocketChannel) -> AsyncIterator[WebSocketChannel]:
+    """Run the tasks of a channel while the body runs, then close it. What the body raises comes out as itself."""
     async with open_service_nursery() as nursery:
-        nursery.start_soon(connection.run)
-        async with WebSocketChannel(connection, principal, headers) as channel:
+        nursery.start_soon(channel.run)
+        async with channel:
             yield channel
 
 
@@ -214,10 +378,16 @@ async def serve_upgraded(
     """
     try:
         if await _answered(stream, head, upgrade):
-            connection = WebSocketConnection(
-                stream, upgrade.max_message, client=False, keep_alive=keep_alive, holding=head.holding
+            channel = WebSocketChannel(
+                stream,
+                upgrade.max_message,
+                client=False,
+                keep_alive=keep_alive,
+                holding=head.holding,
+                principal=upgrade.principal,
+                headers=upgrade.headers,
             )
-            async with opened(connection, upgrade.principal, upgrade.headers) as channel:
+            async with running(channel):
                 await upgrade.serve(channel)
     finally:
         await trio.aclose_forcefully(stream)
@@ -237,3 +407,26 @@ async def _answered(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> bo
     if refused is not None:
         _log.debug("no WebSocket for %s: %s", head.peer, refused)
     return refused is None
+
+
+def _first(error: BaseException) -> Exception | None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else None
+
+
+def _opened(stream: trio.abc.Stream, client: bool) -> trio_websocket.WebSocketConnection:
+    """Return trio-websocket's connection in the state after its opening handshake, which was ours."""
+    side = ConnectionType.CLIENT if client else ConnectionType.SERVER
+    protocol = WSConnection(side)
+    protocol.connection = Connection(side)
+    library = trio_websocket.WebSocketConnection(
+        stream,
+        protocol,
+        host="",
+        path="",
+        message_queue_size=_QUEUE,
+        max_message_size=sys.maxsize,  # the gate judges
+    )
+    library._initial_request = None  # else its reader would begin with the handshake of a client
+    return library

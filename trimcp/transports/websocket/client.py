@@ -103,14 +103,11 @@ class WebSocketServer:
             ConnectionLost: there is no connection; the text says why and what to do.
         """
         require_trio()
-        from trimcp.transports.websocket.channel import opened
-        from trimcp.transports.websocket.connection import WebSocketConnection
+        from trimcp.transports.websocket.channel import WebSocketChannel, running
 
         stream, early = await self.open()
-        connection = WebSocketConnection(
-            stream, CLIENT_MAX_MESSAGE, client=True, keep_alive=self.keep_alive, early=early
-        )
-        async with opened(connection) as channel:
+        channel = WebSocketChannel(stream, CLIENT_MAX_MESSAGE, client=True, keep_alive=self.keep_alive, early=early)
+        async with running(channel):
             yield channel if self.trace is None else traced(channel, self.trace)
 
     async def open(self) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], bytes]:
