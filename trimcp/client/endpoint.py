@@ -150,7 +150,7 @@ class ClientEndpoint:
             if name == "sampling/createMessage":
                 return await self._sample(handler, params)
             mode = "url" if isinstance(params, ElicitURLParams) else "form"
-            if mode not in self.client.elicitation_modes:
+            if not declares(self.client.capabilities, f"elicitation.{mode}"):
                 raise ErrorReply(INVALID_PARAMS, f"this client did not declare elicitation in {mode} mode")
             return await self._call(handler, params)
 

@@ -5,10 +5,10 @@ Knows no connection. What the client declares follows from the handlers it has.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial, wraps
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import attrs
@@ -42,6 +42,7 @@ Sampled: TypeAlias = CreateMessageResult | str
 Roots: TypeAlias = Sequence[Root | str]
 Handler: TypeAlias = Callable[..., Any]
 
+HandlerT = TypeVar("HandlerT", bound=Handler)
 # A decorated handler keeps its own type. The bounds catch a wrong result; parameters are free, for the `session`.
 SamplingT = TypeVar("SamplingT", bound=Callable[..., Awaitable[Sampled] | Sampled])
 ElicitationT = TypeVar("ElicitationT", bound=Callable[..., Awaitable[ElicitResult] | ElicitResult])
@@ -54,10 +55,6 @@ SamplingApprovalT = TypeVar(
 SampledApprovalT = TypeVar(
     "SampledApprovalT", bound=Callable[..., Awaitable[bool | CreateMessageResult] | bool | CreateMessageResult]
 )
-
-_SAMPLING: Final = "sampling/createMessage"
-_ELICITATION: Final = "elicitation/create"
-_ROOTS: Final = "roots/list"
 
 
 class ClientProgram:
@@ -130,7 +127,6 @@ class ClientProgram:
         self.notification_handlers: Final[dict[str, list[Handler]]] = {}
         self.sessions: set[Any] = set()
         self.legacy_targets: Final[set[object]] = set()
-        self.elicitation_modes: frozenset[str] = frozenset()
         self.on_logging: Handler | None = None
         self.on_call: Handler | None = None
         self.before_sampling: Handler | None = None
@@ -159,11 +155,8 @@ class ClientProgram:
             context: it can include context from other servers.
         """
 
-        def register(handler: SamplingT) -> SamplingT:
-            self.served[_SAMPLING] = handler
-            self._declare(sampling=SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT))
-            return handler
-
+        declared = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
+        register = partial(self._serve, "sampling/createMessage", sampling=declared)
         return register if handler is None else register(handler)
 
     @overload
@@ -180,19 +173,13 @@ class ClientProgram:
             form, url: which of the two it can handle (all of elicitation is form before 2025-11-25).
         """
 
-        def register(handler: ElicitationT) -> ElicitationT:
-            self.served[_ELICITATION] = handler
-            self.elicitation_modes = frozenset(mode for mode, can in (("form", form), ("url", url)) if can)
-            self._declare(elicitation=ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT))
-            return handler
-
+        declared = ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT)
+        register = partial(self._serve, "elicitation/create", elicitation=declared)
         return register if handler is None else register(handler)
 
     def roots(self, handler: RootsT) -> RootsT:
         """Register what returns the client's roots: `def roots() -> list[Root | str]`, URIs or `Root`s."""
-        self.served[_ROOTS] = handler
-        self._declare(roots=RootsCapability(list_changed=True))
-        return handler
+        return self._serve("roots/list", handler, roots=RootsCapability(list_changed=True))
 
     def set_roots(self, roots: Sequence[Root | str]) -> None:
         """Set the client's roots; servers that were told of them are told that they changed.
@@ -204,7 +191,7 @@ class ClientProgram:
         for root in fixed:
             if not root.uri.startswith("file://"):
                 raise ValueError(f"a root must be a file:// URI, not {root.uri!r}; use Path(...).as_uri()")
-        declared = _ROOTS in self.served
+        declared = "roots/list" in self.served
         self.roots(lambda: fixed)
         if declared:
             for session in self.sessions:
@@ -262,9 +249,12 @@ class ClientProgram:
         self.after_sampling = hook
         return hook
 
-    def _declare(self, **changes: Any) -> None:
+    def _serve(self, method: str, handler: HandlerT, **declared: Any) -> HandlerT:
+        """Register the handler of a method, and declare the capability for it."""
         capabilities: Any = self.capabilities
-        self.profile.capabilities = attrs.evolve(capabilities, **changes)
+        self.served[method] = handler
+        self.profile.capabilities = attrs.evolve(capabilities, **declared)
+        return handler
 
 
 def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
@@ -282,7 +272,7 @@ async def call_handler(handler: Callable[..., Any], *args: Any, session: object 
         if session is not None and "session" in inspect.signature(handler).parameters:
             kwargs["session"] = session
 
-    @functools.wraps(handler)
+    @wraps(handler)
     async def call() -> Any:
         value = handler(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
