@@ -433,7 +433,7 @@ class Dumping:
 
     def _member(self, attribute: attrs.Attribute[Any]) -> Dump | None:
         found = members(attribute.type)
-        if len(found) > 1 or not is_payload(found[0]):
+        if len(found) != 1 or not is_payload(found[0]):
             return self.hook(attribute.type)
         hook: Dump | None = None
 

@@ -66,11 +66,9 @@ class Revision:
     logs_on_request: bool = _switch()
     url_elicitation_error: bool = _switch()
     resource_missing_code: int = attrs.field(default=-32002, eq=False, kw_only=True)
-    modern: bool = attrs.field(init=False, eq=False)
-
-    @modern.default
-    def _is_modern(self) -> bool:
-        return self.era is Era.MODERN
+    modern: bool = attrs.field(
+        init=False, eq=False, default=attrs.Factory(lambda revision: revision.era is Era.MODERN, takes_self=True)
+    )
 
     def __str__(self) -> str:
         return self.name
