@@ -13,20 +13,19 @@ import functools
 import math
 import pathlib
 import re
-import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 import attrs
 import cattrs
 from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
-from trimcp.schema.hints import alias_value, is_model, readable, split
+from trimcp.schema.hints import alias_value, is_alias, is_model, is_union, readable, split
 from trimcp.schema.validator import Validator, validator_for
 
-__all__ = ["ConversionError", "Convert", "converter_for", "is_plain", "to_json", "without_root"]
+__all__ = ["LISTS", "MAPPINGS", "ConversionError", "Convert", "converter_for", "is_plain", "to_json", "without_root"]
 
 Convert = Callable[[Any], Any]
 
@@ -78,28 +77,26 @@ def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Conv
     return convert
 
 
-_PLAIN: Final = (str, float, bool, type(None), None, Any, object, dict, list)
-_PLAIN_CONTAINERS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
-_PLAIN_MAPPINGS: Final = (dict, abc.Mapping, abc.MutableMapping)
+LISTS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
+MAPPINGS: Final = (dict, abc.Mapping, abc.MutableMapping)
+_PLAIN: Final = (str, float, bool, type(None), None, Any, object, *LISTS, *MAPPINGS)
 
 
 def is_plain(hint: Any) -> bool:
-    """Whether every JSON value that fits its schema is already one of its values."""
-    if _is_alias(hint):  # maybe recursive
-        return False
-    if _is_pydantic(hint):
+    """Return whether every JSON value that fits its schema is already one of its values."""
+    if is_alias(hint) or _is_pydantic(hint):  # an alias may be recursive
         return False
     hint, _ = split(hint)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return not any(isinstance(value, enum.Enum | bytes) for value in arguments)
-    if origin in (Union, types.UnionType):
+    if is_union(hint):
         return all(map(is_plain, arguments)) or set(arguments) <= {int, float, str, bool, type(None)} >= {float}
-    if origin in _PLAIN_CONTAINERS:
+    if origin in LISTS:
         return is_plain(arguments[0])
-    if origin in _PLAIN_MAPPINGS:
+    if origin in MAPPINGS:
         return arguments[0] in (str, Any) and is_plain(arguments[1])
-    return any(hint is each for each in (*_PLAIN, *_PLAIN_CONTAINERS, *_PLAIN_MAPPINGS))
+    return any(hint is each for each in _PLAIN)
 
 
 def _is_pydantic(hint: Any) -> bool:
@@ -124,8 +121,8 @@ def _make_converter(schema_of: Callable[[Any], dict[str, Any]]) -> cattrs.Conver
     converter.register_structure_hook(enum.Enum, lambda value, kind: _enumeration(kind)(value))
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
     converter.register_structure_hook_factory(is_namedtuple, namedtuple_dict_structure_factory)
-    converter.register_structure_hook_factory(_is_union, lambda kind: _union(kind, converter, schema_of))
-    converter.register_structure_hook_factory(_is_alias, lambda kind: _alias(kind, converter))
+    converter.register_structure_hook_factory(is_union, lambda kind: _union(kind, converter, schema_of))
+    converter.register_structure_hook_factory(is_alias, lambda kind: _alias(kind, converter))
     converter.register_structure_hook_factory(_is_pydantic, _pydantic)
     return converter
 
@@ -140,20 +137,12 @@ def _hook(load: Convert) -> Callable[[Any, Any], Any]:
     return structure
 
 
-def _is_alias(hint: Any) -> bool:
-    return type(hint).__name__ == "TypeAliasType"
-
-
 def _alias(hint: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
     def convert(value: Any, _: Any) -> Any:  # looked up late: an alias may be recursive
         target = alias_value(hint)
         return value if is_plain(target) else converter.structure(value, target)
 
     return convert
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (Union, types.UnionType)
 
 
 def _union(

@@ -22,7 +22,7 @@ from trimcp.values import valued
 
 __all__ = [
     *("ABSENT_DEFAULT", "Arg", "Field", "UnreadableHint", "alias_value", "apply_metadata", "belongs_to_pydantic"),
-    *("fields_of", "is_field_info", "is_model", "is_record", "readable", "split", "substitute"),
+    *("fields_of", "is_alias", "is_field_info", "is_model", "is_record", "is_union", "readable", "split", "substitute"),
 ]
 
 _QUALIFIERS: Final = tuple(
@@ -67,12 +67,21 @@ def split(hint: Any) -> tuple[Any, list[Any]]:
             (hint,) = get_args(hint)
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
-        elif type(hint).__name__ == "TypeAliasType":
+        elif is_alias(hint):
             hint = alias_value(hint)
         elif isinstance(hint, TypeVar):
             hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007 - a tuple
         else:
             return hint, extras
+
+
+def is_union(bare: Any) -> bool:
+    return get_origin(bare) in (Union, types.UnionType)
+
+
+def is_alias(hint: Any) -> bool:
+    """Return whether a hint is a type alias of PEP 695, which may be recursive."""
+    return type(hint).__name__ == "TypeAliasType"
 
 
 def alias_value(alias: Any) -> Any:
@@ -284,7 +293,7 @@ def _single(extras: Sequence[Any]) -> Iterator[Any]:
         if extra is None:
             continue
         if is_field_info(extra):
-            # Its default and aliases are read by `pydantic_types.parameter_facts`.
+            # Its default and aliases are read by `pydantic_types.resolve_field`.
             if extra.json_schema_extra is not None:
                 raise UnreadableHint(
                     "Field(json_schema_extra=...) can only be read in a Pydantic model; give the schema by hand"

@@ -8,12 +8,13 @@ import datetime
 import decimal
 import enum
 import pathlib
-import types
 import typing
 import uuid
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
-from trimcp.schema.convert import ConversionError, to_json
+import attrs
+
+from trimcp.schema.convert import LISTS, MAPPINGS, ConversionError, to_json
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import (
     ABSENT_DEFAULT,
@@ -22,9 +23,11 @@ from trimcp.schema.hints import (
     alias_value,
     apply_metadata,
     fields_of,
+    is_alias,
     is_field_info,
     is_model,
     is_record,
+    is_union,
     readable,
     split,
 )
@@ -51,8 +54,6 @@ _LEAVES: Final[dict[Any, dict[str, Any]]] = {
 # Keywords of JSON Schema whose content is no schema, whatever it looks like.
 _VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
 _SETS: Final = (set, frozenset, abc.Set, abc.MutableSet)
-_ARRAYS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable, *_SETS)
-_OBJECTS: Final = (dict, abc.Mapping, abc.MutableMapping)
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class SchemaBuilder:
             description: used where the extras have none.
         """
         bare, ours = hint, list[Any]()
-        if type(hint).__name__ == "TypeAliasType":
+        if is_alias(hint):
             schema = self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
         else:
             bare, extras = split(hint)
@@ -169,7 +170,7 @@ class SchemaBuilder:
         origin, arguments = get_origin(bare), get_args(bare)
         if origin is Literal:
             return _choices([to_json(value) for value in arguments])
-        if origin in (Union, types.UnionType):
+        if is_union(bare):
             return self._union(arguments)
         container = origin or bare
         if is_record(bare):
@@ -178,11 +179,11 @@ class SchemaBuilder:
             return self._enumeration(bare)
         if container is tuple:
             return self._tuple(arguments, bare)
-        if container in _ARRAYS:
+        if container in (*LISTS, *_SETS):
             items = self.build(arguments[0]) if arguments else {}
             schema: dict[str, Any] = {"type": "array", "items": items} if items else {"type": "array"}
             return schema | {"uniqueItems": True} if container in _SETS else schema
-        if container in _OBJECTS:
+        if container in MAPPINGS:
             return self._mapping(arguments)
         raise TypeError(
             f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
@@ -294,10 +295,10 @@ def _check_field_infos(field: Field) -> None:
     if is_field_info(field.default):
         raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
     if any(map(is_field_info, split(field.hint)[1])):
-        from trimcp.schema.pydantic_types import parameter_facts
+        from trimcp.schema.pydantic_types import resolve_field
 
-        facts = parameter_facts(field.name, field.hint, ABSENT_DEFAULT)
-        if facts.name != field.name or facts.fill is not None:
+        resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
+        if resolved.name != field.name or fill is not None:
             raise UnreadableHint("an alias or a default in Pydantic's Field is for Pydantic's models and dataclasses")
 
 

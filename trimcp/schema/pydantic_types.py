@@ -12,18 +12,10 @@ from typing import Annotated, Any, Final
 
 import attrs
 
-from trimcp.schema.hints import ABSENT_DEFAULT, is_field_info, split
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, split
 from trimcp.wire.jsonrpc import encode
 
-__all__ = [
-    "ParameterFacts",
-    "Problems",
-    "dump",
-    "json_schema",
-    "loader",
-    "parameter_facts",
-    "with_extras",
-]
+__all__ = ["Problems", "dump", "json_schema", "loader", "resolve_field", "with_extras"]
 
 _LONGEST: Final = 200  # characters of a text that an author's own check raised
 
@@ -94,28 +86,13 @@ def dump(value: Any) -> Any:
     return _adapter(kind).dump_python(value, mode="json", by_alias=True)
 
 
-# --- what `Field(...)` says ---
+def resolve_field(field: Field) -> tuple[Field, Callable[[], Any] | None]:
+    """Return a field under the name and with the default that Pydantic's `Field`s give it, and what makes its value.
 
-
-@attrs.frozen(eq=False)
-class ParameterFacts:
-    """The type, name in JSON and default of a parameter with a Pydantic `Field`.
-
-    `hint` has a `Field` that was the default among its extras. `fill` makes the value if none is given; it is None if
-    the function does, or if the parameter is required.
+    Of several, as default or in `Annotated`, the last counts. The second is None if the function itself makes the
+    value, or it is required. Raises TypeError if an alias is no plain name, or a default needs the other arguments.
     """
-
-    hint: Any
-    name: str
-    default: Any
-    fill: Callable[[], Any] | None
-
-
-def parameter_facts(name: str, hint: Any, default: Any) -> ParameterFacts:
-    """Return what Pydantic's `Field`s say of a parameter, as default or in `Annotated`; of several the last counts.
-
-    Raises TypeError if an alias is no plain name, or a default needs the other arguments.
-    """
+    name, hint, default = field.name, field.hint, field.default
     if is_field_info(default):
         hint, default = Annotated[hint, default], ABSENT_DEFAULT
     fill: Callable[[], Any] | None = None
@@ -132,4 +109,5 @@ def parameter_facts(name: str, hint: Any, default: Any) -> ParameterFacts:
             raise TypeError("its default_factory takes the other arguments, which only a Pydantic model can give it")
         fill = functools.partial(info.get_default, call_default_factory=True)
         shown = ABSENT_DEFAULT if info.default_factory is not None else info.default
-    return ParameterFacts(hint, name, shown, fill)
+    required = shown is ABSENT_DEFAULT and fill is None
+    return attrs.evolve(field, name=name, hint=hint, required=required, default=shown), fill

@@ -8,16 +8,15 @@ from __future__ import annotations
 import collections.abc as abc
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final, get_args, get_origin
 
 import attrs
 
 from trimcp.schema.convert import ConversionError, Convert, converter_for, is_plain, to_json
 from trimcp.schema.docstrings import parse
-from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, readable, split
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, is_union, readable, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 
 __all__ = ["ResultShape", "Signature", "describe", "describe_result"]
@@ -177,23 +176,22 @@ class _Reader:
 
     def _read_named(self, parameter: inspect.Parameter, hint: Any) -> str | None:
         """Read a parameter, and return the header that mirrors it, if one does."""
-        name, default = parameter.name, parameter.default
-        fill: Callable[[], Any] | None = None
-        if is_field_info(default) or any(map(is_field_info, split(hint)[1])):
-            from trimcp.schema.pydantic_types import parameter_facts
+        description = self._descriptions.get(parameter.name)
+        required = parameter.default is ABSENT_DEFAULT
+        field = Field(parameter.name, hint, required, parameter.default, description)
+        if is_field_info(field.default) or any(map(is_field_info, split(hint)[1])):
+            from trimcp.schema.pydantic_types import resolve_field
 
-            facts = parameter_facts(name, hint, default)
-            name, hint, default, fill = facts.name, facts.hint, facts.default, facts.fill
-            if name != parameter.name or fill is not None:
-                self.special.append((name, parameter.name, fill))
-        required = default is ABSENT_DEFAULT and fill is None
-        schema = self._builder.property(Field(name, hint, required, default, self._descriptions.get(parameter.name)))
-        if _only_whole_numbers(hint):
-            self.whole_numbers.append(name)
-        elif (convert := converter_for(hint, schema_of)) is not None:
-            self.converters.append((name, convert))
-        self._properties[name] = schema
-        self._note(name, required)
+            field, fill = resolve_field(field)
+            if field.name != parameter.name or fill is not None:
+                self.special.append((field.name, parameter.name, fill))
+        schema = self._builder.property(field)
+        if _only_whole_numbers(field.hint):
+            self.whole_numbers.append(field.name)
+        elif (convert := converter_for(field.hint, schema_of)) is not None:
+            self.converters.append((field.name, convert))
+        self._properties[field.name] = schema
+        self._note(field.name, field.required)
         header: str | None = schema.get("x-mcp-header")
         return header
 
@@ -211,8 +209,7 @@ def _only_whole_numbers(hint: Any) -> bool:
     bare, extras = split(hint)
     if extras and readable(extras)[1]:
         return False
-    union = get_origin(bare) in (Union, types.UnionType)
-    members = [split(member)[0] for member in get_args(bare)] if union else [bare]
+    members = [split(member)[0] for member in get_args(bare)] if is_union(bare) else [bare]
     return int in members and float not in members and all(member is int or is_plain(member) for member in members)
 
 
@@ -297,7 +294,7 @@ def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool
     if any(bare is each for each in _UNSTRUCTURED) or _holds_content(bare, is_content):
         return True
     origin, arguments = get_origin(bare), get_args(bare)
-    if origin in (Union, types.UnionType):
+    if is_union(bare):
         return all(_is_unstructured(member, is_content) for member in arguments if member is not type(None))
     in_list = origin in (list, tuple, abc.Sequence, abc.Iterable)
     return in_list and any(_holds_content(each, is_content) for each in arguments)
@@ -305,6 +302,6 @@ def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool
 
 def _holds_content(hint: Any, is_content: Callable[[Any], bool]) -> bool:
     bare, _ = split(hint)
-    if get_origin(bare) in (Union, types.UnionType):
+    if is_union(bare):
         return any(_holds_content(member, is_content) for member in get_args(bare))
     return is_content(bare)
