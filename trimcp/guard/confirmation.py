@@ -78,16 +78,13 @@ class Confirmation:
         destroys = tool.annotations is not ABSENT and tool.annotations.destructive_hint is True
         lines = [f"{show_hidden(named)} is about to be called{', and may destroy something' if destroys else ''}."]
         lines += [
-            f"- {_shown(name)}: {_shown(_text(value, name))}" for name, value in list(arguments.items())[:_MOST_SHOWN]
+            # Not orjson, which does not escape line separators.
+            f"- {_shown(name)}: {_shown(json.dumps(mask(value, name), ensure_ascii=False))}"
+            for name, value in list(arguments.items())[:_MOST_SHOWN]
         ]
         if len(arguments) > _MOST_SHOWN:
             lines.append(f"- and {len(arguments) - _MOST_SHOWN} more")
         return "\n".join(lines)
-
-
-def _text(value: Any, name: str) -> str:
-    # Not orjson, which does not escape line separators.
-    return json.dumps(mask(value, name), ensure_ascii=False)
 
 
 def _shown(text: str) -> str:

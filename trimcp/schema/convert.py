@@ -50,7 +50,7 @@ _ROOT: Final = re.compile(r"@ \$(?:\.|(?=\[))")
 
 
 def without_root(problems: Iterable[str]) -> list[str]:
-    """Problems of `Validator.problems`, with places as callers know them: `@ to.street` for `@ $.to.street`."""
+    """Return problems of `Validator.problems` with places as callers know them: `@ to.street` for `@ $.to.street`."""
     return [_ROOT.sub("@ ", problem).removesuffix(" @ $") for problem in problems]
 
 
@@ -100,7 +100,7 @@ def is_plain(hint: Any) -> bool:
 
 
 def _is_pydantic(hint: Any) -> bool:
-    """Whether Pydantic has to convert its values: because of the type, or of an extra that only Pydantic reads."""
+    """Return whether Pydantic has to convert its values: because of the type, or an extra that only it reads."""
     bare, extras = split(hint)
     return is_model(bare) or bool(extras and readable(extras)[1])
 
@@ -148,7 +148,7 @@ def _alias(hint: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
 def _union(
     hint: Any, converter: cattrs.Converter, schema_of: Callable[[Any], dict[str, Any]]
 ) -> Callable[[Any, Any], Any]:
-    """The first alternative whose schema the value satisfies and whose conversion works."""
+    """Return what takes the first alternative whose schema the value satisfies and whose conversion works."""
     if is_plain(hint):
         return lambda value, _: value
     branches: list[tuple[Any, Validator, Callable[[Any, Any], Any] | None]] = []
@@ -220,7 +220,7 @@ _LOADERS: Final[dict[Any, Convert]] = {
 
 
 def _problems(error: Exception) -> list[str]:
-    """What failed in a conversion, as texts with places. Texts of authors' own checks are kept, shortened."""
+    """Return what failed in a conversion, as texts with places. Texts of authors' own checks are kept, shortened."""
     from trimcp.schema.problems import path_text  # only where something is wrong
 
     found = islice(_places(error, (), None), _MOST_PROBLEMS)
@@ -249,7 +249,7 @@ def _places(error: BaseException, path: _Path, kind: Any) -> Iterator[tuple[_Pat
 
 
 def to_json(value: Any) -> Any:
-    """Any value made of what trimcp can describe, as plain JSON values.
+    """Return any value made of what trimcp can describe as plain JSON values.
 
     Enumerations become their values, dates ISO 8601 (a datetime without a zone is local time, as Python has it),
     durations seconds, bytes base64, UUIDs, decimals and paths text, sets and tuples arrays, and attrs classes,
@@ -354,5 +354,5 @@ def _key(key: Any) -> str:
 
 
 def _sorted(values: list[Any]) -> list[Any]:
-    """The members of a set in a stable order, so that equal results are equal bytes."""
+    """Return the members of a set in a stable order, so that equal results are equal bytes."""
     return sorted(values, key=lambda value: (type(value).__name__, repr(value)))

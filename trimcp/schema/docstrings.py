@@ -60,7 +60,7 @@ def parse(text: str | None) -> Docstring:
 
 
 def _section_title(lines: list[str], at: int) -> tuple[str, int, int] | None:
-    """(title, first line, end) of the section that begins here, if it is one we know."""
+    """Return (title, first line, end) of the section that begins here, if it is one we know."""
     line = lines[at]
     if line[:1].isspace():
         return None
@@ -78,7 +78,7 @@ def _section_title(lines: list[str], at: int) -> tuple[str, int, int] | None:
 
 
 def _end_of_block(lines: list[str], at: int) -> int:
-    """Past the indented lines (and the empty ones among them) from `at` on."""
+    """Return the end of the indented lines (and the empty ones among them) from `at` on."""
     end = at
     for number in range(at, len(lines)):
         if lines[number][:1].isspace():
@@ -89,7 +89,7 @@ def _end_of_block(lines: list[str], at: int) -> int:
 
 
 def _items(lines: list[str], *, numpy: bool) -> dict[str, str]:
-    """The named items of a section; deeper lines continue the item before them."""
+    """Return the named items of a section; deeper lines continue the item before them."""
     filled = [line for line in lines if line.strip()]
     if not filled:
         return {}

@@ -89,7 +89,7 @@ def form_for(hint: type[T], *, name: str = ...) -> Form[T]: ...
 @overload
 def form_for(hint: Any, *, name: str = ...) -> Form[Any]: ...
 def form_for(hint: Any, *, name: str = "value") -> Form[Any]:
-    """A form of one field, or for a class of fields one field for each of its own.
+    """Return a form of one field, or for a class of fields one field for each of its own.
 
     Args:
         hint: a text, number, boolean, date, enumeration of texts, a list or set of such an enumeration, one of these
@@ -126,7 +126,7 @@ def known_form(hint: Any) -> Form[Any]:
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field with its references resolved, as far as a form could show them."""
+    """Return the schema of a field with its references resolved, as far as a form could show them."""
     name = schema.get("$ref")
     if name is not None:
         siblings = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}

@@ -276,7 +276,8 @@ def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     for extra in _single(extras):
         known = _is_known(extra)
         # A bound that is no number, such as a date, is for Pydantic.
-        if belongs_to_pydantic(extra) and not (known and _has_only_numbers(extra)):
+        bounds = [getattr(extra, name, None) for name in _NUMBERS]
+        if belongs_to_pydantic(extra) and not (known and all(each is None or _is_number(each) for each in bounds)):
             theirs.append(extra)
         elif known:
             ours.append(extra)
@@ -315,10 +316,6 @@ def _is_known(extra: Any) -> bool:
     if isinstance(extra, type):
         return False
     return _said(extra).keys() <= _KNOWN and any(hasattr(extra, name) for name in _KNOWN)
-
-
-def _has_only_numbers(extra: Any) -> bool:
-    return all(_is_number(getattr(extra, name)) for name in _NUMBERS if getattr(extra, name, None) is not None)
 
 
 def _said(extra: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _LONGEST: Final = 200  # characters of a text that an author's own check raised
 
 
 def with_extras(bare: Any, extras: Iterable[Any]) -> Any:
-    """The type with the extras of an `Annotated` that Pydantic is to read."""
+    """Return the type with the extras of an `Annotated` that Pydantic is to read."""
     listed = tuple(extras)
     return Annotated[(bare, *listed)] if listed else bare
 
@@ -53,7 +53,7 @@ def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
 
 
 def loader(hint: Any) -> Callable[[Any], Any]:
-    """A function that makes a JSON value into one of a type of Pydantic's. It raises `Problems`."""
+    """Return a function that makes a JSON value into one of a type of Pydantic's. It raises `Problems`."""
     adapter = _adapter(hint)
     refused: Any = sys.modules["pydantic"].ValidationError
 
@@ -81,7 +81,7 @@ class Problems(ValueError):
 
 
 def dump(value: Any) -> Any:
-    """A value of a type of Pydantic's as JSON values, under its aliases. Raises whatever its own serializers raise."""
+    """Return a value of Pydantic's as JSON values, under its aliases. Raises whatever its own serializers raise."""
     kind: Any = type(value)
     return _adapter(kind).dump_python(value, mode="json", by_alias=True)
 

@@ -40,15 +40,6 @@ async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
     yield None
 
 
-def _check_loading() -> None:
-    worker = sys.modules.get("trimcp.worker.serve")
-    if worker is not None and worker.loading:
-        raise LocalError(
-            "a worker process loads this module for one of its tools, and must not serve it: run the server under "
-            'if __name__ == "__main__":'
-        )
-
-
 class Server(Offering, Generic[StateT]):
     """A server, to be filled with tools, resources and prompts and then served over any transport.
 
@@ -165,7 +156,12 @@ class Server(Offering, Generic[StateT]):
         Several sessions may be served in one run. Leaving cancels work of `ctx.server`; sessions end before.
         """
         require_trio()
-        _check_loading()
+        worker = sys.modules.get("trimcp.worker.serve")
+        if worker is not None and worker.loading:
+            raise LocalError(
+                "a worker process loads this module for one of its tools, and must not serve it: run the server under "
+                'if __name__ == "__main__":'
+            )
         self._lifespans += 1
         try:
             with nullcontext() if self.audit is None else self.audit.opened():  # while the lifespan ends, too

@@ -66,7 +66,7 @@ def work_tree(sessions: Iterable[Session], now: float | None = None) -> list[str
     now = trio.current_time() if now is None else now
     lines: list[str] = []
     left = 0
-    for session in sorted(sessions, key=_since):
+    for session in sorted(sessions, key=lambda session: min((job.since for job in session.jobs), default=0.0)):
         jobs = list(session.jobs)
         if len(lines) >= _MOST_LINES:
             left += len(jobs)
@@ -78,10 +78,6 @@ def work_tree(sessions: Iterable[Session], now: float | None = None) -> list[str
     if left:
         lines.append(f"and {left} more requests")
     return lines
-
-
-def _since(session: Session) -> float:
-    return min((job.since for job in session.jobs), default=0.0)
 
 
 def _describe_client(job: Job) -> str:

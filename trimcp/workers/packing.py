@@ -87,7 +87,7 @@ def unpack(packed: dict[str, Any]) -> Exception:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback from the first line on that is not ours, the end of it where it is long."""
+    """Return the traceback from the first line on that is not ours, the end of it where it is long."""
     step = error.__traceback__
     while step is not None and step.tb_frame.f_code.co_filename.startswith(_OURS):
         step = step.tb_next
