@@ -425,8 +425,7 @@ async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds:
     """Handle a request within the time its caller waits, counted from its arrival."""
     if type(seconds) not in (int, float):  # not from us: another program may use the same key
         return await handler(ctx, job.params)
-    deadline = job.arrived + seconds
-    ctx.caller_waits_until(deadline)
+    deadline = job.deadline = job.arrived + seconds
     if deadline > trio.current_time():
         with trio.CancelScope(deadline=deadline + _SLACK) as scope:
             return await handler(ctx, job.params)

@@ -116,7 +116,7 @@ class _ThreadPlace:
 
     def _count(self, change: int) -> None:
         """Count it in its session, and in the run, which outlives that."""
-        self._ctx.count_abandoned_thread(change)
+        self._ctx.internals[0].abandoned_threads += change
         self._turns.abandoned += change
 
 

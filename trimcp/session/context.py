@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
@@ -93,8 +92,6 @@ class Context(Admitted, Generic[StateT]):
     _job: Job
     state: StateT
     _server_scope: Scope | None = None
-    _deadline: float = attrs.field(init=False, default=math.inf)
-    _clock: WorkClock | None = attrs.field(init=False, default=None)
     _reports: int = attrs.field(init=False, default=0)
     _last_progress: float = attrs.field(init=False, default=-float("inf"))
 
@@ -140,17 +137,13 @@ class Context(Admitted, Generic[StateT]):
 
         Infinity where there is no limit. While the client is asked something the tool's own stands still.
         """
-        clock = self._clock
-        return self._deadline if clock is None else min(self._deadline, clock.scope.deadline)
-
-    def caller_waits_until(self, deadline: float) -> None:
-        """Take note of when the caller's time is over, on Trio's clock."""
-        self._deadline = deadline
+        job = self._job
+        return job.deadline if job.clock is None else min(job.deadline, job.clock.scope.deadline)
 
     @contextmanager
     def timed_by(self, clock: WorkClock) -> Iterator[None]:
         """Let this clock be the handler's own while the block runs. It stands still while the peer is asked."""
-        job, self._clock = self._job, clock
+        job = self._job
         job.clock = clock
         try:
             yield
@@ -159,7 +152,7 @@ class Context(Admitted, Generic[StateT]):
                 job.note_cancelled(CancelReason.DEADLINE, "the tool's own time was over")
             raise
         finally:
-            job.clock = self._clock = None
+            job.clock = None
 
     @property
     def cancel_detail(self) -> str | None:
@@ -170,10 +163,6 @@ class Context(Admitted, Generic[StateT]):
     def internals(self) -> tuple[Session, Job]:
         """The session and the job behind this context, for code that builds on sessions itself."""
         return self._session, self._job
-
-    def count_abandoned_thread(self, change: int) -> None:
-        """Count a thread whose call is over but which cannot be stopped (+1), or its end (-1)."""
-        self._session.abandoned_threads += change
 
     # Lifetimes
 

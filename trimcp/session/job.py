@@ -166,6 +166,7 @@ class Job:
         failure: what its handler or its work raised, until it is answered.
         crash: the same, where its crash is to end the session.
         parked: how many questions it waits for in place.
+        deadline: when its caller's time is over, on Trio's clock.
         clock: the time its handler has for its work, if that is limited; it stands still while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked in the re-run style, if anything.
@@ -195,6 +196,7 @@ class Job:
     failure: BaseException | None = attrs.field(init=False, default=None)
     crash: BaseException | None = attrs.field(init=False, default=None)
     parked: int = attrs.field(init=False, default=0)
+    deadline: float = attrs.field(init=False, default=math.inf)
     clock: WorkClock | None = attrs.field(init=False, default=None)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Asked | None = attrs.field(init=False, default=None)
@@ -361,18 +363,14 @@ class Job:
             log.warning("the result of %s cannot be sent: %s", self.request.verb.name, error)
             result = session.engine.refusal(self.request, error)
             reply = session.engine.encode_result(self.request, result)
-        if len(reply) > session.limits.max_result:
-            reply = self._too_large(len(reply))
+        size, most = len(reply), session.limits.max_result
+        if size > most:
+            log.error("the result of %s has %d bytes; at most %d are sent", self.request.verb.name, size, most)
+            text = f"the result is larger than {most} bytes"
+            reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "result_size"}))
         elif session.on_finished is not None:
             self.failed = getattr(result, "is_error", False) is True
         self.reply = reply
-
-    def _too_large(self, size: int) -> bytes:
-        """Return the error in place of a result that is larger than the peer should have to take."""
-        most = self.session.limits.max_result
-        log.error("the result of %s has %d bytes; at most %d are sent", self.request.verb.name, size, most)
-        text = f"the result is larger than {most} bytes"
-        return self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "result_size"}))
 
     def drop_result(self) -> bytes:
         """Put an error in place of a result for which there is no room behind those that the peer has not read.
@@ -484,5 +482,5 @@ class Job:
             self.session.on_finished(self, reply)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whoever keeps books must not cost a reply
+        except BaseException as error:  # the reply leaves all the same
             log_crash(log, error, "what is told of every request that ends crashed")

@@ -99,16 +99,13 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         """Add a job at the end."""
         weight = job.size + EACH
         headers = job.headers
-        if headers is not None and not self._shared(headers):
+        # The newest job has the same headers on a WebSocket, and from a client that repeats itself.
+        if headers is not None and not (self._queue and next(reversed(self._queue)).headers is headers):
             weight += _HEADER * len(headers) + sum(map(len, headers.values()))
         self._queue[job] = weight
         self.bytes_queued += weight
         if self._receivers is not None:
             self._receivers.unpark()
-
-    def _shared(self, headers: Mapping[str, str]) -> bool:
-        """Return whether the newest job has the same ones, as on a WebSocket, and from a client that repeats itself."""
-        return bool(self._queue) and next(reversed(self._queue)).headers is headers
 
     def first(self) -> Job:
         """Return the oldest job, which stays."""
