@@ -163,6 +163,20 @@ def test_a_server_does_not_load_the_client_nor_the_other_way_round() -> None:
         assert done.stdout == "[]\n"
 
 
+def test_a_client_loads_a_transport_when_it_is_given_a_url_of_it() -> None:
+    program = """
+import sys, trimcp
+def loaded(*packages): return sorted(m for m in sys.modules if m.startswith(packages))
+client = trimcp.Client("x")
+print(loaded("trimcp.transports."))
+client.connect("http://127.0.0.1/mcp"), client.connect("ws://127.0.0.1/ws")
+print("trimcp.transports.http.client.target" in sys.modules, "trimcp.transports.websocket.client" in sys.modules)
+print(loaded("trimcp.server", "trimcp.net", "trimcp.run"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert done.stdout == "[]\nTrue True\n[]\n"
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(trimcp, "Sever")
     assert not hasattr(trimcp.wire, "Tol")
