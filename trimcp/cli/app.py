@@ -25,7 +25,6 @@ from trimcp.cli.exits import (
     REPLAY_EXIT_CODES,
     RUN_EXIT_CODES,
     TOOL_ERROR,
-    USAGE,
     Failure,
 )
 from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
@@ -182,7 +181,7 @@ def _load(name: str, gc_threshold: int | None) -> Server[Any]:
     except Failure:
         raise
     except Exception as error:  # whatever the user's module raises
-        raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}", USAGE) from None
+        raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
     if gc_threshold is not None:
         gc.collect()
         gc.freeze()  # what is loaded stays, so nobody need look through it
@@ -258,18 +257,18 @@ def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, An
     try:
         return parse_arguments(words, tool.input_schema)
     except ValueProblem as problem:
-        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}", USAGE) from None
+        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}") from None
 
 
 def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
     if words:
-        raise Failure("give the arguments either as NAME=VALUE or with --arguments", USAGE)
+        raise Failure("give the arguments either as NAME=VALUE or with --arguments")
     try:
         value = json.loads(sys.stdin.read() if text == "-" else text)
     except ValueError as error:
-        raise Failure(f"--arguments is not valid JSON: {error}", USAGE) from None
+        raise Failure(f"--arguments is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Failure('--arguments must be an object, such as \'{"city": "Oslo"}\'', USAGE)
+        raise Failure('--arguments must be an object, such as \'{"city": "Oslo"}\'')
     return value
 
 
@@ -305,7 +304,7 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectO
     """
     for word in arguments:
         if "=" not in word:
-            raise Failure(f"{word!r} is no argument; write name=value", USAGE)
+            raise Failure(f"{word!r} is no argument; write name=value")
     values = dict(word.split("=", 1) for word in arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:

@@ -12,7 +12,7 @@ import attrs
 import click
 
 from trimcp.bench.plan import MixEntry, NumberCheck, Plan
-from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.exits import Failure
 from trimcp.cli.options import ReachOptions, add_options, option, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
@@ -80,7 +80,7 @@ class BenchOptions(ReachOptions):
         help="A server's process, to read its CPU time and memory; a child's is known. Again for more.",
     )
     compare: str | None = option(metavar="TARGET", help="Measure this one too, in turns, and compare.")
-    rounds: int = option(metavar="N", default=5, show_default=True, type=click.IntRange(1), help="Turns of each.")
+    rounds: int = option(metavar="N", default=5, type=click.IntRange(1), help="Turns of each.")
     compare_headers: tuple[str, ...] = option(
         "--compare-header", multiple=True, metavar="HEADER", repr=False, help="--header for the other."
     )
@@ -129,15 +129,15 @@ def check_options(options: BenchOptions) -> None:
     ways = {"--tool": options.tool, "--method": options.method, "--script": options.script}
     given = [name for name, value in ways.items() if value is not None]
     if len(given) > 1:
-        raise Failure(f"{' and '.join(given)} exclude each other; a --script can mix tools and methods", USAGE)
+        raise Failure(f"{' and '.join(given)} exclude each other; a --script can mix tools and methods")
     if options.arguments and options.tool is None:
-        raise Failure("--arg goes with --tool", USAGE)
+        raise Failure("--arg goes with --tool")
     if options.params and options.method is None:
-        raise Failure("--params goes with --method", USAGE)
+        raise Failure("--params goes with --method")
     if options.expect is not None and options.script is not None:
-        raise Failure("with --script each call says by itself what to expect", USAGE)
+        raise Failure("with --script each call says by itself what to expect")
     if options.compare is None and (options.compare_headers or options.compare_bearer or options.compare_pids):
-        raise Failure("--compare-header, --compare-bearer and --compare-pid go with --compare", USAGE)
+        raise Failure("--compare-header, --compare-bearer and --compare-pid go with --compare")
 
 
 def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
@@ -160,7 +160,7 @@ def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
         return Plan(**{**load, **known, "seconds": seconds})
     except LocalError as error:
         text = re.sub(r"^(\w+)(?= must be )", lambda found: "--" + found[1].replace("_", "-"), str(error))
-        raise Failure(text, USAGE) from None
+        raise Failure(text) from None
 
 
 def _warm_up(typed: str | None, counted: bool) -> tuple[float, int]:
@@ -170,7 +170,7 @@ def _warm_up(typed: str | None, counted: bool) -> tuple[float, int]:
     found = _WARM_UP.fullmatch(typed)
     unit = found and (found["unit"] or ("x" if counted else "s"))
     if found is None or (unit == "x" and "." in found["number"]):
-        raise Failure(f"--warm-up is seconds, such as 2s, or calls, such as 100x, not {typed!r:.60}", USAGE)
+        raise Failure(f"--warm-up is seconds, such as 2s, or calls, such as 100x, not {typed!r:.60}")
     return (float(found["number"]), 0) if unit == "s" else (0.0, int(found["number"]))
 
 
@@ -198,8 +198,8 @@ def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tu
             arguments = _arguments(options.arguments, schema or {})
             return (MixEntry.tool(options.tool, arguments, expect=options.expect),)
     except LocalError as error:
-        raise Failure(str(error), USAGE) from None
-    raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE", USAGE)
+        raise Failure(str(error)) from None
+    raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE")
 
 
 def _is_json(word: str) -> bool:
@@ -209,16 +209,16 @@ def _is_json(word: str) -> bool:
 def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:
     for word in words:
         if not word.partition("=")[0].rstrip(":") or "=" not in word:
-            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=VALUE or --arg NAME:=JSON", USAGE)
+            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=VALUE or --arg NAME:=JSON")
     try:
         arguments = parse_arguments([word for word in words if not _is_json(word)], schema)
     except ValueProblem as problem:
-        raise Failure(str(problem), USAGE) from None
+        raise Failure(str(problem)) from None
     for word in words:
         if _is_json(word):
             name, _, text = word.partition(":=")
             if name in arguments:
-                raise Failure(f"the argument {name!r:.60} is given twice", USAGE)
+                raise Failure(f"the argument {name!r:.60} is given twice")
             arguments[name] = _json(text, f"--arg {name}")
     return arguments
 
@@ -226,7 +226,7 @@ def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, A
 def _params(text: str | None) -> dict[str, Any]:
     params = {} if text is None else _json(text, "--params")
     if not isinstance(params, dict):
-        raise Failure('--params must be an object, such as \'{"uri": "notes:///today"}\'', USAGE)
+        raise Failure('--params must be an object, such as \'{"uri": "notes:///today"}\'')
     return params
 
 
@@ -234,7 +234,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Failure(f"{where} is not valid JSON: {error}", USAGE) from None
+        raise Failure(f"{where} is not valid JSON: {error}") from None
 
 
 def read_script(file: str) -> tuple[MixEntry, ...]:
@@ -253,19 +253,19 @@ def read_script(file: str) -> tuple[MixEntry, ...]:
         elif path.suffix.lower() == ".json":
             value = json.loads(text)
         else:
-            raise Failure(f"--script reads .json and .toml files; {file!r:.200} has another ending", USAGE)
+            raise Failure(f"--script reads .json and .toml files; {file!r:.200} has another ending")
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read {file}: {getattr(error, 'strerror', None) or error}", USAGE) from None
+        raise Failure(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     except (ValueError, RecursionError) as error:
-        raise Failure(f"{file} is no valid {path.suffix[1:].upper()}: {error}", USAGE) from None
+        raise Failure(f"{file} is no valid {path.suffix[1:].upper()}: {error}") from None
     if isinstance(value, dict) and set(value) == {"mix"}:
         value = value["mix"]
     if not isinstance(value, list) or not value:
-        raise Failure(f"{file} holds no calls: {_SCRIPT}", USAGE)
+        raise Failure(f"{file} holds no calls: {_SCRIPT}")
     mix = []
     for number, entry in enumerate(value, 1):
         try:
             mix.append(MixEntry.from_json(entry))
         except LocalError as error:
-            raise Failure(f"{file}, call {number}: {error}", USAGE) from None
+            raise Failure(f"{file}, call {number}: {error}") from None
     return tuple(mix)

@@ -14,7 +14,7 @@ import attrs
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Report
 from trimcp.cli.bench_table import PERCENTILES, milliseconds, what_times_are
-from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.exits import Failure
 from trimcp.cli.text import one_line
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def check_plot(file: str) -> None:
     """
     path = Path(file)
     if path.suffix.lower() not in _FORMATS:
-        raise Failure(f"--plot draws {' or '.join(_FORMATS)} files; {file!r:.200} has another ending", USAGE)
+        raise Failure(f"--plot draws {' or '.join(_FORMATS)} files; {file!r:.200} has another ending")
     if not path.absolute().parent.is_dir():
-        raise Failure(f"--plot cannot write {file}: there is no folder {path.parent}", USAGE)
+        raise Failure(f"--plot cannot write {file}: there is no folder {path.parent}")
     try:
         import matplotlib as _  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
-        raise Failure('--plot needs matplotlib, which is not installed: pip install "trimcp[plot]"', USAGE) from None
+        raise Failure('--plot needs matplotlib, which is not installed: pip install "trimcp[plot]"') from None
 
 
 def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None:
@@ -117,7 +117,7 @@ def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None
             try:
                 figure.savefig(file, dpi=160, facecolor="white", metadata=_UNDATED[Path(file).suffix.lower()])
             except OSError as error:
-                raise Failure(f"cannot write {file}: {error.strerror}", USAGE) from None
+                raise Failure(f"cannot write {file}: {error.strerror}") from None
 
 
 def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:

@@ -22,7 +22,7 @@ from trimcp.cli.bench_plot import Curve, check_plot, draw
 from trimcp.cli.bench_table import describe_report, headline, setting, three, what
 from trimcp.cli.bench_view import View
 from trimcp.cli.conversation import Stop, own_version, signals
-from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, USAGE, Failure
+from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import find_target, read_headers, token_hint
@@ -58,7 +58,7 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
     if options.plot is not None:
         check_plot(options.plot)
     if options.save is not None and not Path(options.save).absolute().parent.is_dir():
-        raise Failure(f"--save cannot write {options.save}: there is no such folder", USAGE)
+        raise Failure(f"--save cannot write {options.save}: there is no such folder")
     screen = Screen(options.quiet)
     servers = [_Server.of(target, screen, options.headers, options.bearer)]
     if options.compare is not None:
@@ -150,8 +150,7 @@ class _Bench:
                 if self.options.tool is None:
                     raise Failure(
                         "say what to send: --tool NAME, --method METHOD or --script FILE; "
-                        f"the server has the tools {name_tools(tools)}",
-                        USAGE,
+                        f"the server has the tools {name_tools(tools)}"
                     )
                 schema = find_tool(tools, self.options.tool).input_schema
         if asking.cancelled_caught and stop.signal is None:
@@ -161,7 +160,7 @@ class _Bench:
 
 def _failure(error: McpError) -> Failure:
     if isinstance(error, LocalError):
-        return Failure(str(error), USAGE)
+        return Failure(str(error))
     if isinstance(error, RemoteError):
         return Failure(f"the server answered with an error: {error}", REMOTE_ERROR)
     return Failure(f"{error}{token_hint(error)}", NO_CONNECTION)
@@ -209,7 +208,7 @@ def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
         try:
             Path(options.save).write_text(text + "\n", "utf-8")
         except OSError as error:
-            raise Failure(f"cannot write {options.save}: {error.strerror}", USAGE) from None
+            raise Failure(f"cannot write {options.save}: {error.strerror}") from None
 
 
 def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:

@@ -17,7 +17,7 @@ import trio
 
 from trimcp.channel import MessageChannel
 from trimcp.cli.conversation import own_version, trace_to
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, USAGE, Failure
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import describe_content, describe_resource, number_text, one_line
 from trimcp.client.client import Client
@@ -121,7 +121,7 @@ class _Demo:
         result = await self._call(session, "line_statistics", {})
         counted: Any = result.structured_content
         if not counted["longest_file"]:
-            raise Failure(f"there is no text in {self.place}; name another directory", USAGE)
+            raise Failure(f"there is no text in {self.place}; name another directory")
         seconds = time.monotonic() - started
         self._say(f"{counted['files']:,} files with {counted['lines']:,} lines in {seconds:.1f} s; the longest is")
         self._say(f"{one_line(counted['longest_file'])}")

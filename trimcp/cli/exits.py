@@ -97,6 +97,6 @@ Exit codes:
 class Failure(click.ClickException):
     """Ends the command with a message on standard error and this exit code. Peers' text in it is made harmless."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(clean(message))
         self.exit_code = code  # type: ignore[misc]  # click reads it from the instance

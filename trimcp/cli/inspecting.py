@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.exits import Failure
 from trimcp.cli.schemas import describe_properties
 from trimcp.cli.text import Line, clean, one_line
 from trimcp.client.session import ClientSession
@@ -174,8 +174,8 @@ def find_tool(tools: Sequence[Tool], name: str) -> Tool:
         return tools[names.index(name)]
     near = get_close_matches(name, names, n=3)
     if near:
-        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(one_line, near))}?", USAGE)
-    raise Failure(f"the server has no tool {name!r}; it has {name_tools(tools)}", USAGE)
+        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(one_line, near))}?")
+    raise Failure(f"the server has no tool {name!r}; it has {name_tools(tools)}")
 
 
 def name_tools(tools: Sequence[Tool]) -> str:

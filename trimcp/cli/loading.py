@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.exits import Failure
 from trimcp.server.server import Server
 
 __all__ = ["load_server", "trace_of"]
@@ -61,7 +61,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise Failure(f"there is no file {path}; name a Python file or an importable module", USAGE)
+        raise Failure(f"there is no file {path}; name a Python file or an importable module")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as Python does for a script
@@ -84,8 +84,7 @@ def _from_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise Failure(
-            f"there is no module {error.name}; name a Python file (with .py), or a module that can be imported here",
-            USAGE,
+            f"there is no module {error.name}; name a Python file (with .py), or a module that can be imported here"
         ) from None
 
 
@@ -101,11 +100,10 @@ def _pick(module: ModuleType, attribute: str, place: str) -> Server[Any]:
         return next(iter(several.values()))
     if several:
         names = ", ".join(f"{place}:{name}" for name in found)
-        raise Failure(f"{place} has several servers; say which: {names}", USAGE)
+        raise Failure(f"{place} has several servers; say which: {names}")
     raise Failure(
         f"{place} has no trimcp.Server at its top level; name the object or function that gives one ({place}:NAME). "
-        "A server written with something else can be named by its command line",
-        USAGE,
+        "A server written with something else can be named by its command line"
     )
 
 
@@ -115,18 +113,17 @@ def _follow(module: ModuleType, attribute: str, place: str) -> Server[Any]:
         try:
             value = getattr(value, step)
         except AttributeError:
-            raise Failure(f"{place} has no {attribute}{_others(module, place)}", USAGE) from None
+            raise Failure(f"{place} has no {attribute}{_others(module, place)}") from None
     if not isinstance(value, Server) and callable(value):
         if _needs_arguments(value):
             raise Failure(
                 f"{place}:{attribute} needs arguments; name a trimcp.Server, or a function without arguments that "
-                f"makes one{_others(module, place)}",
-                USAGE,
+                f"makes one{_others(module, place)}"
             )
         value = value()
     if not isinstance(value, Server):
         kind = type(value).__name__
-        raise Failure(f"{place}:{attribute} is no trimcp.Server but a {kind}{_others(module, place)}", USAGE)
+        raise Failure(f"{place}:{attribute} is no trimcp.Server but a {kind}{_others(module, place)}")
     return value
 
 

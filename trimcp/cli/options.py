@@ -67,7 +67,9 @@ def with_options(record: type[attrs.AttrsInstance]) -> Callable[[Callable[..., A
 
 def _click_option(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
     flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
-    return click.option(*flags, field.name, **field.metadata["settings"])
+    settings = field.metadata["settings"]
+    shown = not isinstance(settings.get("default"), bool)  # what a flag means without it, its help says
+    return click.option(*flags, field.name, **{"show_default": shown, **settings})
 
 
 # Commands that connect
@@ -144,7 +146,6 @@ class RunOptions:
     grace: float = option(
         metavar="SECONDS",
         default=5.0,
-        show_default=True,
         type=click.FloatRange(0),
         help="Time that calls get when it is told to end.",
     )
@@ -163,17 +164,14 @@ class RunOptions:
     )
     http: bool = option(is_flag=True, help="Serve over HTTP instead of standard input and output.")
     ws: bool = option(is_flag=True, help="Serve over WebSocket alone.")
-    host: str = option(metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to listen on.")
-    port: int = option(
-        metavar="PORT", default=8000, show_default=True, type=click.IntRange(0, 65_535), help="0 takes a free one."
-    )
+    host: str = option(metavar="ADDRESS", default="127.0.0.1", help="The address to listen on.")
+    port: int = option(metavar="PORT", default=8000, type=click.IntRange(0, 65_535), help="0 takes a free one.")
     uds: str | None = option(metavar="FILE", help="Listen on a Unix socket instead.")
-    uds_mode: int = option(metavar="MODE", default="600", show_default=True, type=_permissions, help="Its permissions.")
+    uds_mode: int = option(metavar="MODE", default="600", type=_permissions, help="Its permissions.")
     path: str | None = option(metavar="PATH", help="Where the endpoint is.  [default: /mcp, with --ws /ws]")
     software: Literal["own", "hypercorn"] = option(
         "--server",
         default="own",
-        show_default=True,
         type=click.Choice(["own", "hypercorn"]),
         help="What speaks HTTP; hypercorn has HTTP/2.",
     )
@@ -197,14 +195,12 @@ class RunOptions:
     workers: int = option(
         metavar="N",
         default=1,
-        show_default=True,
         type=click.IntRange(1),
         help="Processes that share the port. More than one mean --stateless and --no-sse.",
     )
     stateless: bool = option(is_flag=True, help="Keep no sessions for clients of older revisions.")
     reply: ReplyForm = option(
         default="auto",
-        show_default=True,
         type=click.Choice(["auto", "json", "sse"]),
         help="How calls are answered; auto streams when there is something to stream.",
     )

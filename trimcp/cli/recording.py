@@ -15,7 +15,7 @@ import orjson
 import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
-from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
+from trimcp.cli.exits import NO_CONNECTION, Failure
 from trimcp.cli.targets import find_target
 from trimcp.cli.text import clean
 from trimcp.errors import McpError
@@ -45,7 +45,7 @@ def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: in
     try:
         journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
     except OSError as error:
-        raise Failure(f"cannot write {file}: {error}", USAGE) from None
+        raise Failure(f"cannot write {file}: {error}") from None
     try:
         return trio.run(_record, target, journal)
     except McpError as error:
@@ -176,11 +176,11 @@ def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], pat
     """Play one side of the journal, tell what differs, and return the exit code."""
     if client != bool(words):
         problem = "name the server to replay to" if client else "--side server takes no TARGET: the client starts it"
-        raise Failure(problem, USAGE)
+        raise Failure(problem)
     try:
         transcript = Transcript.load(file)
     except (ValueError, OSError) as error:
-        raise Failure(f"{file}: {error}", USAGE) from None
+        raise Failure(f"{file}: {error}") from None
     connection: AbstractAsyncContextManager[MessageChannel] = (
         _named_target(words).connect() if client else claim_stdio()
     )

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.exits import Failure
 from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
@@ -66,7 +66,7 @@ def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: RunOpt
         _set_up_logging(options)
         return trio.run(_serve_here, server, options, settings, worker)
     except LocalError as error:
-        raise Failure(str(error), USAGE) from None
+        raise Failure(str(error)) from None
 
 
 async def _serve_here(
@@ -114,7 +114,7 @@ async def _stop_with_parent(worker: InheritedSockets, stop: trio.Event) -> None:
 
 async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings: HttpSettings) -> int:
     if sys.platform == "win32":
-        raise Failure("--workers hands sockets down to other processes, which this system cannot do", USAGE)
+        raise Failure("--workers hands sockets down to other processes, which this system cannot do")
     with ExitStack() as stack:
         sockets = await _open_sockets(options, stack)
         keys = os.environ.get(_STATE_KEYS) or secrets.token_urlsafe(32)
@@ -139,7 +139,7 @@ def _settings(options: RunOptions) -> HttpSettings:
     taken |= {"/sse", "/messages"} if sse else set()
     taken |= {"/ws"} if options.websocket and not options.ws else set()
     if not path.startswith("/") or path in taken:
-        raise Failure(f"the endpoint cannot be at {path!r}: write a path such as /mcp", USAGE)
+        raise Failure(f"the endpoint cannot be at {path!r}: write a path such as /mcp")
     try:
         return HttpSettings(
             path=None if options.ws else path,
@@ -152,7 +152,7 @@ def _settings(options: RunOptions) -> HttpSettings:
             access_log=AccessLog() if options.access_log else None,
         )
     except ValueError as error:
-        raise Failure(str(error), USAGE) from None
+        raise Failure(str(error)) from None
 
 
 def _read_tokens(file: Path) -> Authenticate:
@@ -161,17 +161,17 @@ def _read_tokens(file: Path) -> Authenticate:
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read {file}: {error}", USAGE) from None
+        raise Failure(f"cannot read {file}: {error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, colon, token = (part.strip() for part in line.rpartition(":"))
         if not colon or not name or not token:
-            raise Failure(f"{file}, line {number}: write NAME: TOKEN", USAGE)  # the line may be the token: not shown
+            raise Failure(f"{file}, line {number}: write NAME: TOKEN")  # the line may be the token: not shown
         if tokens.setdefault(token, name) != name:
-            raise Failure(f"{file}, line {number}: {tokens[token]!r} and {name!r} cannot have the same token", USAGE)
+            raise Failure(f"{file}, line {number}: {tokens[token]!r} and {name!r} cannot have the same token")
     if not tokens:
-        raise Failure(f"{file} has no tokens, so nobody could come in; write lines of NAME: TOKEN", USAGE)
+        raise Failure(f"{file} has no tokens, so nobody could come in; write lines of NAME: TOKEN")
     return bearer_tokens(tokens)
 
 
@@ -184,7 +184,7 @@ def _use_state_keys(server: Server[Any]) -> None:
     try:
         server.sealer = Sealer(keys, server.sealer.lifetime, server.sealer.cipher)
     except LocalError as error:
-        raise Failure(f"{_STATE_KEYS}: {error}", USAGE) from None
+        raise Failure(f"{_STATE_KEYS}: {error}") from None
 
 
 # Where to listen

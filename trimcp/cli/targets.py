@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
-from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.exits import Failure
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
 from trimcp.errors import LocalError, McpError
 from trimcp.run import target_of
@@ -61,17 +61,17 @@ def find_target(
         if not headers:
             return target
         if isinstance(target, StdioServer):
-            raise Failure("headers are sent to a URL; a program that is started takes environment variables", USAGE)
+            raise Failure("headers are sent to a URL; a program that is started takes environment variables")
         return attrs.evolve(target, headers={**target.headers, **{name.lower(): headers[name] for name in headers}})
     except LocalError as error:
-        raise Failure(str(error), USAGE) from None
+        raise Failure(str(error)) from None
 
 
 def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
     if _URL.match(text):
         return target_of(ServerEntry("", url=text))
     if _OTHER_URL.match(text):
-        raise Failure(f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss are", USAGE)
+        raise Failure(f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss are")
     entry = _ENTRY.fullmatch(text)
     if entry is not None and Path(entry["file"]).is_file():
         return _entry(entry["file"], entry["name"], on_stderr)
@@ -82,12 +82,12 @@ def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
     try:
         command = shlex.split(text)
     except ValueError as error:
-        raise Failure(f"cannot take {text!r} apart: {error}", USAGE) from None
+        raise Failure(f"cannot take {text!r} apart: {error}") from None
     if not command:
-        raise Failure("name a server: a command line in quotes, a .py file, a URL, or servers.json:NAME", USAGE)
+        raise Failure("name a server: a command line in quotes, a .py file, a URL, or servers.json:NAME")
     missing = (file or entry) if len(command) == 1 and not Path(command[0]).exists() else None
     if missing is not None:
-        raise Failure(f"there is no file {missing['file']}", USAGE)
+        raise Failure(f"there is no file {missing['file']}")
     return StdioServer(tuple(command), on_stderr=on_stderr)
 
 
@@ -98,7 +98,7 @@ def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | Non
     if name is None or name not in known:
         names = ", ".join(f"{file}:{each}" for each in known) or "none"
         problem = f"say which server of {file}" if name is None else f"there is no server {name!r} in {file}"
-        raise Failure(f"{problem}; it has {names}", USAGE)
+        raise Failure(f"{problem}; it has {names}")
     return target_of(read_servers(file, only=[name])[name], on_stderr=on_stderr)
 
 
@@ -116,11 +116,11 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
     for text in texts:
         name, colon, value = text.partition(":")
         if not colon or not name.strip():
-            raise Failure("write a header as 'Name: value'", USAGE)
+            raise Failure("write a header as 'Name: value'")
         try:
             found[name.strip()] = expand_variables(value.strip(), os.environ, f"the header {name.strip()}")
         except LocalError as error:
-            raise Failure(str(error), USAGE) from None
+            raise Failure(str(error)) from None
     if bearer is not None:
         found["Authorization"] = f"Bearer {_read_token(bearer)}"
     return found
@@ -138,11 +138,11 @@ def _read_token(source: str) -> str:
         try:
             token = Path(source[1:]).read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise Failure(f"cannot read the token from {source[1:]}: {error}", USAGE) from None
+            raise Failure(f"cannot read the token from {source[1:]}: {error}") from None
     else:
         token = os.environ.get(source, "").strip()
     if not token:
         # It may be the token itself, so it is not repeated.
         where = f"the file {source[1:]} is empty" if source.startswith("@") else "there is no such variable"
-        raise Failure(f"--bearer names an environment variable, or @FILE, that holds the token; {where}", USAGE)
+        raise Failure(f"--bearer names an environment variable, or @FILE, that holds the token; {where}")
     return token
