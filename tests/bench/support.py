@@ -12,7 +12,7 @@ import trio
 
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
 from trimcp.bench.plan import MixEntry, Plan
-from trimcp.bench.shot import prepare
+from trimcp.bench.requests import prepare
 from trimcp.bench.supply import Load, Supply
 from trimcp.bench.tally import Tally
 from trimcp.wire.revisions import LATEST, Revision
@@ -27,10 +27,10 @@ def a_plan(**options: Any) -> Plan:
 def a_load(revision: Revision = LATEST, http: bool = False, **options: Any) -> Load:
     """A load whose measurement has begun."""
     plan = a_plan(**options)
-    shots = [prepare(request, revision, progress=plan.progress, http=http) for request in plan.mix]
+    requests = [prepare(request, revision, progress=plan.progress, http=http) for request in plan.mix]
     tally = Tally()
     tally.begin(0.0)
-    return Load(plan, revision, Supply(plan, shots, tally), tally)
+    return Load(plan, revision, Supply(plan, requests, tally), tally)
 
 
 def errors(load: Load) -> dict[str, int]:

@@ -34,7 +34,7 @@ async def measured(
     """Measure a server that is a function."""
     load = a_load(**options)
     load.tally.began = math.inf
-    found = Found("stdio", LATEST, "fake", "1", tuple(load.supply.shots))
+    found = Found("stdio", LATEST, "fake", "1", tuple(load.supply.requests))
     opener = fake_opener(serve, [] if channels is None else channels)
     session = partial(run_session, opener=opener)
     run = Measurement(load, session, trio.Event() if stop is None else stop, None if ticks is None else ticks.append)

@@ -68,7 +68,7 @@ def test_a_mix_is_sent_by_its_weights_and_the_same_for_the_same_seed() -> None:
         load = a_load(mix=mix, seed=seed)
         load.supply.allow(math.inf)
         calls = [load.supply.take(0.0) for _ in range(4000)]
-        return [call.shot.entry.method for call in calls if call is not None]
+        return [call.request.entry.method for call in calls if call is not None]
 
     first = chosen(1)
     assert chosen(1) == first

@@ -11,7 +11,7 @@ import trio
 
 from trimcp.bench.plan import NUMBER, MixEntry, Plan
 from trimcp.bench.report import WireName
-from trimcp.bench.shot import CLIENT, Shot, prepare
+from trimcp.bench.requests import CLIENT, PreparedRequest, prepare
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError
@@ -41,14 +41,14 @@ class Found:
         transport: what carries the messages.
         revision: what client and server agreed on.
         name, version: what it calls itself.
-        shots: the requests of the plan, ready to be sent.
+        requests: the requests of the plan, ready to be sent.
     """
 
     transport: WireName
     revision: Revision
     name: str | None
     version: str | None
-    shots: tuple[Shot, ...]
+    requests: tuple[PreparedRequest, ...]
 
 
 def name_of(target: Target) -> str:
@@ -88,37 +88,37 @@ async def discover(target: Target, plan: Plan) -> Found:
 
 
 async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Found:
-    called = {request.params["name"] for request in plan.mix if request.method == "tools/call"}
+    called = {entry.params["name"] for entry in plan.mix if entry.method == "tools/call"}
     tools = {tool.name: tool for tool in await session.list_tools()} if called else {}
-    shots = []
-    for request in plan.mix:
+    requests = []
+    for entry in plan.mix:
         tool = None
-        if request.method == "tools/call" and NUMBER not in request.label:
-            tool = _check_tool(request, tools)
+        if entry.method == "tools/call" and NUMBER not in entry.label:
+            tool = _check_tool(entry, tools)
         mirrors = find_mirrors(tool.input_schema) if tool is not None else ()
         http = transport == "http"
-        shots.append(prepare(request, session.revision, progress=plan.progress, http=http, mirrors=mirrors))
+        requests.append(prepare(entry, session.revision, progress=plan.progress, http=http, mirrors=mirrors))
     info = session.server_info
     name, version = (None, None) if info is None else (info.name, info.version)
-    return Found(transport, session.revision, name, version, tuple(shots))
+    return Found(transport, session.revision, name, version, tuple(requests))
 
 
-def _check_tool(request: MixEntry, tools: Mapping[str, Tool]) -> Tool:
+def _check_tool(entry: MixEntry, tools: Mapping[str, Tool]) -> Tool:
     """Return the tool that is called, or say what is wrong before ten thousand errors do."""
-    tool = tools.get(request.label)
+    tool = tools.get(entry.label)
     if tool is None:
-        raise LocalError(f"the server has no tool {request.label!r:.60}; it has {_listed(list(tools))}")
+        raise LocalError(f"the server has no tool {entry.label!r:.60}; it has {_listed(list(tools))}")
     schema: Any = tool.input_schema
-    arguments = request.params.get("arguments") or {}
+    arguments = entry.params.get("arguments") or {}
     missing = [name for name in schema.get("required") or () if name not in arguments]
     if missing:
-        raise LocalError(f"the tool {request.label!r:.60} needs {_listed(missing)}")
+        raise LocalError(f"the tool {entry.label!r:.60} needs {_listed(missing)}")
     known = schema.get("properties")
     unknown = [name for name in arguments if name not in known] if isinstance(known, Mapping) else []
     # A server may well ignore what it does not know, and then something else is measured than was meant.
     if unknown and not any(schema.get(keyword) for keyword in _MORE_ARGUMENTS):
         raise LocalError(
-            f"the tool {request.label!r:.60} has no argument {_listed(unknown)}; it takes {_listed(list(known))}"
+            f"the tool {entry.label!r:.60} has no argument {_listed(unknown)}; it takes {_listed(list(known))}"
         )
     return tool
 

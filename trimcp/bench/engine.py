@@ -63,7 +63,7 @@ async def measure(
     stop = trio.Event() if stop is None else stop
     found = await _discover(target, plan, stop)
     tally = Tally()
-    supply = Supply(plan, found.shots, tally)
+    supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
     run = Measurement(load, _session_runner(target, found.transport), stop, on_tick)
     await run.run()

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply, events_in
 from trimcp.bench.mux import LoadCaller
-from trimcp.bench.shot import cancellation
+from trimcp.bench.requests import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
@@ -278,8 +278,8 @@ class _CallSlot:
         session = self._session
         session.id = self._id = id = session.id + 1
         self._calls.begin(id, call)
-        body = call.shot.render(id, call.number)
-        head, own = session.head, call.shot.render_headers(call.number)
+        body = call.request.render(id, call.number)
+        head, own = session.head, call.request.render_headers(call.number)
         data = b"%b%bcontent-length: %d\r\n\r\n%b" % (head, own, len(body), body)
         try:
             if call.give_up == math.inf:

@@ -16,7 +16,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.shot import cancellation
+from trimcp.bench.requests import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Supply
 from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
@@ -95,7 +95,7 @@ class LoadCaller:
             self._free -= 1
             self._id = id = self._id + 1
             pending[id] = call
-            messages.append(call.shot.render(id, call.number))
+            messages.append(call.request.render(id, call.number))
             if call.give_up < math.inf:
                 heapq.heappush(self._limits, (now + call.give_up, id))
         return messages
@@ -169,7 +169,7 @@ class LoadCaller:
         if call is None:
             self._unexpected(id, message, now)
             return
-        trouble = call.shot.trouble(message, call.number)
+        trouble = call.request.trouble(message, call.number)
         if trouble is None:
             self.supply.tally.right(now - call.due, now)
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 import ssl
-from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -18,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.bench.plan import Plan
-from trimcp.bench.shot import CLIENT, Shot
+from trimcp.bench.requests import CLIENT, PreparedRequest
 from trimcp.bench.tally import LATE, Tally
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import encode_request
@@ -44,7 +43,7 @@ class LoadCall:
     """
 
     number: int
-    shot: Shot
+    request: PreparedRequest
     due: float
     give_up: float = math.inf
     timeout: bool = False
@@ -62,7 +61,7 @@ class Supply:
     """
 
     plan: Plan
-    shots: Sequence[Shot]
+    requests: Sequence[PreparedRequest]
     tally: Tally
     over: bool = attrs.field(init=False, default=False)
     under_way: int = attrs.field(init=False, default=0)
@@ -76,14 +75,14 @@ class Supply:
     _backlog: deque[float] = attrs.field(init=False, factory=deque)
     _random: random.Random = attrs.field(init=False)
     _weights: list[float] = attrs.field(init=False)
-    _only: Shot | None = attrs.field(init=False)
+    _only: PreparedRequest | None = attrs.field(init=False)
     _paced: bool = attrs.field(init=False)
     _gives_up: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._random = random.Random(self.plan.seed)
-        self._weights = list(accumulate(shot.entry.weight for shot in self.shots))
-        self._only = self.shots[0] if len(self.shots) == 1 else None
+        self._weights = list(accumulate(request.entry.weight for request in self.requests))
+        self._only = self.requests[0] if len(self.requests) == 1 else None
         self._paced = self.plan.rate is not None
         self._gives_up = bool(self.plan.cancel) or self.plan.timeout is not None
 
@@ -165,8 +164,8 @@ class Supply:
 
     # How it is decided
 
-    def _choose(self) -> Shot:
-        return self.shots[bisect(self._weights, self._random.random() * self._weights[-1], hi=len(self.shots) - 1)]
+    def _choose(self) -> PreparedRequest:
+        return self._random.choices(self.requests, cum_weights=self._weights)[0]
 
     def _limit(self, call: LoadCall) -> None:
         """Decide whether the call is given up, and when."""

@@ -15,7 +15,7 @@ from trimcp.wire.jsonrpc import JSON, encode
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
-__all__ = ["CLIENT", "Shot", "cancellation", "prepare"]
+__all__ = ["CLIENT", "PreparedRequest", "cancellation", "prepare"]
 
 CLIENT: Final = {"name": "trimcp-bench", "version": "1"}
 """How the load introduces itself to servers."""
@@ -37,7 +37,7 @@ Trouble = tuple[str, Any]
 
 
 @attrs.define(eq=False)
-class Shot:
+class PreparedRequest:
     """One request of the mix.
 
     Attributes:
@@ -104,7 +104,7 @@ def _first_text(member: str | None, result: Mapping[str, Any]) -> str | None:
 
 def prepare(
     entry: MixEntry, revision: Revision, *, progress: bool, http: bool, mirrors: tuple[Mirror, ...] = ()
-) -> Shot:
+) -> PreparedRequest:
     """Return a request ready to be sent many times.
 
     Args:
@@ -130,7 +130,7 @@ def prepare(
     text += b"}"
     is_plain = text.count(b"%(") == 1
     lines = _header_lines(entry, revision, mirrors) if http else b""
-    return Shot(
+    return PreparedRequest(
         entry=entry,
         body=text.replace(b"%(i)d", b"%d") if is_plain else text,
         is_plain=is_plain,

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from trimcp.bench.plan import MixEntry
-from trimcp.bench.shot import cancellation, prepare
+from trimcp.bench.requests import cancellation, prepare
 from trimcp.errors import LocalError
 from trimcp.framing.headers import find_mirrors
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
@@ -59,17 +59,17 @@ def test_the_progress_token_is_the_id(revision: Revision) -> None:
 
 
 def test_over_http_the_modern_era_repeats_what_is_called() -> None:
-    shot = prepare(MixEntry.tool("tool-{n}"), LATEST, progress=False, http=True)
+    request = prepare(MixEntry.tool("tool-{n}"), LATEST, progress=False, http=True)
     lines = f"mcp-protocol-version: {LATEST.name}\r\nmcp-method: tools/call\r\nmcp-name: tool-77\r\n"
-    assert shot.render_headers(77) == lines.encode()
+    assert request.render_headers(77) == lines.encode()
     assert prepare(ECHO, LATEST_LEGACY, progress=False, http=True).render_headers(77) == b""
 
 
 def test_arguments_a_tool_wants_in_headers_are_there() -> None:
     schema = {"type": "object", "properties": {"place": {"type": "string", "x-mcp-header": "Place"}}}
     mirrors = find_mirrors(schema)
-    shot = prepare(MixEntry.tool("t", {"place": "50% of {n}"}), LATEST, progress=False, http=True, mirrors=mirrors)
-    assert shot.render_headers(5).endswith(b"mcp-name: t\r\nmcp-param-place: 50% of 5\r\n")
+    request = prepare(MixEntry.tool("t", {"place": "50% of {n}"}), LATEST, progress=False, http=True, mirrors=mirrors)
+    assert request.render_headers(5).endswith(b"mcp-name: t\r\nmcp-param-place: 50% of 5\r\n")
     fixed = prepare(MixEntry.tool("t", {"place": "50%"}), LATEST, progress=False, http=True, mirrors=mirrors)
     assert fixed.render_headers(5).endswith(b"mcp-param-place: 50%\r\n")
 
