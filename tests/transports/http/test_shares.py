@@ -13,7 +13,8 @@ from trimcp.transports.http.shares import FAR, Shares
 class Held:
     """One of what there are only so many of."""
 
-    def __init__(self, name: str, *, idle: bool = True) -> None:
+    def __init__(self, owner: str, name: str, *, idle: bool = True) -> None:
+        self.owner = owner
         self.name = name
         self.idle = idle
 
@@ -23,14 +24,14 @@ class Held:
 
 def made(much: int = FAR, **owners: tuple[int, int]) -> tuple[Shares[Held], dict[str, list[Held]]]:
     """Shares of owners, of which each holds so many that were never used, and so many idle ones that were."""
-    shares: Shares[Held] = Shares(lambda held: held.idle, much)
+    shares: Shares[Held] = Shares(much)
     everything: dict[str, list[Held]] = {}
     for owner, (fresh, used) in owners.items():
-        everything[owner] = [Held(f"{owner}{n}") for n in range(fresh + used)]
+        everything[owner] = [Held(owner, f"{owner}{n}") for n in range(fresh + used)]
         for n, held in enumerate(everything[owner]):
-            shares.add(owner, held)
+            shares.add(held)
             if n >= fresh:
-                shares.use(owner, held)
+                shares.use(held)
     return shares, everything
 
 
@@ -39,7 +40,7 @@ def test_what_was_never_used_goes_first_the_oldest_of_who_holds_most() -> None:
     for expected in (of["eve"][0], of["eve"][1], of["eve"][2]):
         found = shares.giving_way("newcomer")
         assert found is expected
-        shares.remove("eve", found)
+        shares.remove(found)
     # Eve holds five that were used, and they do not go for somebody who holds next to nothing less.
     assert shares.giving_way("newcomer") is of["ada"][0]
 
@@ -48,7 +49,7 @@ def test_what_was_used_goes_only_for_somebody_who_holds_far_less() -> None:
     shares, of = made(eve=(0, 2 * FAR), ada=(0, 1))
     assert shares.giving_way("newcomer") is of["eve"][0]
     assert shares.giving_way("ada") is of["eve"][0]
-    shares.remove("eve", of["eve"][0])
+    shares.remove(of["eve"][0])
     assert shares.giving_way("newcomer") is of["eve"][1]
     assert shares.giving_way("ada") is None, "she holds more than a sixteenth"
     assert shares.giving_way("eve") is None
@@ -85,15 +86,15 @@ def test_an_equal_gives_nothing() -> None:
 @pytest.mark.parametrize("used", [False, True])
 def test_counts_are_right_whatever_comes_and_goes(used: bool) -> None:
     shares, of = made(eve=(3, 3))
-    extra = Held("extra")
-    shares.add("ada", extra, used=used)
-    shares.use("ada", extra)
+    extra = Held("ada", "extra")
+    shares.add(extra, used=used)
+    shares.use(extra)
     assert (len(shares._shares), shares.held("eve"), shares.held("ada"), shares.held("bob")) == (2, 6, 1, 0)
     for held in of["eve"]:
-        shares.remove("eve", held)
-        shares.remove("eve", held)
-    shares.remove("bob", extra)
-    shares.remove("ada", extra)
+        shares.remove(held)
+        shares.remove(held)
+    shares.remove(Held("bob", "hers"))
+    shares.remove(extra)
     assert shares._shares == {}
     assert shares.giving_way("newcomer") is None
     assert not shares._by_count

@@ -7,7 +7,7 @@ whoever holds most first; everything else only to a newcomer that holds far less
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -25,7 +25,19 @@ FAR: Final = 16
 _OWNERS: Final = 16
 _ITEMS: Final = 64
 
-T = TypeVar("T")
+
+class Owned(Protocol):
+    """What counts into somebody's share."""
+
+    owner: str
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is at work in it now."""
+        ...
+
+
+T = TypeVar("T", bound=Owned)
 
 
 @attrs.define(eq=False)
@@ -42,11 +54,9 @@ class Shares(Generic[T]):
     """Everything of one kind, by owner.
 
     Args:
-        idle: says of something that was used whether nothing is at work in it now.
-        much: how many times as much as a newcomer somebody has to hold to give way with what is idle.
+        much: how many times as much as a newcomer somebody has to hold to give way with what was used, but is idle.
     """
 
-    idle: Callable[[T], bool]
     much: int = FAR
     _shares: dict[str, _Share[T]] = attrs.field(init=False, factory=dict)
     _by_count: dict[int, dict[str, None]] = attrs.field(init=False, factory=dict)
@@ -56,8 +66,9 @@ class Shares(Generic[T]):
         share = self._shares.get(owner)
         return 0 if share is None else share.count
 
-    def add(self, owner: str, item: T, *, used: bool = False) -> None:
-        """Count something as somebody's."""
+    def add(self, item: T, *, used: bool = False) -> None:
+        """Count something as its owner's."""
+        owner = item.owner
         if owner in self._shares:
             share = self._shares[owner]
         else:
@@ -65,15 +76,16 @@ class Shares(Generic[T]):
         (share.used if used else share.fresh)[item] = None
         self._count(owner, share, share.count + 1)
 
-    def use(self, owner: str, item: T) -> None:
+    def use(self, item: T) -> None:
         """Note that it was used for the first time."""
-        share = self._shares[owner]
+        share = self._shares[item.owner]
         if item in share.fresh:
             del share.fresh[item]
             share.used[item] = None
 
-    def remove(self, owner: str, item: T) -> None:
+    def remove(self, item: T) -> None:
         """Count it no longer, if it was."""
+        owner = item.owner
         if owner not in self._shares:
             return
         share = self._shares[owner]
@@ -115,6 +127,15 @@ class Shares(Generic[T]):
         share = self._shares.get(newcomer)
         return None if share is None else next(iter(share.fresh), None)
 
+    def make_way(self, newcomer: str, what: str) -> T | None:
+        """Take out and report what `giving_way` returns; the caller ends it."""
+        other = self.giving_way(newcomer)
+        if other is not None:
+            held = self.held(other.owner)
+            security_event("gave_way", what=what, owner=other.owner, held=held, idle=other.idle)
+            self.remove(other)
+        return other
+
     def _from_most(self, own: int) -> Iterator[tuple[int, str]]:
         """Yield who holds more than that, those who hold most first."""
         for count in sorted(self._by_count, reverse=True):
@@ -131,24 +152,18 @@ class Shares(Generic[T]):
             return None
         used = share.used
         for item in list(islice(used, _ITEMS)):
-            if self.idle(item):
+            if item.idle:
                 return item
             used[item] = used.pop(item)  # others are looked at next time
         return next(iter(used), None) if times >= FAR else None
 
 
-class Tabled(Protocol):
+class Tabled(Owned, Protocol):
     """What a client holds open and names by an id."""
 
     id: str  # what the client sends to name it; secret
     principal: str | None  # whose it is
-    owner: str  # in whose share of the table it is
     fresh: bool  # whether it was never used
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is at work in it."""
-        ...
 
     def end(self, why: str) -> None:
         """End it, and remove it from its table."""
@@ -164,7 +179,7 @@ class Table(Generic[S]):
     what: str  # what one is called in the security log
     most: int  # how many there may be
     _found: dict[str, S] = attrs.field(init=False, factory=dict)
-    _shares: Shares[S] = attrs.field(init=False, factory=lambda: Shares(lambda item: item.idle))
+    _shares: Shares[S] = attrs.field(init=False, factory=Shares)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -187,12 +202,12 @@ class Table(Generic[S]):
     def add(self, item: S) -> None:
         """Let it be found by its id."""
         self._found[item.id] = item
-        self._shares.add(item.owner, item)
+        self._shares.add(item)
 
     def use(self, item: S) -> None:
         """Note that it was used: it gives way later than what never was."""
         item.fresh = False
-        self._shares.use(item.owner, item)
+        self._shares.use(item)
 
     def find(self, id: str, principal: str | None) -> S | None:
         """Return what this principal has under an id; what is another's is not there."""
@@ -205,4 +220,4 @@ class Table(Generic[S]):
     def remove(self, item: S) -> None:
         """Let it be found no longer."""
         self._found.pop(item.id, None)
-        self._shares.remove(item.owner, item)
+        self._shares.remove(item)

@@ -43,7 +43,6 @@ from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
 from trimcp.channel import PeerProgress
 from trimcp.nurseries import sole
-from trimcp.security import security_event
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
 from trimcp.transports.http.asgi.request import HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
@@ -83,7 +82,7 @@ class GuardedConfig(Config):
         self.limits = limits
         self.ssl_context = ssl_context
         self.connections: set[_GuardedStream] = set()
-        self.shares: Shares[_GuardedStream] = Shares(lambda connection: connection.idle, 2)
+        self.shares: Shares[_GuardedStream] = Shares(2)
 
     @property
     def ssl_enabled(self) -> bool:
@@ -422,7 +421,7 @@ async def _serve_connection(
         return
     guarded = _GuardedStream(stream, config.limits.stall_timeout, owner)
     config.connections.add(guarded)
-    config.shares.add(owner, guarded, used=True)
+    config.shares.add(guarded, used=True)
     try:
         guarded.server = original(app, config, context, state, stream if "stall" in _off else guarded)
         await guarded.server
@@ -433,17 +432,14 @@ async def _serve_connection(
     finally:
         guarded.server = None
         config.connections.discard(guarded)
-        config.shares.remove(owner, guarded)
+        config.shares.remove(guarded)
 
 
 def _make_room(config: GuardedConfig, owner: str) -> bool:
     """Return whether there may be one more from there, after another was cut for it."""
-    other = config.shares.giving_way(owner)
+    other = config.shares.make_way(owner, "connection")
     if other is None:
         return False
-    held = config.shares.held(other.owner)
-    security_event("gave_way", what="connection", owner=other.owner, held=held, idle=other.idle)
-    config.shares.remove(other.owner, other)
     config.connections.discard(other)
     other.cut()
     return True

@@ -16,7 +16,6 @@ import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.security import security_event
 from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
@@ -136,8 +135,8 @@ class _Listener:
     _ssl_context: ssl.SSLContext | None
     _connections: set[H1Connection] = attrs.field(init=False, factory=set)
     _waiting: dict[_Accepted, None] = attrs.field(init=False, factory=dict)
-    _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(lambda accepted: accepted.idle, 2))
-    _shares_of_waiting: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(lambda _: True))
+    _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(2))
+    _shares_of_waiting: Shares[_Accepted] = attrs.field(init=False, factory=Shares)
     _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _complained: float = attrs.field(init=False, default=-math.inf)
 
@@ -191,14 +190,11 @@ class _Listener:
         if len(self._connections) < most and not self._waiting:
             self._begin(accepted)
             return
-        other = self._shares.giving_way(accepted.owner)
+        other = self._shares.make_way(accepted.owner, "connection")
         if other is None:
             self._complain("%d connections are open; more have to wait", most)
             self._let_wait(accepted)
             return
-        held = self._shares.held(other.owner)
-        security_event("gave_way", what="connection", owner=other.owner, held=held, idle=other.idle)
-        self._shares.remove(other.owner, other)
         if other.connection is not None:
             other.connection.give_way("there are too many connections")
         self._begin(accepted)
@@ -212,11 +208,11 @@ class _Listener:
                 return
             self._no_longer_waits(other)
         self._waiting[accepted] = None
-        self._shares_of_waiting.add(accepted.owner, accepted)
+        self._shares_of_waiting.add(accepted)
 
     def _no_longer_waits(self, accepted: _Accepted) -> None:
         del self._waiting[accepted]
-        self._shares_of_waiting.remove(accepted.owner, accepted)
+        self._shares_of_waiting.remove(accepted)
 
     def _begin(self, accepted: _Accepted) -> None:
         try:
@@ -229,7 +225,7 @@ class _Listener:
             self._hosting, wire, peer=accepted.peer, loopback=accepted.loopback, secure=secure
         )
         self._connections.add(connection)
-        self._shares.add(accepted.owner, accepted, used=True)
+        self._shares.add(accepted, used=True)
         self._hosting.face.connections += 1
         self._hosting.nursery.start_soon(self._serve, accepted, connection)
 
@@ -246,7 +242,7 @@ class _Listener:
         finally:
             accepted.connection = None
             self._connections.discard(connection)
-            self._shares.remove(accepted.owner, accepted)
+            self._shares.remove(accepted)
             self._hosting.face.connections -= 1
             self._ended.unpark_all()
             while self._waiting and len(self._connections) < self._hosting.limits.max_connections:
