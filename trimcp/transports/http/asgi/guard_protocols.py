@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import h2.errors
@@ -25,16 +26,12 @@ from trimcp.transports.http.settings import HttpLimits
 
 __all__ = ["LimitedMessage", "install"]
 
-_installed = False
 
-
+@cache
 def install() -> None:
     """Put all guards in place, once; `hypercorn.check_version` says whether they are meant for what is installed."""
-    global _installed
-    if not _installed:
-        _installed = True
-        for guard in GUARDS:
-            guard.install()
+    for guard in GUARDS:
+        guard.install()
 
 
 # window

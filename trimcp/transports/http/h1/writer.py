@@ -211,28 +211,19 @@ class H1Writer:
             stall.close()
 
 
+@attrs.define(eq=False)
 class H1Reply:
-    """Sends the response to one request; see `HttpReply`. A handler of None is the host's own answer.
+    """Sends the response to one request; see `HttpReply`."""
 
-    Attributes:
-        status: of the response, 0 before it began.
-        sent: bytes of its body that were written.
-        ended: whether it was written to its end.
-        aborted: whether the connection shall be cut.
-    """
-
-    __slots__ = ("_bodiless", "_chunked", "_owner", "aborted", "ended", "handler", "request", "sent", "status")
-
-    def __init__(self, owner: _Connection, request: H1Request, handler: Handler | None) -> None:
-        self._owner: _Connection | None = owner
-        self.request: H1Request = request
-        self.handler: Handler | None = handler
-        self.status: int = 0
-        self.sent: int = 0
-        self.ended: bool = False
-        self.aborted: bool = False
-        self._chunked = False
-        self._bodiless = False
+    _owner: _Connection | None  # forgotten by `detach`
+    request: H1Request
+    handler: Handler | None  # what answers it, or None if the host does
+    status: int = 0  # of the response, once it has begun
+    sent: int = 0  # bytes of its body that were written
+    ended: bool = False  # whether it was written to its end
+    aborted: bool = False  # whether the connection is to be cut
+    _chunked: bool = False
+    _bodiless: bool = False
 
     def send(self, response: HttpResponse) -> None:
         owner = self._owner
