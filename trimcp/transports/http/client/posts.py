@@ -17,7 +17,7 @@ from trimcp.transports.http.client.policy import PASSING, Trouble, answers, erro
 from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
-from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, parse
+from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
 __all__ = ["Notices", "Post", "PostQueue"]
@@ -83,7 +83,8 @@ class Post:
                 _log.exception("a request over HTTP crashed")
                 trouble = Trouble("the request could not be sent; the log has the details")
             if trouble is not None and not self._answered:
-                self._give_up(trouble)
+                state.unreachable = trouble.untouched
+                state.give_up(self.outgoing.request_id, trouble)
         self.written.set()
 
     def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
@@ -95,19 +96,6 @@ class Post:
         if pause is not None:
             _log.debug("%s is sent again in %.2f s: %s", method, pause, trouble.why)
         return pause
-
-    def _give_up(self, trouble: Trouble) -> None:
-        state, id = self._state, self.outgoing.request_id
-        state.last_failure = trouble.why
-        state.unreachable = trouble.untouched
-        message: Message
-        if trouble.answer is not None:
-            message = trouble.answer
-        elif trouble.nonsense:
-            message = Malformed(INVALID_REQUEST, trouble.why, id, "shape", is_response=True)
-        else:
-            message = Lost(id, trouble.why)
-        state.inbox.post(Incoming(message))
 
     # One attempt
 

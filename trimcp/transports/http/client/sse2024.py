@@ -26,7 +26,7 @@ from trimcp.transports.http.client.incoming import Cursor, message_in, read_even
 from trimcp.transports.http.client.policy import Trouble, error_in
 from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
 from trimcp.wire.codes import INVALID_REQUEST
-from trimcp.wire.jsonrpc import Lost, Malformed, Message, RequestId, Response
+from trimcp.wire.jsonrpc import Malformed, Message, RequestId, Response
 
 __all__ = ["SseConnection"]
 
@@ -195,9 +195,7 @@ class SseConnection:
     def _give_up(self, outgoing: Outgoing, trouble: Trouble) -> None:
         _log.debug("a %s was not taken: %s", outgoing.kind.value, trouble.why)
         if outgoing.kind is Kind.REQUEST:
-            self._state.last_failure = trouble.why
-            message: Message = trouble.answer or Lost(outgoing.request_id, trouble.why)
-            self._state.inbox.post(Incoming(message))
+            self._state.give_up(outgoing.request_id, trouble)
 
 
 def _no_probe(outgoing: Outgoing) -> Message:

@@ -15,12 +15,13 @@ import attrs
 import orjson
 import trio
 
-from trimcp.channel import Outgoing
+from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, Http, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
-from trimcp.wire.jsonrpc import ErrorResponse, Message, Response, encode, parse
+from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Message, RequestId, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
 __all__ = ["ACCEPT", "LISTEN", "SESSION", "VERSION", "ClientState", "LegacySession", "method_of"]
@@ -262,6 +263,16 @@ class ClientState:
                 return trouble
             await trio.sleep(pause)
             attempts += 1
+
+    def give_up(self, id: RequestId | None, trouble: Trouble) -> None:
+        """Put into the inbox what a request came to that brought no answer."""
+        self.last_failure = trouble.why
+        message: Message = Lost(id, trouble.why)
+        if trouble.answer is not None:
+            message = trouble.answer
+        elif trouble.nonsense:
+            message = Malformed(INVALID_REQUEST, trouble.why, id, "shape", is_response=True)
+        self.inbox.post(Incoming(message))
 
     async def read_stream(
         self,
