@@ -131,7 +131,7 @@ PAYLOADS: dict[str, Any] = {
     "ToolExecution": tools.ToolExecution,
     "ToolResultContent": content.ToolResultContent,
     "ToolUseContent": content.ToolUseContent,
-    "UnsubscribeRequestParams": resources.UnsubscribeParams,
+    "UnsubscribeRequestParams": resources.SubscribeParams,
     "UntitledMultiSelectEnumSchema": input_requests.UntitledMultiSelectEnumSchema,
     "UntitledSingleSelectEnumSchema": input_requests.UntitledSingleSelectEnumSchema,
 }

@@ -112,12 +112,7 @@ def request_headers(version: str, method: str, name: str | None = None) -> dict[
 
 
 def check_request(
-    headers: Mapping[str, str],
-    method: str,
-    params: Mapping[str, Any] | None,
-    *,
-    named: str | None,
-    version: str,
+    headers: Mapping[str, str], method: str, params: Mapping[str, Any] | None, *, named: str | None, version: str
 ) -> str | None:
     """What is wrong with a request's headers, as the message of a HeaderMismatch error, or None.
 

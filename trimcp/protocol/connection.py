@@ -472,13 +472,7 @@ class Connection:
         self.legacy.close()
         return lost
 
-    def encode_notification(
-        self,
-        verb: Verb,
-        params: Any,
-        *,
-        subscription: RequestId | None = None,
-    ) -> bytes:
+    def encode_notification(self, verb: Verb, params: Any, *, subscription: RequestId | None = None) -> bytes:
         """Return a notification of ours as bytes; one for a subscription carries its id in `_meta`."""
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)

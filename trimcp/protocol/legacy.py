@@ -117,9 +117,7 @@ class Legacy:
         self._fire(HandshakeStep.INITIALIZE)
         assert isinstance(self.profile.capabilities, ClientCapabilities)
         return InitializeParams(
-            protocol_version=revision.name,
-            capabilities=self.profile.capabilities,
-            client_info=self.profile.info,
+            protocol_version=revision.name, capabilities=self.profile.capabilities, client_info=self.profile.info
         )
 
     def refused(self) -> None:

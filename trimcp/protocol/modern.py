@@ -88,9 +88,7 @@ class Modern:
         if revision is None:
             supported = [r.name for r in reversed(self.profile.modern)]
             raise ErrorReply(
-                UNSUPPORTED_VERSION,
-                "unsupported protocol version",
-                {"supported": supported, "requested": name[:64]},
+                UNSUPPORTED_VERSION, "unsupported protocol version", {"supported": supported, "requested": name[:64]}
             )
         token = meta.get("progressToken")
         if token is not None and type(token) is not str and type(token) is not int:

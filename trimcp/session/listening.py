@@ -26,7 +26,7 @@ from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import SubscriptionFilter, SubscriptionsListenParams
-from trimcp.wire.resources import SubscribeParams, UnsubscribeParams
+from trimcp.wire.resources import SubscribeParams
 
 __all__ = [
     "Change",
@@ -238,7 +238,7 @@ class Subscriptions:
                 self._leaving = {uri: pending for uri, pending in self._leaving.items() if pending.reply is None}
                 with suppress(McpError):
                     # Nobody waits for the answer here, so a cancelled block can send it too.
-                    pending = await session.begin("resources/unsubscribe", UnsubscribeParams(uri=uri))
+                    pending = await session.begin("resources/unsubscribe", SubscribeParams(uri=uri))
                     self._leaving[uri] = pending
 
 

@@ -10,18 +10,7 @@ import types
 from collections.abc import Callable
 from enum import Enum
 from threading import RLock
-from typing import (
-    Any,
-    Final,
-    Literal,
-    NoReturn,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    overload,
-)
+from typing import Any, Final, Literal, NoReturn, TypeVar, Union, dataclass_transform, get_args, get_origin, overload
 
 import attrs
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
-from trimcp.wire.common import (
-    Cacheable,
-    Implementation,
-    LoggingLevel,
-    Params,
-    ProgressToken,
-    Result,
-)
+from trimcp.wire.common import Cacheable, Implementation, LoggingLevel, Params, ProgressToken, Result
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_11_25, V2026_07_28
 

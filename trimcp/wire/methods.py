@@ -92,12 +92,7 @@ def _changed(name: str, capability: str, direction: Direction = S2C, until: Revi
 
 
 def _legacy(
-    name: str,
-    params: Any,
-    result: Any,
-    direction: Direction,
-    capability: str | None = None,
-    since: Revision = OLDEST,
+    name: str, params: Any, result: Any, direction: Direction, capability: str | None = None, since: Revision = OLDEST
 ) -> Method:
     return Method(name, params, result, direction, since=since, until=V2026_07_28, capability=capability)
 
@@ -139,7 +134,7 @@ _ROWS: Final = (
         mirrored="uri",
     ),
     _legacy("resources/subscribe", resources.SubscribeParams, EmptyResult, C2S, "resources.subscribe"),
-    _legacy("resources/unsubscribe", resources.UnsubscribeParams, EmptyResult, C2S, "resources.subscribe"),
+    _legacy("resources/unsubscribe", resources.SubscribeParams, EmptyResult, C2S, "resources.subscribe"),
     Method(
         "notifications/resources/updated", resources.ResourceUpdatedParams, None, S2C, capability="resources.subscribe"
     ),

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimcp.wire.common import (
-    Annotations,
-    Cacheable,
-    Icon,
-    Meta,
-    Params,
-)
+from trimcp.wire.common import Annotations, Cacheable, Icon, Meta, Params
 from trimcp.wire.content import ResourceContents, joined_text
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
@@ -84,14 +78,7 @@ class ReadResourceResult(Cacheable):
 
 @wire(until=V2026_07_28)
 class SubscribeParams(Params):
-    """Which resource to watch, in the legacy era."""
-
-    uri: str
-
-
-@wire(until=V2026_07_28)
-class UnsubscribeParams(Params):
-    """Which resource to watch no longer, in the legacy era."""
+    """Which resource to watch, or to watch no longer, in the legacy era."""
 
     uri: str
 

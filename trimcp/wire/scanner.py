@@ -38,8 +38,7 @@ _BLANK: Final = re.compile(rb"[ \t\r\n]*+")
 _SCALAR: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
 _INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")
 _LONG_NUMBER: Final = re.compile(
-    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-])|)*+(-?[0-9][0-9.eE+-]{18,}+)",
-    re.DOTALL,
+    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-])|)*+(-?[0-9][0-9.eE+-]{18,}+)", re.DOTALL
 )
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENERS: Final = {ord("["): ord("]"), ord("{"): ord("}")}
