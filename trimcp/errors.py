@@ -66,14 +66,8 @@ class CannotAsk(LocalError):
         self.required = required
 
 
-class RemoteError(McpError):
-    """The peer answered a request with a JSON-RPC error.
-
-    Attributes:
-        code: the error's integer code (JSON-RPC 2.0 section 5.1, and the specification's "Error Codes").
-        message: the peer's one-line explanation. Untrusted text.
-        data: whatever the peer attached, as JSON values, or None.
-    """
+class _CodedError(McpError):
+    """An error as JSON-RPC has it: `code`, `message` and `data`."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(code, message, data)
@@ -83,6 +77,16 @@ class RemoteError(McpError):
 
     def __str__(self) -> str:
         return f"{self.message} (code {self.code})"
+
+
+class RemoteError(_CodedError):
+    """The peer answered a request with a JSON-RPC error.
+
+    Attributes:
+        code: the error's integer code (JSON-RPC 2.0 section 5.1, and the specification's "Error Codes").
+        message: the peer's one-line explanation. Untrusted text.
+        data: whatever the peer attached, as JSON values, or None.
+    """
 
 
 class Overloaded(RemoteError):
@@ -133,7 +137,7 @@ class NoGoodAnswer(McpError):
         self.answers: tuple[Any, ...] = tuple(answers)
 
 
-class ErrorReply(McpError):
+class ErrorReply(_CodedError):
     """Raised inside a handler to answer its request with exactly this JSON-RPC error.
 
     Args:
@@ -141,15 +145,6 @@ class ErrorReply(McpError):
         message: one line for a person; it is sent to the peer as it is.
         data: any JSON value for a program, or None for no `data` member.
     """
-
-    def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(code, message, data)
-        self.code = code
-        self.message = message
-        self.data = data
-
-    def __str__(self) -> str:
-        return f"{self.message} (code {self.code})"
 
 
 class ResourceNotFound(McpError):
