@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ import trio
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, require_trio
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery
+from trimcp.nurseries import closing_with, open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.ending import MARK, Descendants, ShutdownTimes, end_process
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, PipeReceiver, PipeSender
@@ -103,16 +104,13 @@ class StdioServer:
         require_trio()
         channel = await _start(self)
         try:
-            async with open_service_nursery() as nursery:
+            async with (
+                open_service_nursery() as nursery,
+                closing_with(partial(channel._end, nursery, self.shutdown)),
+            ):
                 nursery.start_soon(channel._watch_stderr)
                 nursery.start_soon(channel._watch_exit)
-                try:
-                    yield channel
-                except BaseException:
-                    with suppress(trio.Cancelled):  # what the body raised tells more
-                        await channel._end(nursery, self.shutdown)
-                    raise
-                await channel._end(nursery, self.shutdown)
+                yield channel
         finally:
             channel._close_streams()
 
