@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Holder
+from trimcp.budget import Holder, Holding
 from trimcp.channel import (
     CLIENT_MAX_MESSAGE,
     SERVER_MAX_MESSAGE,
@@ -56,9 +56,11 @@ class DirectEnd(Sink):
 
     Attributes:
         max_message: bytes of the largest message that our session takes.
+        holding: what is counted of the memory that the other session makes ours keep; see `MessageChannel`.
     """
 
     max_message: int = CLIENT_MAX_MESSAGE
+    holding: Holding | None = attrs.field(init=False, default=None)
     other: DirectEnd = attrs.field(init=False)
     session: Session | None = attrs.field(init=False, default=None)
     closed: bool = attrs.field(init=False, default=False)
@@ -156,19 +158,15 @@ async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
 @contextmanager
 def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
     """Count what the peer makes us keep for as long as the body runs, where there is a budget for it."""
-    holding = None if isinstance(channel, DirectEnd) else channel.holding
-    if session.budget is None or holding is not None:
-        session.amount.belong_to(holding)
-        yield
-        return
-    holding = session.budget.holding(_NO_ADDRESS)
-    session.amount.belong_to(holding)
-    if not isinstance(channel, DirectEnd):
-        channel.holding = holding
+    own: Holding | None = None
+    if channel.holding is None and session.budget is not None:
+        own = channel.holding = session.budget.holding(_NO_ADDRESS)
+    session.amount.belong_to(channel.holding)
     try:
         yield
     finally:
-        holding.close()
+        if own is not None:
+            own.close()
 
 
 @asynccontextmanager
