@@ -105,7 +105,10 @@ async def test_who_asks_is_known_to_the_handler(autojump_clock: Any) -> None:
     async def whoami(*, ctx: Context) -> str:
         return f"{ctx.principal} {ctx.headers['user-agent']}"
 
-    settings = HttpSettings(authenticate=bearer_tokens({"secret": "ada"}))
+    async def route(head: Head) -> HttpResponse:
+        return HttpResponse(200, (), str(head.principal).encode())
+
+    settings = HttpSettings(authenticate=bearer_tokens({"secret": "ada"}), routes={"/who": route})
     async with visiting(server, settings=settings) as visitor:
         refused = await visitor.call("whoami")
         assert refused.status == 401
@@ -113,6 +116,7 @@ async def test_who_asks_is_known_to_the_handler(autojump_clock: Any) -> None:
         headers = {"authorization": "Bearer secret", "user-agent": "test"}
         answer = await (await visitor.call("whoami", headers)).done()
         assert answer.json["result"]["content"][0]["text"] == "ada test"
+        assert (await visitor.send("GET", "/who", headers=headers)).body == b"ada"
     async with visiting(server) as visitor:  # without a hook nobody is known
         answer = await (await visitor.call("whoami", {"user-agent": "test"})).done()
         assert answer.json["result"]["content"][0]["text"] == "None test"
