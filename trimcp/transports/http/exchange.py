@@ -165,7 +165,7 @@ class Exchange(Handler, StreamSink):
         stream = None if self.at_rest else self.become_stream()
         asks = outgoing.kind is Kind.REQUEST
         if stream is not None and (stream.read or stream.events is not None or not asks):
-            stream.send(outgoing)
+            stream.post(outgoing)
         elif asks:
             raise LocalError("the client cannot be asked: the response to its request is no stream that is being read")
         else:
@@ -174,7 +174,7 @@ class Exchange(Handler, StreamSink):
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         stream = None if self.at_rest else self.become_stream()
         if stream is not None:
-            stream.send_latest(key, outgoing)
+            stream.post_latest(key, outgoing)
         else:
             self._drop(outgoing)
 
@@ -226,7 +226,7 @@ class Exchange(Handler, StreamSink):
         last = outgoing.request_id is None or self.awaited <= 0
         stream, reply = self._stream, self._reply
         if stream is not None and not last:
-            stream.send(outgoing)
+            stream.post(outgoing)
             return
         if self.plan.place == "new":
             self._open(outgoing.error)

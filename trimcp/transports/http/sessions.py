@@ -7,7 +7,7 @@ open streams owns no task. (basic/transports, "Session Management", "Listening f
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -181,7 +181,7 @@ class HttpSession(StreamSink):
         if before.events is None and self.resumable:
             self._stream = self.new_stream()
             for key, outgoing in before.withheld():
-                self._stream.send_latest(key, outgoing)
+                self._stream.post_latest(key, outgoing)
         elif before.reply is not None:
             before.reply.finish()
         own = self._stream
@@ -194,14 +194,11 @@ class HttpSession(StreamSink):
     def post(self, outgoing: Outgoing) -> None:
         """Send a message on the GET stream, or deal with there being none."""
         if self._stream.read or (outgoing.kind is Kind.NOTIFICATION and self._stream.events is not None):
-            self._stream.send(outgoing)
+            self._stream.post(outgoing)
         elif outgoing.kind is Kind.REQUEST:
             raise LocalError("the client cannot be asked outside a request: it reads no stream (GET) of this session")
         else:
             self.pushed.counts.drop(lane_of(outgoing))
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        self._stream.send_latest(key, outgoing)
 
     def close(self) -> None:
         """End every stream, now that the session has ended."""

@@ -7,14 +7,13 @@ The stream is the session: its first event says where to post, and the session e
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
 from typing import Final
 from urllib.parse import parse_qs, quote
 
 import attrs
 
 from trimcp.budget import owner_of
-from trimcp.channel import Incoming, Outgoing
+from trimcp.channel import Incoming
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
@@ -117,12 +116,6 @@ class LegacyStream(Handler, StreamSink):
         """Whether so much is unread that the client has to read before it may ask for more."""
         reply = self._stream.reply
         return reply is not None and reply.waiting >= _FLOOD * self._stream.open_streams.bound
-
-    def post(self, outgoing: Outgoing) -> None:
-        self._stream.send(outgoing)
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        self._stream.send_latest(key, outgoing)
 
     def close(self) -> None:
         self.table.remove(self)

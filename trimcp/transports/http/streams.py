@@ -180,7 +180,7 @@ class EventStream:
             self.events.append(self.number, self._seq, data, reply=reply)
         return self._encode(data, self._seq)
 
-    def send(self, outgoing: Outgoing) -> None:
+    def post(self, outgoing: Outgoing) -> None:
         """Write a message; while nobody reads it is only kept, or dropped and counted where events are not kept."""
         if self.ended:
             return
@@ -191,10 +191,10 @@ class EventStream:
         elif self.events is None and self.counts is not None:
             self.counts.drop(lane_of(outgoing))
 
-    def send_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Write a message, unless the reader is slow or gone: then only the latest of its key is kept for it."""
         if self.reply is not None and not self.full and not self._latest:
-            self.send(outgoing)
+            self.post(outgoing)
             return
         if key in self._latest and self.counts is not None:
             self.counts.merge(lane_of(outgoing))
@@ -208,7 +208,7 @@ class EventStream:
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
         outgoing = self._latest.pop(key, None)
         if outgoing is not None and keep:
-            self.send(outgoing)
+            self.post(outgoing)
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return list(self._latest.values()), 0 if self.reply is None else self.reply.waiting
@@ -217,7 +217,7 @@ class EventStream:
         """Write what was kept back, now that the reader has room."""
         while self._latest and self.reply is not None and not self.full:
             key = next(iter(self._latest))
-            self.send(self._latest.pop(key))
+            self.post(self._latest.pop(key))
 
     def end(self, data: bytes | None = None) -> None:
         """Write the last message, if there is one, and end the stream."""
@@ -256,6 +256,14 @@ class StreamSink(Sink):
         """Wait for the reader of this stream, and for no other."""
         if self._stream is not None:
             await self._stream.room()
+
+    def post(self, outgoing: Outgoing) -> None:
+        if self._stream is not None:
+            self._stream.post(outgoing)
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        if self._stream is not None:
+            self._stream.post_latest(key, outgoing)
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
         if self._stream is not None:
