@@ -80,6 +80,7 @@ class _Session:
     Attributes:
         head: of each POST of a call, without its last lines.
         id: of the last request.
+        session_id: what the server has named the session; None without one.
         nursery: where notifications are sent.
     """
 
@@ -88,7 +89,7 @@ class _Session:
     head: bytes = attrs.field(init=False, default=b"")
     id: int = attrs.field(init=False, default=0)
     nursery: trio.Nursery = attrs.field(init=False)
-    _session_id: str | None = attrs.field(init=False, default=None)
+    session_id: str | None = attrs.field(init=False, default=None)
     _side: LoadConnection = attrs.field(init=False)
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _renewals: int = attrs.field(init=False, default=0)
@@ -98,11 +99,6 @@ class _Session:
 
     def __attrs_post_init__(self) -> None:
         self._side = LoadConnection(self.site, self.load)
-
-    @property
-    def has_id(self) -> bool:
-        """Whether the server has named the session."""
-        return self._session_id is not None
 
     # The session at the server
 
@@ -122,7 +118,7 @@ class _Session:
                 message = _message_in(body, self._side.reply.content_type)
                 if status != 200 or not isinstance(message.get("result"), dict):
                     raise ConnectionLost(f"initialize was answered with HTTP {status} {body[:200]!r}")
-                self._session_id = self._side.reply.session_id
+                self.session_id = self._side.reply.session_id
                 self._head_from(self._named())
                 status, body = await self._post(INITIALIZED)
                 if status >= 300:
@@ -152,14 +148,14 @@ class _Session:
         """End the session at the server, where there is one; a second has to do, cancelled or not."""
         # Shielded, because a measurement ends by being cancelled, and a server should not keep the sessions of one.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
-            if self._session_id is not None:
+            if self.session_id is not None:
                 with suppress(McpError, trio.BrokenResourceError, UnreadableReply):
                     await self._side.request(self.site.head(b"DELETE", self._named()) + b"\r\n")
                     await self._side.body()
         self._side.close()
 
     def _named(self) -> dict[str, str]:
-        named = {} if self._session_id is None else {"mcp-session-id": self._session_id}
+        named = {} if self.session_id is None else {"mcp-session-id": self.session_id}
         if self.load.revision.version_header:
             named["mcp-protocol-version"] = self.load.revision.name
         return named
@@ -292,7 +288,7 @@ class _CallSlot:
                     self._connection.close()
                     if not session.load.revision.disconnect_cancels:
                         session.notify(cancellation(id))
-            if self._connection.reply.status == 404 and session.has_id:
+            if self._connection.reply.status == 404 and session.session_id is not None:
                 await session.renew(head)
         except McpError as error:
             self._fail("no connection", str(error))

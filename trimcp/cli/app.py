@@ -100,8 +100,21 @@ class _Command(click.Command):
             raise click.UsageError(f"{error.message}\n{hint}", error.ctx) from None
 
 
+def _show_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"trimcp, version {own_version()}")
+        context.exit()
+
+
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(own_version(), prog_name="trimcp")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def app() -> None:
     """Run servers of the Model Context Protocol, look into them, and call their tools.
 

@@ -13,7 +13,7 @@ import click
 
 from trimcp.bench.plan import MixEntry, NumberCheck, Plan
 from trimcp.cli.exits import Failure
-from trimcp.cli.options import ReachOptions, add_options, option, with_options
+from trimcp.cli.options import ReachOptions, option, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
 
@@ -97,7 +97,7 @@ class BenchOptions(ReachOptions):
 def bench_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command these options: it is called with `options`, and with the fields of a `Plan` that are options."""
     planned = [_planned(field) for field in attrs.fields(Plan) if field.metadata.get("help") is not None]
-    return with_options(BenchOptions)(add_options(function, planned))
+    return with_options(BenchOptions, *planned)(function)
 
 
 def _planned(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:

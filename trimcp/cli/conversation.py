@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from typing import Final
 
 import attrs
@@ -36,6 +36,8 @@ Body = Callable[[ClientSession, Screen], Awaitable[int]]
 
 def own_version() -> str:
     """Return the version of trimcp that is installed."""
+    from importlib.metadata import PackageNotFoundError, version  # which takes as long to load as much else together
+
     try:
         return version("trimcp")
     except PackageNotFoundError:
@@ -72,18 +74,13 @@ async def _attended(server: Target, options: ConnectOptions, body: Body, screen:
 
 async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
-    client = _client(options, screen, asker)
+    client = Client("trimcp", own_version(), title="trimcp command", log_level=options.log_level or "info")
+    client.logging(screen.log)
+    client.elicitation(asker.answer)
     write = trace_to(options.trace, screen)
     if write is not None:
         server = attrs.evolve(server, trace=write)
     code: int | None = None
-
-    async def work(session: ClientSession, working: trio.CancelScope) -> None:
-        nonlocal code
-        asker.standstill = lambda: _standing_still(working)
-        if options.log_level is not None and declares(session.server_capabilities, "logging"):
-            await session.set_log_level(options.log_level)
-        code = await body(session, screen)
 
     with signals(screen) as stop:
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
@@ -94,7 +91,10 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
                     connecting.deadline = float("inf")
                     # Inside the connection, so that the server hears of a cancellation before it is left.
                     with stop.guarding(deadline) as working:
-                        await work(session, working)
+                        asker.standstill = partial(_standing_still, working)
+                        if options.log_level is not None and declares(session.server_capabilities, "logging"):
+                            await session.set_log_level(options.log_level)
+                        code = await body(session, screen)
                     screen.end_progress()
         except McpError as error:
             if stop.signal is None:
@@ -118,13 +118,6 @@ async def _explain_silence(screen: Screen) -> None:
     await trio.sleep(_SILENCE)
     if not screen.listening:
         screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
-
-
-def _client(options: ConnectOptions, screen: Screen, asker: Asker) -> Client:
-    client = Client("trimcp", own_version(), title="trimcp command", log_level=options.log_level or "info")
-    client.logging(screen.log)
-    client.elicitation(asker.answer)
-    return client
 
 
 def _failure(error: McpError, *, connected: bool) -> Failure:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import attrs
 import click
@@ -22,13 +22,10 @@ __all__ = [
     "ConnectOptions",
     "ReachOptions",
     "RunOptions",
-    "add_options",
     "check_network",
     "option",
     "with_options",
 ]
-
-CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 
@@ -44,15 +41,10 @@ def option(*flags: str, repr: bool = True, **settings: Any) -> Any:
     return attrs.field(repr=repr, metadata={"flags": flags, "settings": settings})
 
 
-def add_options(function: CommandT, options: Iterable[Callable[[Any], Any]]) -> CommandT:
-    """Give a command these options, in this order in its help."""
-    for each in reversed(list(options)):
-        function = each(function)
-    return function
-
-
-def with_options(record: type[attrs.AttrsInstance]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of a record; it is called with the record as `options`."""
+def with_options(
+    record: type[attrs.AttrsInstance], *more: Callable[[Any], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of a record, with which it is called as `options`, and more of click's options."""
     fields = attrs.fields(record)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +52,9 @@ def with_options(record: type[attrs.AttrsInstance]) -> Callable[[Callable[..., A
         def command(**words: Any) -> Any:
             return function(options=record(**{field.name: words.pop(field.name) for field in fields}), **words)
 
-        return add_options(command, map(_click_option, fields))
+        for each in reversed([*map(_click_option, fields), *more]):
+            command = each(command)
+        return command
 
     return decorate
 
