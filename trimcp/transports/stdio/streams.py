@@ -20,10 +20,6 @@ import trio
 
 from trimcp.transports.descriptors import PIECE, READ_SIZE, unread_bytes
 
-if sys.platform != "win32":
-    import fcntl
-    import termios
-
 if TYPE_CHECKING:
     from outcome import Outcome
 
@@ -148,12 +144,10 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
         return FdReceiver(os.dup(self._fd))
 
     def end_after_buffered(self) -> None:
-        """End the input behind what has arrived by now, even if another process holds the other end open."""
+        """End the input of a pipe behind what has arrived by now, even if another process holds its other end open."""
         if self._fd < 0 or self._left is not None:
             return
-        self._left = 0
-        if sys.platform != "win32":
-            self._left = int.from_bytes(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        self._left = unread_bytes(self._fd)
         trio.lowlevel.notify_closing(self._fd)
 
 
