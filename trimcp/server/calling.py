@@ -157,10 +157,6 @@ class PreparedFunction:
     whole_arguments: bool
     remote: RemoteTool | None = None
 
-    @property
-    def in_thread(self) -> bool:
-        return self.run_mode == "thread" and not self.is_async
-
     async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """Call it with JSON arguments that its schema has accepted, and return what it returned.
 

@@ -91,8 +91,8 @@ class Offering:
         self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
         self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
         self.foreign: dict[str, Handler] = {}
-        self._completers: dict[tuple[str, str], Completer] = {}
-        self._middleware: list[Middleware] = []
+        self.completers: dict[tuple[str, str], Completer] = {}
+        self.middlewares: list[Middleware] = []
         self._filters: list[AppliedFilter] = []
         self._lifespans = 0
         self._declare()
@@ -250,18 +250,15 @@ class Offering:
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.prompts import Completer
 
-            self._completers[(name, argument)] = Completer(prepare(function), quota)
+            self.completers[(name, argument)] = Completer(prepare(function), quota)
             self._declare()
             return function
 
         return decorate
 
-    def completer(self, target: str, argument: str) -> Completer | None:
-        return self._completers.get((target, argument))
-
     @property
     def completes(self) -> bool:
-        return bool(self._completers) or any(entry.choices for entry in self.prompts)
+        return bool(self.completers) or any(entry.choices for entry in self.prompts)
 
     # Around handlers
 
@@ -273,16 +270,12 @@ class Offering:
         """
         if self._live:
             raise LocalError("middleware cannot be added while the server runs")
-        self._middleware.append(function)
+        self.middlewares.append(function)
         return function
-
-    @property
-    def has_middleware(self) -> bool:
-        return bool(self._middleware)
 
     def wrap(self, handler: Handler) -> Handler:
         """Return a handler with all middleware around it."""
-        for middleware in reversed(self._middleware):
+        for middleware in reversed(self.middlewares):
             handler = _around(middleware, handler)
         return handler
 
@@ -381,7 +374,7 @@ class Offering:
             entry = getattr(entry, "source", None)
         elif method == "completion/complete":
             ref = params.ref
-            entry = self.completer(getattr(ref, "name", None) or ref.uri, params.argument.name)
+            entry = self.completers.get((getattr(ref, "name", None) or ref.uri, params.argument.name))
         entry = getattr(entry, "prepared", entry)
         function = getattr(entry, "function", entry)
         return function if callable(function) else None
@@ -389,7 +382,7 @@ class Offering:
     def runs_in_thread(self, tool: str) -> bool:
         """Return whether there is such a tool and it runs in threads."""
         entry = self.tools.get(tool)
-        return entry is not None and entry.prepared.in_thread
+        return entry is not None and entry.prepared.run_mode == "thread" and not entry.prepared.is_async
 
     def _add(self, registry: Registry[EntryT], name: str, entry: EntryT) -> None:
         registry.add(name, entry, live=self._live)

@@ -176,9 +176,10 @@ class Pools:
         """Requests that wait for a turn now."""
         return sum(used.waiting for used in self._in_use())
 
-    def _in_use(self) -> list[Turns | WorkerPool]:
-        used: list[Turns | WorkerPool] = [*self.sessions.values(), *self._principals.values(), *self._named.values()]
-        return used + [pool for pool in (self.threads, self.processes) if pool is not None]
+    def _in_use(self) -> list[Turns]:
+        pools = self.threads, None if self.processes is None else self.processes.turns
+        quotas = *self.sessions.values(), *self._principals.values(), *self._named.values()
+        return [*quotas, *filter(None, pools)]
 
 
 def _turns(quota: Quota, name: str) -> Turns:

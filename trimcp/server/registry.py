@@ -31,6 +31,11 @@ class Change(Enum):
     PROMPTS = "prompts"
     RESOURCES = "resources"
 
+    @property
+    def member(self) -> str:
+        """The member of a subscription's filter that asks for it."""
+        return f"{self.value}_list_changed"
+
 
 Listener: TypeAlias = Callable[[Change | str], object]
 """Called with a list that changed, or the URI of a resource whose contents did. It must not block."""

@@ -226,7 +226,7 @@ class Running:
         name = event.verb.name
         if name == "notifications/initialized":
             self._subscribers.attach(session)
-        if session.driven and (self.server.has_middleware or name in self.server.notification_handlers):
+        if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
             if session.notices >= session.limits.backlog_requests:
                 session.counts.drop("others")
                 return
@@ -405,7 +405,7 @@ class Running:
 
         ref = params.ref
         target = ref.name if isinstance(ref, PromptReference) else ref.uri
-        completer = self.server.completer(target, params.argument.name)
+        completer = self.server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)

@@ -129,25 +129,16 @@ class Subscribers:
         """Acknowledge, then forward what changes, until the client leaves or this session ends."""
         session, job = ctx.internals
         wanted = params.notifications
-        announced = self.server.announced()
-        asked = {
-            Change.TOOLS: wanted.tools_list_changed,
-            Change.PROMPTS: wanted.prompts_list_changed,
-            Change.RESOURCES: wanted.resources_list_changed,
-        }
-        changes = frozenset(change for change in announced if asked[change])
+        lists = [change for change in self.server.announced() if getattr(wanted, change.member)]
         uris = wanted.resource_subscriptions or []
         if len(uris) > _MOST_SUBSCRIPTIONS:
             raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} resources in one subscription")
         honoured = [uri for uri in uris if self.server.find_resource(uri)[0] is not None]
-        watch = Watch(changes | frozenset(honoured))
+        watch = Watch(frozenset([*lists, *honoured]))
         self.server.changes.attach(watch.note)
         try:
             agreed = SubscriptionFilter(
-                tools_list_changed=True if Change.TOOLS in changes else ABSENT,
-                prompts_list_changed=True if Change.PROMPTS in changes else ABSENT,
-                resources_list_changed=True if Change.RESOURCES in changes else ABSENT,
-                resource_subscriptions=honoured or ABSENT,
+                **{change.member: True for change in lists}, resource_subscriptions=honoured or ABSENT
             )
             acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
             await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)

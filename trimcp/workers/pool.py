@@ -287,7 +287,7 @@ class WorkerPool:
     _nursery: trio.Nursery
     most: int
     idle_time: float = _IDLE_TIME
-    _turns: Turns = attrs.field(init=False)
+    turns: Turns = attrs.field(init=False)
     _alive: int = attrs.field(init=False, default=0)
     _idle: list[WorkerProcess] = attrs.field(init=False, factory=list)
     _gone: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -296,22 +296,14 @@ class WorkerPool:
     _crashed: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
-        self._turns = Turns(Quota(running=self.most, waiting=MOST_WAITING), "processes")
-
-    @property
-    def waiting(self) -> int:
-        return self._turns.waiting
-
-    @property
-    def refused(self) -> int:
-        return self._turns.refused
+        self.turns = Turns(Quota(running=self.most, waiting=MOST_WAITING), "processes")
 
     def statistics(self) -> ProcessStatistics:
         return ProcessStatistics(
             most=self.most,
             alive=self._alive,
-            busy=self._turns.running,
-            waiting=self._turns.waiting,
+            busy=self.turns.running,
+            waiting=self.turns.waiting,
             started=self._started,
             killed=self._killed,
             crashed=self._crashed,
@@ -343,7 +335,7 @@ class WorkerPool:
                 worker.kill()
 
     async def _take(self, memory: int | None, whose: Hashable, deadline: float) -> WorkerProcess:
-        turn = _Turn(self._turns, await self._turns.take(whose, deadline))
+        turn = _Turn(self.turns, await self.turns.take(whose, deadline))
         try:
             worker = self._fitting(memory)
             if worker is None:
