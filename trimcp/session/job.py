@@ -461,20 +461,21 @@ class Job:
         """Queue the reply, unless the peer gave the request up, and let the next request begin."""
         session, sink, id = self.session, self.sink, self.request.id
         self.over = True
-        session.jobs.by_id.pop(id, None)
+        admitted = session.jobs.by_id.pop(id, None) is not None  # else it was refused
         wanted = session.engine.answered(id)
         if self.request.admission.progress_token is not None:
             sink.settle_latest(("progress", id), keep=wanted)
         if session.on_finished is not None:
             self._report(reply if wanted else None)
-        if session.counts.untold and wanted:
+        if session.counts.untold and wanted and admitted:
             session.tell_dropped_logs(self)
         if wanted and reply is not None:
             headers = None if self.retry_after is None else {"retry-after": str(math.ceil(self.retry_after))}
             sink.post(Outgoing(reply, Kind.REPLY, id, self.origin, headers, self.error))
         else:
             sink.unanswered(id)
-        session.job_ended(self)
+        if admitted:
+            session.job_ended(self)
 
     def _report(self, reply: bytes | None) -> None:
         assert self.session.on_finished is not None

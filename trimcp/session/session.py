@@ -288,27 +288,30 @@ class Session:
         job = Job(self, request, event.params, event.raw, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
-            return
-        if self.pending or self.pushed:
-            # Reading must go on, since something here waits for the peer; so this one is turned away instead. Also
-            # where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
-            full = jobs.mailbox.full(jobs.parked)
-            if not full and holding is not None and holding.held + size > LITTLE and not holding.fits(size):
-                holding.refuse("requests")
-                full = True
-            if full:
-                job.refuse(OVERLOADED, "too much under way; try again later")
-                return
-        jobs.by_id[event.id] = job
-        if not jobs.mailbox.bytes_queued and jobs.has_room(job):
-            jobs.start(job)
-            number = jobs.running + jobs.parked
+        elif (self.pending or self.pushed) and self._overloaded(size):
+            job.refuse(OVERLOADED, "too much under way; try again later")
         else:
-            job.queued = trio.current_time()
-            jobs.mailbox.put(job)
-            number = len(jobs.by_id)
-        if holding is not None and (size >= STEP or not number & 3):  # small calls are counted in fours
+            jobs.by_id[event.id] = job
+            if not jobs.mailbox.bytes_queued and jobs.has_room(job):
+                jobs.start(job)
+            else:
+                job.queued = trio.current_time()
+                jobs.mailbox.put(job)
+        if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):  # small calls are counted in fours
             self.weigh()
+
+    def _overloaded(self, size: int) -> bool:
+        """Return whether a request is to be turned away where reading must go on, since something waits for the peer.
+
+        Also where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
+        """
+        jobs, holding = self.jobs, self.amount.holding
+        if jobs.mailbox.full(jobs.parked):
+            return True
+        if holding is None or holding.held + size <= LITTLE or holding.fits(size):
+            return False
+        holding.refuse("requests")
+        return True
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
         if self._held is None:
