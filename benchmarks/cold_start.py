@@ -17,8 +17,10 @@ from typing import Any
 import attrs
 from environments import Peer
 from installed import MODULES, installed
-from processes import LOAD_CORE, SERVER_CORE, cpu_seconds, kept_on, resident_bytes
+from processes import LOAD_CORE, SERVER_CORE, kept_on
 from rows import Rows, command_line
+
+from trimcp.bench.cost import cpu_seconds, memory_of
 
 __all__ = ["CELL", "measure"]
 
@@ -121,7 +123,7 @@ def start(peer: Peer) -> Start:
             taken = time.perf_counter() - began
         if answer["id"] != 1 or answer["result"]["protocolVersion"] != REVISION:
             raise AssertionError(f"{peer.name} answered {answer}")
-        return Start(cpu_seconds(process.pid), taken, resident_bytes(process.pid))
+        return Start(cpu_seconds(process.pid), taken, memory_of(process.pid)[0])
     finally:
         process.stdin.close()
         try:

@@ -1,23 +1,19 @@
-"""What other processes cost, as the kernel counts it (Linux), and on which core they run."""
+"""On which core processes run, and what they have open (Linux)."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 __all__ = [
     "CORES",
     "LOAD_CORE",
     "SERVER_CORE",
-    "cpu_seconds",
     "descriptors",
     "kept_on",
     "on_core",
     "pin",
-    "resident_bytes",
 ]
 
 # Before anybody keeps this process, too, on one of them.
@@ -46,21 +42,6 @@ def pin(process: int, core: int) -> None:
     cores = sorted(os.sched_getaffinity(os.getppid()))
     if len(cores) > 1:
         os.sched_setaffinity(process, {cores[core % len(cores)]})
-
-
-def cpu_seconds(process: int) -> float:
-    """CPU seconds of a process so far, all its threads together."""
-    # The clock of another process (Linux, `clock_getcpuclockid(3)`); `/proc/PID/stat` counts in hundredths only.
-    return time.clock_gettime((~process << 3) | 2)
-
-
-def resident_bytes(process: int, *, most: bool = False) -> int:
-    """Bytes of memory a process holds, or the most it ever held."""
-    name = "VmHWM:" if most else "VmRSS:"
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"no {name}")
 
 
 def descriptors(process: int) -> int:

@@ -22,7 +22,9 @@ import attrs
 from cells import Cell
 from environments import Peer, Way
 from names import FLOOR
-from processes import LOAD_CORE, SERVER_CORE, cpu_seconds, on_core, resident_bytes
+from processes import LOAD_CORE, SERVER_CORE, on_core
+
+from trimcp.bench.cost import cpu_seconds, memory_of
 
 __all__ = ["Failed", "Serving", "ask", "check", "floor", "serving", "words_for"]
 
@@ -63,7 +65,7 @@ class Serving:
     @property
     def resident(self) -> int:
         """Bytes of memory."""
-        return resident_bytes(self.pid)
+        return memory_of(self.pid)[0]
 
 
 @contextmanager

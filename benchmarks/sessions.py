@@ -21,8 +21,10 @@ import attrs
 import trio
 from environments import Peer
 from http_sessions import Connection, Session, SseSession, StreamableSession, call, each, echo
-from processes import LOAD_CORE, SERVER_CORE, cpu_seconds, descriptors, kept_on, on_core, resident_bytes
+from processes import LOAD_CORE, SERVER_CORE, descriptors, kept_on, on_core
 from rows import Rows, command_line
+
+from trimcp.bench.cost import cpu_seconds, memory_of
 
 __all__ = ["CELLS", "Cell", "measure"]
 
@@ -111,7 +113,7 @@ class Under:
         try:
             text = await call(self.control, connection, "counts", {})
             blocks, objects, tasks = map(int, text.split())
-            resident, peak = resident_bytes(self.process), resident_bytes(self.process, most=True)
+            resident, peak = memory_of(self.process)
             return Counts(resident, peak, blocks, objects, tasks, descriptors(self.process))
         finally:
             connection.close()

@@ -14,7 +14,7 @@ import attrs
 
 from trimcp.bench.report import Cost
 
-__all__ = ["ProcessTree"]
+__all__ = ["ProcessTree", "cpu_seconds", "memory_of"]
 
 _PROC: Final = Path("/proc")
 
@@ -46,8 +46,7 @@ class ProcessTree:
         found = {}
         for pid in self._known:
             with suppress(OSError):
-                # The clock of another process (`clock_getcpuclockid(3)`); `/proc/PID/stat` counts in hundredths only.
-                found[pid] = time.clock_gettime((~pid << 3) | 2)
+                found[pid] = cpu_seconds(pid)
         return found
 
     def cost(self, before: Mapping[int, float], after: Mapping[int, float]) -> Cost | None:
@@ -61,7 +60,7 @@ class ProcessTree:
         rss = peak = 0
         for pid in clocks:
             with suppress(OSError):
-                held, most = _memory(pid)
+                held, most = memory_of(pid)
                 rss, peak = rss + held, peak + most
         return Cost(sum(seconds - before.get(pid, 0.0) for pid, seconds in clocks.items()), rss, peak)
 
@@ -84,8 +83,14 @@ def _with_descendants(roots: Iterable[int]) -> set[int]:
     return found
 
 
-def _memory(pid: int) -> tuple[int, int]:
-    """Return the bytes a process holds and the most it ever held; nothing of one that has exited."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process so far, all its threads together."""
+    # The clock of another process (`clock_getcpuclockid(3)`); `/proc/PID/stat` counts in hundredths only.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """Return the bytes a process holds and the most it ever held; zeros of one that has exited."""
     found = {}
     for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
         name, _, value = line.partition(":")

@@ -196,7 +196,6 @@ class Measurement:
         await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.settled + plan.count)
         self._ended = self._mark()
         supply.close(self._ended.at)
-        self._load.over.set()
         tally.end(self._ended.at)
         self._processes.find()
         self._cost = self._processes.cost(self._began.processes, self._ended.processes)

@@ -257,7 +257,7 @@ class _CallSlot:
                     failures = 0
                     if think:
                         with trio.move_on_after(think):
-                            await load.over.wait()
+                            await supply.ended.wait()
                 elif await load.again(failures):
                     failures += 1
                 else:

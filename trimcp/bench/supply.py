@@ -54,7 +54,7 @@ class Supply:
     """The calls of one measurement.
 
     Attributes:
-        over: no more calls begin.
+        over: no more calls begin; `ended` is set then.
         under_way: calls that have begun and are not settled.
         settled: calls that are over, however they ended.
         milestone: how many are to be over for `on_milestone` to be called, once.
@@ -64,6 +64,7 @@ class Supply:
     requests: Sequence[PreparedRequest]
     tally: Tally
     over: bool = attrs.field(init=False, default=False)
+    ended: trio.Event = attrs.field(init=False, factory=trio.Event)
     under_way: int = attrs.field(init=False, default=0)
     settled: int = attrs.field(init=False, default=0)
     milestone: float = attrs.field(init=False, default=math.inf)
@@ -98,6 +99,7 @@ class Supply:
     def close(self, now: float) -> None:
         """Let no more calls begin. What an open loop did not come to is late, and not begun at all."""
         self.over = True
+        self.ended.set()
         self._left = 0
         for due in self._backlog:
             if now - due > LATE:
@@ -214,7 +216,6 @@ class Load:
         ssl_context: what to trust at an https or wss URL; None for what this system trusts.
         pids: the child processes that were started.
         open: how many sessions can be used now.
-        over: set when no more calls begin.
         overdue: what is not answered by now is given up.
         replies: which kinds of reply have come over Streamable HTTP.
     """
@@ -226,7 +227,6 @@ class Load:
     ssl_context: ssl.SSLContext | None = None
     pids: set[int] = attrs.field(init=False, factory=set)
     open: int = attrs.field(init=False, default=0)
-    over: trio.Event = attrs.field(init=False, factory=trio.Event)
     overdue: bool = attrs.field(init=False, default=False)
     replies: set[Literal["json", "sse"]] = attrs.field(init=False, factory=set)
 
