@@ -32,13 +32,14 @@ async def test_a_response_is_one_line_with_fields(
 ) -> None:
     head = Head(
         *("POST", "/mcp", ""),
-        {"mcp-protocol-version": "x", "user-agent": "probe/1", "mcp-session-id": "s3cret"},
+        {"mcp-protocol-version": "x", "user-agent": "probe/1", "mcp-session-id": "s3cret", "mcp-method": "tools/call"},
         "127.0.0.1:9",
         root="/tools",
+        principal="ada",
+        began=trio.current_time(),
     )
-    started = trio.current_time()
     await trio.sleep(0.25)
-    AccessLog().record(head, 200, 123, started, "ada", "tools/call")
+    AccessLog().record(head, 200, 123)
     (record,) = records
     assert record.levelno == logging.INFO
     line = '127.0.0.1:9 "POST /tools/mcp" 200 123 250.0ms rpc_method=tools/call principal=ada'
@@ -61,7 +62,7 @@ async def test_a_response_is_one_line_with_fields(
 
 
 async def test_what_is_not_known_is_left_out(records: list[logging.LogRecord]) -> None:
-    AccessLog().record(Head("GET", "/healthz"), 0, 0, trio.current_time())
+    AccessLog().record(Head("GET", "/healthz"), 0, 0)
     (record,) = records
     assert record.getMessage().startswith(' "GET /healthz" 0 0 ')
     assert not {"principal", "rpc_method", "session", "query", "user_agent"} & set(vars(record))
@@ -71,7 +72,7 @@ async def test_sessions_are_told_apart_and_not_told(records: list[logging.LogRec
     log = AccessLog()
     for session in ("one-secret", "two-secret", "one-secret"):
         head = Head("GET", "/sse", f"sessionId={session}&key={session}&flag&=x", {"mcp-session-id": session})
-        log.record(head, 200, 0, trio.current_time())
+        log.record(head, 200, 0)
     one, two, again = [vars(record)["session"] for record in records]
     assert one == again != two
     assert vars(records[0])["query"] == "sessionId=***&key=***&flag&=***"
@@ -82,13 +83,13 @@ async def test_sessions_are_told_apart_and_not_told(records: list[logging.LogRec
 async def test_nobody_pays_for_a_log_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "trimcp.access")
     head: Any = None  # it is not even looked at
-    AccessLog().record(head, 200, 0, 0.0)
+    AccessLog().record(head, 200, 0)
     assert caplog.records == []
 
 
 async def test_it_goes_where_it_is_sent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "shop.requests")
-    AccessLog("shop.requests").record(Head("GET", "/"), 200, 0, trio.current_time())
+    AccessLog("shop.requests").record(Head("GET", "/"), 200, 0)
     assert [record.name for record in caplog.records] == ["shop.requests"]
 
 
@@ -96,8 +97,9 @@ async def test_it_goes_where_it_is_sent(caplog: pytest.LogCaptureFixture) -> Non
     "text", ["/a\r\nERROR all is lost", "/\x1b[31m", '/" 200 0', "/\u202eevil", "/\ud800", "/\\x0a", "/\xa0\x85"]
 )
 async def test_what_a_client_wrote_stays_on_its_line(text: str, records: list[logging.LogRecord]) -> None:
-    head = Head(text, text, text, {"user-agent": text, "mcp-protocol-version": text, "mcp-session-id": text}, text)
-    AccessLog().record(head, 404, 0, trio.current_time(), text, text)
+    named = ("user-agent", "mcp-protocol-version", "mcp-session-id", "mcp-method")
+    head = Head(text, text, text, dict.fromkeys(named, text), text, principal=text)
+    AccessLog().record(head, 404, 0)
     (record,) = records
     line = record.getMessage()
     assert line.isascii()
@@ -112,7 +114,8 @@ async def test_what_a_client_wrote_stays_on_its_line(text: str, records: list[lo
 
 
 async def test_no_field_can_pretend_to_be_another(records: list[logging.LogRecord]) -> None:
-    AccessLog().record(Head("POST", "/"), 200, 0, trio.current_time(), "ada", "tools/call principal=root")
+    headers = {"mcp-method": "tools/call principal=root"}
+    AccessLog().record(Head("POST", "/", headers=headers, principal="ada"), 200, 0)
     line = records[0].getMessage()
     assert line.endswith(" rpc_method=tools/call\\x20principal=root principal=ada")
 
@@ -121,7 +124,8 @@ async def test_no_field_can_pretend_to_be_another(records: list[logging.LogRecor
 @given(text=st.one_of(st.text(max_size=500), st.sampled_from(["x" * 100_000, "\x00" * 100_000])))
 def test_a_line_is_bounded(text: str, records: list[logging.LogRecord]) -> None:
     async def record() -> None:
-        AccessLog().record(Head(text, text, text, {"user-agent": text}, text), 1, 1, 0.0, text, text)
+        headers = {"user-agent": text, "mcp-method": text}
+        AccessLog().record(Head(text, text, text, headers, text, principal=text), 1, 1)
 
     records.clear()
     trio.run(record)

@@ -43,29 +43,12 @@ class AccessLog:
     def __attrs_post_init__(self) -> None:
         self._logger = logging.getLogger(self.logger)
 
-    def record(
-        self,
-        head: Head,
-        status: int,
-        sent: int,
-        started: float,
-        principal: str | None = None,
-        method: str | None = None,
-    ) -> None:
-        """Note that the response to a request has ended.
-
-        Args:
-            head: the request's.
-            status: of the response, 0 if there was none.
-            sent: bytes of its body.
-            started: when the head had arrived, on Trio's clock.
-            principal: the id of who asked, or None.
-            method: of the JSON-RPC message, or None.
-        """
+    def record(self, head: Head, status: int, sent: int) -> None:
+        """Note that a response has ended: its status (0 if there was none), and the bytes of its body."""
         if not self._logger.isEnabledFor(logging.INFO):
             return
-        fields = _fields(head, principal, method)
-        fields |= {"status": status, "sent": sent, "duration": round(trio.current_time() - started, 6)}
+        duration = 0.0 if head.began is None else trio.current_time() - head.began
+        fields = {**_fields(head), "status": status, "sent": sent, "duration": round(duration, 6)}
         query = f"?{fields['query']}" if "query" in fields else ""
         text = f'{fields["peer"]} "{fields["http_method"]} {fields["path"]}{query}" {status} {sent}'
         text += f" {1_000 * fields['duration']:.1f}ms"
@@ -75,7 +58,7 @@ class AccessLog:
         self._logger.info("%s", text, extra=fields)
 
 
-def _fields(head: Head, principal: str | None, method: str | None) -> dict[str, Any]:
+def _fields(head: Head) -> dict[str, Any]:
     headers = head.headers
     session = headers.get("mcp-session-id")
     found = {
@@ -83,8 +66,8 @@ def _fields(head: Head, principal: str | None, method: str | None) -> dict[str, 
         "http_method": head.method,
         "path": head.root + head.path,
         "query": _QUERY_VALUE.sub("=***", head.query[: 4 * _LONGEST]),
-        "rpc_method": method,
-        "principal": principal,
+        "rpc_method": headers.get("mcp-method"),
+        "principal": head.principal,
         "session": session and digest(session),
         "protocol_version": headers.get("mcp-protocol-version"),
         "user_agent": headers.get("user-agent"),

@@ -44,7 +44,6 @@ class Exchange(Handler, StreamSink):
     shared: Shared
     head: Head
     forms: Forms
-    headers: tuple[tuple[str, str], ...] = ()  # of every response to it
     plan: PostPlan = attrs.field(init=False)  # once its message is there
     session: HttpSession | None = attrs.field(init=False, default=None)  # the legacy session it came in for
     # The session made for it alone, until that has ended.
@@ -75,7 +74,7 @@ class Exchange(Handler, StreamSink):
         plan = shared.routing.route(head, message, events=self.forms.events)
         pushed = plan if isinstance(plan, HttpResponse) else self._find_session(plan, message)
         if isinstance(pushed, HttpResponse):
-            pushed.headers = (*pushed.headers, *self.headers)
+            pushed.headers = (*pushed.headers, *self.head.reply_headers)
             self._send(reply, pushed)
             return
         self._reply, self.at_rest = reply, False
@@ -88,7 +87,7 @@ class Exchange(Handler, StreamSink):
             self._accept(message, own)
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        return self.shared.too_large(self.head, self.headers, beginning)
+        return self.shared.too_large(self.head, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
         """Cancel the request, or let it go on without its reader, as its revision wants."""
@@ -188,7 +187,7 @@ class Exchange(Handler, StreamSink):
         if stream is not None:
             self._close_stream(stream, None)
         elif not self._gone and reply is not None:
-            reply.send(HttpResponse(200, (*SSE_HEADERS, *self.headers)))
+            reply.send(HttpResponse(200, (*SSE_HEADERS, *self.head.reply_headers)))
 
     def release(self) -> None:
         """Let the client's connection go, if it can come back for the rest of the stream."""
@@ -215,7 +214,7 @@ class Exchange(Handler, StreamSink):
             if session.can_poll:
                 first = stream.prime(self.shared.settings.retry)
         self._stream = stream
-        stream.open(reply, self.headers, first)
+        stream.open(reply, self.head.reply_headers, first)
         return stream
 
     def _answer(self, outgoing: Outgoing) -> None:
@@ -242,7 +241,7 @@ class Exchange(Handler, StreamSink):
         assert session is not None
         if error is None:
             self.shared.add(session)
-            self.headers = (*self.headers, ("Mcp-Session-Id", session.id))
+            self.head.reply_headers = (*self.head.reply_headers, ("Mcp-Session-Id", session.id))
         else:
             session.pushed.close()
 
@@ -254,7 +253,7 @@ class Exchange(Handler, StreamSink):
 
     def _whole(self, outgoing: Outgoing) -> HttpResponse:
         """Return a response that says all there is to say, in one write."""
-        status, headers, data = 200, self.headers, outgoing.data
+        status, headers, data = 200, self.head.reply_headers, outgoing.data
         if outgoing.error is not None and self.plan.statuses:
             kind = ERRORS.get(outgoing.error)
             status = 200 if kind is None else kind.http_status
@@ -274,10 +273,10 @@ class Exchange(Handler, StreamSink):
         """Answer what asked for nothing, now that its session has it."""
         if type(message) is Malformed:
             data = {"reason": message.reason}
-            response = refusal(400, message.message, *self.headers, code=message.code, data=data)
+            response = refusal(400, message.message, *self.head.reply_headers, code=message.code, data=data)
             self.shared.show("-->", response.body)
         else:
-            response = HttpResponse(202, self.headers)
+            response = HttpResponse(202, self.head.reply_headers)
         self.own, reply = None, self._reply  # its session is not closed: what the message began goes on
         self._end()
         if reply is not None:
@@ -321,7 +320,6 @@ class SessionGet(Handler):
 
     session: HttpSession
     head: Head
-    headers: tuple[tuple[str, str], ...] = ()
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _reply: HttpReply | None = attrs.field(init=False, default=None)
 
@@ -330,15 +328,17 @@ class SessionGet(Handler):
         session.shared.sessions.use(session)
         last = self.head.headers.get("last-event-id") if session.resumable else None
         if not last:
-            self._stream, self._reply = session.listen(reply, self.headers), reply
+            self._stream, self._reply = session.listen(reply, self.head.reply_headers), reply
             return
         found = session.find_stream(last)
         if found is None:
-            reply.send(refusal(400, "the events after this Last-Event-ID are not kept (any more)", *self.headers))
+            reply.send(
+                refusal(400, "the events after this Last-Event-ID are not kept (any more)", *self.head.reply_headers)
+            )
             return
         stream, after = found
         was_over = stream.ended
-        stream.resume(reply, self.headers, after)
+        stream.resume(reply, self.head.reply_headers, after)
         if was_over:
             session.stream_ended(stream, delivered=True)
         else:
@@ -358,8 +358,8 @@ class SessionDelete(Handler):
     """A DELETE: the client needs its session no longer."""
 
     session: HttpSession
-    headers: tuple[tuple[str, str], ...] = ()
+    head: Head
 
     def start(self, body: bytes, reply: HttpReply) -> None:
         self.session.end("the client ended its session")
-        reply.send(HttpResponse(200, self.headers))
+        reply.send(HttpResponse(200, self.head.reply_headers))

@@ -85,8 +85,8 @@ class HttpFace:
             return refusal(403, reason)
         if health:
             return self._health(head)
-        cors = settings.origins.cors(head)
-        admitted = await self._find(head, cors)
+        head.reply_headers = cors = settings.origins.cors(head)
+        admitted = await self._find(head)
         if cors and isinstance(admitted, HttpResponse):
             return attrs.evolve(admitted, headers=(*admitted.headers, *cors))
         return admitted
@@ -95,12 +95,11 @@ class HttpFace:
         """Note a response in the access log."""
         access = self.settings.access_log
         if access is not None:
-            began = trio.current_time() if head.began is None else head.began
-            access.record(head, status, sent, began, head.principal, head.headers.get("mcp-method"))
+            access.record(head, status, sent)
 
     # Routes
 
-    async def _find(self, head: Head, cors: tuple[tuple[str, str], ...]) -> Admitted:
+    async def _find(self, head: Head) -> Admitted:
         settings, path = self.settings, head.path
         extra = settings.routes.get(path)
         if extra is None and path not in (
@@ -126,15 +125,15 @@ class HttpFace:
         if extra is not None:
             return await extra(head)
         if path == settings.path:
-            return self._streamable(head, cors)
+            return self._streamable(head)
         if path == settings.websocket_path:
             return self._websocket(head)
-        return self.sse2024.admit(head, cors)
+        return self.sse2024.admit(head)
 
-    def _streamable(self, head: Head, cors: tuple[tuple[str, str], ...]) -> Admitted:
+    def _streamable(self, head: Head) -> Admitted:
         method, keeps_sessions = head.method, self.shared.routing.keeps_sessions
         if method == "POST":
-            return self._post(head, cors)
+            return self._post(head)
         if not keeps_sessions or method not in ("GET", "DELETE"):
             allowed = "GET, POST, DELETE" if keeps_sessions else "POST"
             return refusal(405, f"{method[:20]!r} is no method of this endpoint", ("Allow", allowed))
@@ -146,9 +145,9 @@ class HttpFace:
         session = self.shared.sessions.find(id, head.principal)
         if session is None:
             return refusal(404, "there is no such session; initialize anew")
-        return SessionGet(session, head, cors) if method == "GET" else SessionDelete(session, cors)
+        return SessionGet(session, head) if method == "GET" else SessionDelete(session, head)
 
-    def _post(self, head: Head, cors: tuple[tuple[str, str], ...]) -> Admitted:
+    def _post(self, head: Head) -> Admitted:
         headers, shared = head.headers, self.shared
         content, accept = headers.get("content-type"), headers.get("accept")
         try:
@@ -164,7 +163,7 @@ class HttpFace:
         if shared.exchanges >= self.settings.max_exchanges:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
-        return Exchange(shared, head, forms, cors)
+        return Exchange(shared, head, forms)
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return in which forms a POST may be answered, None if in none: the same at each request of a client."""

@@ -65,6 +65,7 @@ class Head:
         holding: counts the memory that its connection makes us keep; None counts nothing.
         principal: who asks, once the face's identity check has said so; None for anybody.
         began: when the face was asked, on Trio's clock, if it notes that.
+        reply_headers: of every response to it; set by the face.
     """
 
     method: str
@@ -79,6 +80,7 @@ class Head:
     holding: Holding | None = None
     principal: str | None = None
     began: float | None = None
+    reply_headers: tuple[tuple[str, str], ...] = ()
 
 
 @attrs.define(eq=False)

@@ -7,7 +7,6 @@ open streams owns no task. (basic/transports, "Session Management", "Listening f
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -249,12 +248,12 @@ class Shared:
         if self._tracer is not None:
             self._tracer.note(direction, message)
 
-    def too_large(self, head: Head, headers: Sequence[tuple[str, str]], beginning: bytes) -> HttpResponse:
+    def too_large(self, head: Head, beginning: bytes) -> HttpResponse:
         """Refuse a message beyond the limit, by the id of its request if that can be read in its beginning."""
         most = self.service.max_message
         security_event("oversize", most=most, peer=head.peer, principal=head.principal)
         text = f"a message may have {most} bytes"
-        return refusal(413, text, *headers, id=scan_id(beginning), data={"reason": "size"})
+        return refusal(413, text, *head.reply_headers, id=scan_id(beginning), data={"reason": "size"})
 
     def add(self, session: HttpSession) -> None:
         """Let a session be found, and end it when it was idle for too long."""

@@ -41,13 +41,13 @@ class Sse2024:
     def __attrs_post_init__(self) -> None:
         self.streams = Table("event stream", self.shared.settings.max_sessions)
 
-    def admit(self, head: Head, headers: tuple[tuple[str, str], ...]) -> Admitted:
-        """Return what answers a request to one of the paths, or why it is refused; `headers` are for each response."""
+    def admit(self, head: Head) -> Admitted:
+        """Return what answers a request to one of the paths, or why it is refused."""
         wanted = "GET" if head.path == self.shared.settings.sse_path else "POST"
         if head.method != wanted:
             return refusal(405, f"{head.method[:20]!r} is no method of this endpoint", ("Allow", wanted))
         if wanted == "POST":
-            return self._post(head, headers)
+            return self._post(head)
         if not accepts(head.headers.get("accept"))[1]:
             return refusal(406, "a GET is answered with text/event-stream")
         owner, draining = owner_of(head.principal, head.peer), self.shared.draining
@@ -55,15 +55,15 @@ class Sse2024:
             if not draining:
                 security_event("flood_refused", what="sessions", peer=head.peer, owner=owner, most=self.streams.most)
             return refusal(503, "too many sessions; try again later")
-        return LegacyStream(self.shared, self.streams, head, head.principal, owner, headers)
+        return LegacyStream(self.shared, self.streams, head, head.principal, owner)
 
-    def _post(self, head: Head, headers: tuple[tuple[str, str], ...]) -> Admitted:
+    def _post(self, head: Head) -> Admitted:
         if not is_json(head.headers.get("content-type")):
             return refusal(415, "the body must be application/json in UTF-8")
         if is_compressed(head.headers.get("content-encoding")):
             return refusal(415, "the body must not be compressed")
         stream = self.streams.find(_session_id(head.query), head.principal)
-        return refusal(404, "there is no such session") if stream is None else LegacyPost(stream, head, headers)
+        return refusal(404, "there is no such session") if stream is None else LegacyPost(stream, head)
 
 
 @attrs.define(eq=False)
@@ -75,7 +75,6 @@ class LegacyStream(Handler, StreamSink):
     head: Head
     principal: str | None
     owner: str
-    headers: tuple[tuple[str, str], ...] = ()
     fresh: bool = attrs.field(init=False, default=True)
     id: str = attrs.field(init=False, factory=new_session_id)  # in the address to post to; secret
     session: PushedSession = attrs.field(init=False)
@@ -99,7 +98,7 @@ class LegacyStream(Handler, StreamSink):
         self._stream = EventStream(shared.open_streams, event="message", counts=session.counts)
         self.table.add(self)
         place = f"{quote(self.head.root)}{shared.settings.messages_path}?{_ID}{self.id}"
-        self._stream.open(reply, self.headers, encode_event(place.encode(), event="endpoint"))
+        self._stream.open(reply, self.head.reply_headers, encode_event(place.encode(), event="endpoint"))
 
     def disconnected(self, slow: str | None = None) -> None:
         """End the session: the stream is all there is of it."""
@@ -128,7 +127,6 @@ class LegacyPost(Handler):
 
     stream: LegacyStream
     head: Head
-    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def max_body(self) -> int:
@@ -138,19 +136,19 @@ class LegacyPost(Handler):
         stream = self.stream
         if stream.flooded:
             text = "read your stream before you ask for more"
-            reply.send(refusal(503, text, *self.headers, id=scan_id(body), code=OVERLOADED))
+            reply.send(refusal(503, text, *self.head.reply_headers, id=scan_id(body), code=OVERLOADED))
             return
         shared = stream.shared
         message = parse(body, shared.settings.limits)
         if stream.fresh and type(message) is Request and message.method != "initialize":
             stream.table.use(stream)
         # First the status, so that a client that reads both in turn has it before the answer.
-        reply.send(HttpResponse(202, self.headers))
+        reply.send(HttpResponse(202, self.head.reply_headers))
         shared.show("<--", message)
         stream.session.deliver((Incoming(message, len(body), None, self.head.headers, stream.principal),))
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        return self.stream.shared.too_large(self.head, self.headers, beginning)
+        return self.stream.shared.too_large(self.head, beginning)
 
 
 def _session_id(query: str) -> str:
