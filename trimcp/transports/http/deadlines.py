@@ -78,7 +78,6 @@ class Deadline:
 
     @property
     def is_set(self) -> bool:
-        """Whether it will pass."""
         return self._due < math.inf
 
     def put_off(self, seconds: float) -> None:
@@ -92,7 +91,6 @@ class Deadline:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._on_passed is None
 
     def close(self) -> None:
@@ -118,10 +116,8 @@ class Deadline:
 
 
 class Timed(Protocol):
-    """What waits in a `DeadlineQueue`."""
-
     def timed_out(self) -> None:
-        """Note that its time has passed. Must not raise."""
+        """Note that its time in a `DeadlineQueue` has passed. Must not raise."""
 
 
 @attrs.define(eq=False)

@@ -44,6 +44,13 @@ class HttpFace:
     Args:
         service: what is served.
         settings: how.
+
+    Attributes:
+        shared: what its requests share: clock, tables and settings.
+        sse2024: what there is of HTTP+SSE.
+        connections: open now, where our own listener is the host.
+        deadlines: the clock; `run` runs it.
+        budget: counts what all peers make us keep.
     """
 
     service: Service
@@ -73,7 +80,7 @@ class HttpFace:
     # For the host
 
     async def admit(self, head: Head) -> Admitted:
-        """Judge a request by its head."""
+        """Judge a request by its head; see `Face.admit`."""
         settings = self.settings
         if settings.access_log is not None:
             head.began = trio.current_time()
@@ -92,7 +99,7 @@ class HttpFace:
         return admitted
 
     def done(self, head: Head, status: int, sent: int) -> None:
-        """Note a response in the access log."""
+        """Note a response in the access log; see `Face.done`."""
         access = self.settings.access_log
         if access is not None:
             access.record(head, status, sent)

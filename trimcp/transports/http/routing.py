@@ -58,7 +58,6 @@ class Routing:
 
     @classmethod
     def of(cls, revisions: Iterable[Revision], *, stateless: bool) -> Routing:
-        """Return the routing for these revisions."""
         revisions = frozenset(revisions)
         modern = frozenset(revision for revision in revisions if revision.modern)
         return cls(modern, revisions - modern, stateless)

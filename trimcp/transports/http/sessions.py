@@ -35,7 +35,6 @@ _SWEEP: Final = 30.0  # seconds between two looks for sessions that are idle for
 
 
 def new_session_id() -> str:
-    """Return an id that nobody can guess."""
     return secrets.token_urlsafe(24)
 
 

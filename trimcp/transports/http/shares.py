@@ -32,9 +32,7 @@ class Owned(Protocol):
     owner: str
 
     @property
-    def idle(self) -> bool:
-        """Whether nothing is at work in it now."""
-        ...
+    def idle(self) -> bool: ...
 
 
 T = TypeVar("T", bound=Owned)
@@ -62,12 +60,10 @@ class Shares(Generic[T]):
     _by_count: dict[int, dict[str, None]] = attrs.field(init=False, factory=dict)
 
     def held(self, owner: str) -> int:
-        """Return how much an owner holds."""
         share = self._shares.get(owner)
         return 0 if share is None else share.count
 
     def add(self, item: T, *, used: bool = False) -> None:
-        """Count something as its owner's."""
         owner = item.owner
         if owner in self._shares:
             share = self._shares[owner]

@@ -88,7 +88,6 @@ class LegacyStream(Handler, StreamSink):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is at work in its session."""
         return not self.session.busy
 
     def start(self, body: bytes, reply: HttpReply) -> None:

@@ -85,7 +85,6 @@ class OpenStreams:
             self._deadline.set(self.keep_alive / 2)  # a stream is silent for this long twice at most
 
     def remove(self, stream: EventStream) -> None:
-        """Keep it alive no longer."""
         self._read.pop(stream, None)
 
     def _look(self) -> None:
@@ -114,7 +113,6 @@ class EventStream:
 
     @property
     def read(self) -> bool:
-        """Whether somebody reads it now."""
         return self.reply is not None
 
     @property
@@ -147,7 +145,6 @@ class EventStream:
             self._leave()
 
     def detach(self) -> None:
-        """Note that the reader left."""
         self.reply = None
         self.open_streams.remove(self)
 

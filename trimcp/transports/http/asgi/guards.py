@@ -160,7 +160,6 @@ class _StrictLines(ReceiveBuffer):
     """What has arrived, for a parser that is to take lines as RFC 9112 has senders write them (sections 2.2, 5.2)."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines before the first empty one; each has to end with CRLF, and none continues another."""
         held = len(self)
         lines = super().maybe_extract_lines()
         if lines is not None:
@@ -402,7 +401,6 @@ class _GuardedStream:
             raise trio.BrokenResourceError("the connection is being closed") from error
 
     def cut(self) -> None:
-        """Close the socket under whoever uses it."""
         sock = _socket_of(self._stream)
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

@@ -95,7 +95,6 @@ class SendTimer:
         return self._progress.step()
 
     def end(self) -> None:
-        """Note that the server has taken it."""
         if self._slow:
             self._late = trio.current_time()
         self._sending = False

@@ -115,7 +115,6 @@ class H1Connection:
         return self.at_rest and self._upgraded is None
 
     def give_way(self, why: str) -> None:
-        """Close now, whatever is unread; see `Holder`."""
         log.debug("the connection from %s is cut: %s", self._peer, why)
         if self._upgraded is not None:
             self._upgraded.cancel(reason=why)
@@ -127,7 +126,6 @@ class H1Connection:
     # For the reply and the writer
 
     def will_close(self, request: H1Request) -> bool:
-        """Decide whether the connection closes after the response that begins now; no later one changes that."""
         self._closing = self._closing or self._hosting.draining or not request.keep_alive
         return self._closing
 

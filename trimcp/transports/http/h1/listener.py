@@ -120,7 +120,6 @@ class _Accepted:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way."""
         return self.connection is not None and self.connection.idle
 
 

@@ -102,11 +102,9 @@ class RequestParser:
 
     @property
     def buffered(self) -> int:
-        """Bytes that were fed and not taken yet."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived."""
         self._buffer = self._buffer + data if self._buffer else data
 
     def rest(self) -> bytes:
@@ -339,7 +337,6 @@ class ChunkDecoder:
 
     @property
     def done(self) -> bool:
-        """Whether the body has ended."""
         return self._next is _Next.NOTHING
 
     def take(self, buffer: bytes) -> tuple[bytes, int]:

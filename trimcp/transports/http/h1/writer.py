@@ -79,7 +79,6 @@ class H1Writer:
 
     @property
     def waiting(self) -> int:
-        """Bytes the system has not taken yet."""
         return len(self._pending)
 
     def write(self, data: bytes) -> None:
