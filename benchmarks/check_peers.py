@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import attrs
 import httpx2
 import trio
 from environments import Peer, Way, find_peers
+from processes import START_LIMIT, listening
 
 import trimcp
 
-START_LIMIT = 60.0
 LIMIT = 30.0
 MANY, LARGE = 1_000, 5_000_000
 MUCH = {"BENCH_TOOLS": str(MANY), "BENCH_MAX_MESSAGE": str(4 * LARGE)}
@@ -59,30 +57,6 @@ class Replies:
             self.kinds.add(response.headers.get("content-type", "").partition(";")[0])
 
 
-@asynccontextmanager
-async def listening(peer: Peer, way: Way, more: dict[str, str]) -> AsyncIterator[str]:
-    """Start a peer that serves over a network, with more variables, yield its URL, and stop it."""
-    environment = {**os.environ, **peer.environment, **more}
-    command = peer.command(way.mode, reply=way.reply)
-    process = await trio.lowlevel.open_process(command, env=environment, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        line = b""
-        with trio.fail_after(START_LIMIT):
-            while not line.endswith(b"\n"):
-                data = await process.stdout.receive_some()
-                if not data:
-                    raise AssertionError("it ended before it said its URL")
-                line += data
-        yield line.decode().strip()
-    finally:
-        process.terminate()
-        with trio.move_on_after(5, shield=True):
-            await process.wait()
-        process.kill()
-        await process.stdout.aclose()
-
-
 async def check(peer: Peer, way: Way, ask: Ask, more: dict[str, str]) -> Finding:
     """Start a peer with more variables, and ask it in one way."""
     replies = Replies()
@@ -91,7 +65,8 @@ async def check(peer: Peer, way: Way, ask: Ask, more: dict[str, str]) -> Finding
             if way.mode == "stdio":
                 program, *words = peer.command("stdio")
                 return await ask(peer, way, trimcp.stdio(program, *words, env=peer.environment | more), replies)
-            async with listening(peer, way, more) as url, httpx2.AsyncClient(timeout=None) as client:
+            command, environment = peer.command(way.mode, reply=way.reply), {**os.environ, **peer.environment, **more}
+            async with listening(command, environment) as (url, _), httpx2.AsyncClient(timeout=None) as client:
                 client.event_hooks = {"response": [replies.note]}
                 if way.mode == "websocket":
                     return await ask(peer, way, trimcp.websocket(url), replies)

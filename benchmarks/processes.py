@@ -1,10 +1,14 @@
-"""On which core processes run, and what they have open (Linux)."""
+"""On which core processes run, what they have open (Linux), and servers that are processes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import trio
 
 __all__ = [
     "CORES",
@@ -12,6 +16,7 @@ __all__ = [
     "SERVER_CORE",
     "descriptors",
     "kept_on",
+    "listening",
     "on_core",
     "pin",
 ]
@@ -19,6 +24,7 @@ __all__ = [
 # Before anybody keeps this process, too, on one of them.
 CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE, LOAD_CORE = 0, 1
+START_LIMIT = 60.0
 
 
 def on_core(core: int) -> list[str]:
@@ -47,3 +53,25 @@ def pin(process: int, core: int) -> None:
 def descriptors(process: int) -> int:
     """How many files and sockets a process has open."""
     return len(os.listdir(f"/proc/{process}/fd"))
+
+
+@asynccontextmanager
+async def listening(command: Sequence[str | Path], environment: Mapping[str, str]) -> AsyncIterator[tuple[str, int]]:
+    """Start a server that prints its URL, yield that with its process id, and stop it in the end."""
+    process = await trio.lowlevel.open_process(command, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        line = b""
+        with trio.fail_after(START_LIMIT):
+            while not line.endswith(b"\n"):
+                data = await process.stdout.receive_some()
+                if not data:
+                    raise AssertionError("it ended before it said its URL")
+                line += data
+        yield line.decode().strip(), process.pid
+    finally:
+        process.terminate()
+        with trio.move_on_after(5, shield=True):
+            await process.wait()
+        process.kill()
+        await process.stdout.aclose()

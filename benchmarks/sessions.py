@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -21,7 +20,7 @@ import attrs
 import trio
 from environments import Peer
 from http_sessions import Connection, Session, SseSession, StreamableSession, call, each, echo
-from processes import LOAD_CORE, SERVER_CORE, descriptors, kept_on, on_core
+from processes import LOAD_CORE, SERVER_CORE, descriptors, kept_on, listening, on_core
 from rows import Rows, command_line
 
 from trimcp.bench.cost import cpu_seconds, memory_of
@@ -30,7 +29,6 @@ __all__ = ["CELLS", "Cell", "measure"]
 
 UNDER_WAY = 32
 WARM = 5
-START_LIMIT = 30.0
 PHASE_LIMIT = 240.0
 SETTLE_LIMIT, QUICK_SETTLE_LIMIT = 12.0, 2.0  # some things are kept for a while, such as a connection's deadline
 
@@ -167,27 +165,11 @@ async def serving(peer: Peer, cell: Cell, settle_limit: float) -> AsyncIterator[
     """Start a server on a port of the system's choice, greet it, and stop it in the end."""
     environment = {**os.environ, **peer.environment, "BENCH_COUNTS": "1"}
     command = [*on_core(SERVER_CORE), *peer.counting(cell.mode)]
-    process = await trio.lowlevel.open_process(command, env=environment, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        line = b""
-        with trio.fail_after(START_LIMIT):
-            while not line.endswith(b"\n"):
-                data = await process.stdout.receive_some()
-                if not data:
-                    raise AssertionError(f"{peer.name} ended before it said its URL")
-                line += data
-        url = line.decode().strip()
+    async with listening(command, environment) as (url, pid):
         control = cell.session(url)
         await each([control], _open, 1)
-        yield Under(cell, url, process.pid, control, settle_limit)
+        yield Under(cell, url, pid, control, settle_limit)
         await each([control], _close, 1)
-    finally:
-        process.terminate()
-        with trio.move_on_after(5, shield=True):
-            await process.wait()
-        process.kill()
-        await process.stdout.aclose()
 
 
 async def rounds_of(peers: Sequence[Peer], cell: Cell, rounds: int, settle_limit: float) -> dict[str, list[Round]]:

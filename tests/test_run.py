@@ -16,6 +16,7 @@ import pytest
 import trio
 
 import trimcp
+from tests.peers.processes import seconds_an_interpreter_needs
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.websocket.client import WebSocketServer
@@ -137,23 +138,6 @@ async def test_a_second_signal_ends_at_once() -> None:
         assert await server.end() == 128 + signal.SIGTERM
 
 
-CONTROL = "import sys, trio, trimcp; print(flush=True); sys.stdin.read()"
-
-
-async def seconds_to_end(command: str) -> float:
-    """What an interpreter with the same modules, and nothing to do, takes for its end on this machine at this time."""
-    pipes = {"stdin": -1, "stdout": -1}
-    process = await trio.lowlevel.open_process([sys.executable, "-c", command], **pipes)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    async with process.stdin, process.stdout:
-        await process.stdout.receive_some(1)
-        began = trio.current_time()
-        await process.stdin.aclose()
-        await process.wait()
-    return trio.current_time() - began
-
-
 @pytest.mark.parametrize("how", ["signal", "end of input"])
 async def test_an_idle_server_is_gone_soon(how: str) -> None:
     async with child() as server:
@@ -167,7 +151,7 @@ async def test_an_idle_server_is_gone_soon(how: str) -> None:
         elapsed = trio.current_time() - began
         assert "Traceback" not in server.errors
     # Promised are 0.5 s and 1 s, most of it for the interpreter; four times that, or of what it takes here.
-    control = await seconds_to_end(CONTROL)
+    control = await seconds_an_interpreter_needs("trio, trimcp")
     assert elapsed < max(2.0 if how == "signal" else 4.0, 10 * control)
 
 
@@ -182,7 +166,7 @@ async def test_a_client_that_closes_the_input_as_well_shortens_the_grace() -> No
         assert await server.end() == 0
         elapsed = trio.current_time() - began
         assert "clean-up ran" in server.errors
-    assert elapsed < max(4.0, 10 * await seconds_to_end(CONTROL))
+    assert elapsed < max(4.0, 10 * await seconds_an_interpreter_needs("trio, trimcp"))
 
 
 async def test_in_process_is_something_to_connect_to() -> None:

@@ -219,7 +219,7 @@ def test_ctrl_c_ends_it_and_shows_what_was_measured(tmp_path: Path) -> None:
     figures = json.loads(file.read_text())
     assert figures["calls"] == int(found[1].replace(",", "")) > 0
     assert figures["interrupted"] is True
-    assert figures["seconds"] < 20
+    assert figures["seconds"] < 60
 
 
 @pytest.mark.slow

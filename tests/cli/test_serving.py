@@ -23,6 +23,7 @@ import trustme
 from click.testing import CliRunner, Result
 
 import trimcp
+from tests.peers.processes import seconds_an_interpreter_needs
 from trimcp.cli.app import app
 from trimcp.wire.revisions import LATEST_LEGACY, REVISIONS
 
@@ -379,23 +380,6 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
                 await call.result()
 
 
-CONTROL = "import sys, trimcp.cli.app, trimcp.cli.serving; print(flush=True); sys.stdin.read()"
-
-
-async def seconds_an_interpreter_needs() -> float:
-    """How long it takes here and now that one with the same modules, and nothing to do, is gone."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = await trio.lowlevel.open_process([sys.executable, "-c", CONTROL], cwd=ROOT, **pipes)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    async with process.stdout, process.stdin:
-        await process.stdout.receive_some(1)
-        begun = trio.current_time()
-        await process.stdin.aclose()
-        await process.wait()
-    return trio.current_time() - begun
-
-
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_without_work_it_is_gone_soon(workers: str) -> None:
     loud = {"PYTHONWARNINGS": "always::ResourceWarning"}
@@ -407,7 +391,7 @@ async def test_without_work_it_is_gone_soon(workers: str) -> None:
         begun = trio.current_time()
         assert await served.end(signal.SIGTERM) == 0
         took = trio.current_time() - begun
-    control = await seconds_an_interpreter_needs()
+    control = await seconds_an_interpreter_needs("trimcp.cli.app, trimcp.cli.serving")
     assert "Warning" not in served.text
     print(f"gone {took:.2f} s after the signal, with an open connection; an idle interpreter {control:.2f} s")
     assert took < max(4 * 0.5, 10 * control)

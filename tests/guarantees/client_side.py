@@ -14,7 +14,7 @@ import trio
 
 import trimcp
 from tests.guarantees.client_posts import ASKING, INFO, REPLYING, posted_to_by_hand
-from tests.guarantees.peers import DirectPeer
+from tests.peers.clients import DirectPeer
 from tests.peers.websockets import FIN, TEXT, RawWebSocket, message
 from tests.peers.websockets import accept as accept_websocket
 from trimcp.session.drive import direct_ends

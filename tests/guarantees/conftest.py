@@ -12,7 +12,7 @@ import pytest
 from tests.guarantees import report
 from tests.guarantees.harm import harmful_server
 from tests.guarantees.worlds import PROGRAM, Homes, Journal
-from tests.hostile.network import Pool
+from tests.peers.servers import ServerPool
 
 if sys.platform != "linux":  # memory is read from /proc
     collect_ignore_glob = ["test_*.py"]
@@ -22,15 +22,15 @@ if sys.platform != "linux":  # memory is read from /proc
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
     """Servers in every world."""
     journal = Journal(tmp_path_factory.mktemp("promises") / "journal")
-    pool = Pool(PROGRAM, {"serve": "network", "journal": str(journal.path)})
+    pool = ServerPool(PROGRAM, {"serve": "network", "journal": str(journal.path)})
     yield Homes(pool, journal)
     pool.close()
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Pool]:
+def servers() -> Iterator[ServerPool]:
     """Servers in processes of their own on the network, shared by the tests that leave them as they were."""
-    pool = Pool()
+    pool = ServerPool()
     yield pool
     pool.close()
 

@@ -15,7 +15,7 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_for_clients
-from tests.hostile.peers import ENVIRONMENT, MIB
+from tests.peers.processes import ENVIRONMENT, MIB
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import V2025_11_25
 

@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.hostile.network import Pool, Served, on
+from tests.peers.clients import on
 from tests.peers.messages import request
+from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.websockets import RawWebSocket, message, upgrade
 
 Places = pytest.mark.parametrize("place", ["alone", "beside", "hypercorn"])
 
 
 @asynccontextmanager
-async def serving(servers: Pool, place: str, **options: object) -> AsyncIterator[Served]:
+async def serving(servers: ServerPool, place: str, **options: object) -> AsyncIterator[ServerProcess]:
     """A server with a WebSocket."""
     software = "hypercorn" if place == "hypercorn" else "own"
     if place == "alone":
@@ -26,13 +27,13 @@ async def serving(servers: Pool, place: str, **options: object) -> AsyncIterator
 
 
 @asynccontextmanager
-async def raw(server: Served, *, receive_buffer: int | None = None) -> AsyncIterator[RawWebSocket]:
+async def raw(server: ServerProcess, *, receive_buffer: int | None = None) -> AsyncIterator[RawWebSocket]:
     """A connection on which nothing was said yet."""
     async with server.wire(receive_buffer=receive_buffer) as wire:
         yield await upgrade(wire)
 
 
-async def alive(server: Served) -> bool:
+async def alive(server: ServerProcess) -> bool:
     async with on(server, "websocket") as lane:
         return (await lane.ask(1, "echo", text="alive"))["id"] == 1
 

@@ -13,9 +13,9 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
-from tests.guarantees.peers import in_turn
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
+from tests.peers.clients import in_turn
 from tests.peers.messages import notification, request, text_of
 
 pytestmark = pytest.mark.slow

@@ -13,11 +13,11 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
-from tests.guarantees.peers import PostPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, worlds
-from tests.hostile.peers import target
+from tests.peers.clients import PostPeer
 from tests.peers.messages import call, notification, request, text_of
+from tests.peers.processes import child_server
 from trimcp.wire.codes import INVALID_REQUEST
 
 pytestmark = pytest.mark.slow
@@ -89,7 +89,7 @@ async def test_since_2026_each_post_is_alone_with_its_ids(homes: Homes, world: W
 
 
 async def test_cancel_storms_and_ids_reused_under_way_leave_nothing() -> None:
-    async with target() as server:
+    async with child_server() as server:
         await server.meet()
         await server.warmed()
         before = await server.statistics()

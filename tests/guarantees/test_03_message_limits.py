@@ -12,12 +12,12 @@ import trio
 import trimcp
 from tests.guarantees.client_posts import POSTED
 from tests.guarantees.client_side import ROADS, asked_by_hand, served_by_hand
-from tests.guarantees.peers import ChannelPeer, FramePeer, Peer, PostPeer, StreamPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import ALONE, WORLDS, Home, Homes, Journal, World, worlds
-from tests.hostile.peers import MIB
+from tests.peers.clients import ChannelPeer, EventsPeer, Peer, PostPeer, WebSocketPeer
 from tests.peers.http1 import post
 from tests.peers.messages import text_of
+from tests.peers.processes import MIB
 from tests.peers.websockets import CONTINUATION, FIN, TEXT, frame, message
 from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
 from trimcp.transports.stream import StreamChannel
@@ -35,7 +35,7 @@ def large(peer: Peer, size: int) -> bytes:
     """A tool call of this size, with its id at the end, where it is read last; a body is refused by its head, so there
     it stands at the beginning."""
     text = peer.call(77, "echo", text="@")
-    if not isinstance(peer, PostPeer | StreamPeer):
+    if not isinstance(peer, PostPeer | EventsPeer):
         text = text.replace(b'"id":77,', b"")[:-1] + b',"id":77}'
     return text.replace(b"@", b"x" * (size - len(text) + 1))
 
@@ -187,7 +187,7 @@ async def test_a_frame_or_a_message_without_end_costs_no_more(homes: Homes, worl
             base = home.forget_peak()
             said = 0
             async with home.peer() as peer:
-                assert isinstance(peer, FramePeer)
+                assert isinstance(peer, WebSocketPeer)
                 with trio.move_on_after(0.5):
                     try:
                         await peer.raw.say(first)

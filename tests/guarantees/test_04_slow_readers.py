@@ -10,21 +10,22 @@ import pytest
 import trio
 
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.peers import DirectPeer
 from tests.guarantees.places import Places, alive, raw, serving
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World, settled
-from tests.hostile.network import HOSTS, Pool, Served, Socket, Stream, on, open_session
-from tests.hostile.peers import MIB, target
+from tests.peers.clients import DirectPeer, EventsPeer, WebSocketPeer, on, open_session
 from tests.peers.http1 import HttpWire, http_request, post
 from tests.peers.messages import initialize, modern_request, request, text_of
+from tests.peers.processes import MIB, child_server
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import FIN, PING, frame, message
 from tests.stopwatch import Stopwatch
 from tests.transports.http.hypercorn_support import H2Client
 
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 _EVENTS = "Accept: text/event-stream"
 
@@ -110,7 +111,7 @@ async def test_an_unread_result_costs_three_times_its_size_and_is_let_go(homes: 
 @pytest.mark.parametrize(("tool", "size"), [("stream", 10), ("chatter", 10), ("chatter", 1_000)])
 async def test_an_unread_stream_of_a_child_costs_two_mebibytes(tool: str, size: int) -> None:
     """Of any size, and of log messages, for which there is no other child above."""
-    async with target() as server:
+    async with child_server() as server:
         await server.meet()
         await server.warmed()
         base = server.forget_peak()
@@ -125,7 +126,7 @@ async def test_an_unread_stream_of_a_child_costs_two_mebibytes(tool: str, size: 
 
 
 @Places
-async def test_pings_whose_pongs_nobody_reads_are_bounded(servers: Pool, place: str) -> None:
+async def test_pings_whose_pongs_nobody_reads_are_bounded(servers: ServerPool, place: str) -> None:
     async with serving(servers, place) as server:
         base = server.forget_peak()
         async with raw(server, receive_buffer=4096) as peer:
@@ -141,14 +142,14 @@ async def test_pings_whose_pongs_nobody_reads_are_bounded(servers: Pool, place: 
 
 
 @asynccontextmanager
-async def unread(server: Served, road: str, tool: str, **arguments: Any) -> AsyncIterator[None]:
+async def unread(server: ServerProcess, road: str, tool: str, **arguments: Any) -> AsyncIterator[None]:
     """Call a tool and read nothing of what comes of it, as long as the block runs."""
     async with on(server, road, receive_buffer=4096) as lane:
         call = lane.call("slow", tool, **arguments)
-        if isinstance(lane, Stream):
-            assert (await lane.send(call)).status == 202
+        if isinstance(lane, EventsPeer):
+            assert (await lane.exchanged(call)).status == 202
             yield
-        elif isinstance(lane, Socket):
+        elif isinstance(lane, WebSocketPeer):
             await lane.raw.say(message(call))
             yield
         else:
@@ -158,7 +159,7 @@ async def unread(server: Served, road: str, tool: str, **arguments: Any) -> Asyn
 
 
 @OnBoth
-async def test_who_reads_nothing_is_given_up(servers: Pool, host: str) -> None:
+async def test_who_reads_nothing_is_given_up(servers: ServerPool, host: str) -> None:
     """Over WebSocket our own listener asks for signs of life instead: a busy client answers pings."""
     calls = [("big", {"size": 20 * MIB}), ("stream", {"count": 1_000_000, "size": 1_000})]
     async with servers(host, limits={"stall_timeout": 0.5}) as server, AsyncExitStack() as stack:
@@ -185,7 +186,7 @@ async def test_who_reads_nothing_is_given_up(servers: Pool, host: str) -> None:
             assert (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status == 200
 
 
-async def slow_echo(server: Served) -> float:
+async def slow_echo(server: ServerProcess) -> float:
     """The seconds that 99 of 100 echoes of somebody else take at most."""
     took: list[float] = []
     async with on(server, "modern") as lane:
@@ -196,7 +197,7 @@ async def slow_echo(server: Served) -> float:
     return sorted(took)[-2]
 
 
-async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(servers: Pool) -> None:
+async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(servers: ServerPool) -> None:
     head = [(b"content-type", b"application/json"), (b"mcp-protocol-version", b"2026-07-28")]
     head += [(b"accept", b"application/json, text/event-stream"), (b"mcp-method", b"tools/call")]
     async with servers("hypercorn", limits={"stall_timeout": 1.0}) as server:
@@ -225,7 +226,7 @@ async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(
 
 
 @OnBoth
-async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers: Pool, host: str) -> None:
+async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers: ServerPool, host: str) -> None:
     async with servers(host) as server:
         await server.warm()
         session = await open_session(server)

@@ -13,15 +13,16 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
-from tests.guarantees.peers import DirectPeer, Peer
 from tests.guarantees.report import figure
 from tests.guarantees.test_04_slow_readers import noticed, p99
 from tests.guarantees.worlds import WORLDS, Home, Homes, Journal, World, work_of
-from tests.hostile.network import HOSTS, Pool, on
-from tests.hostile.peers import MIB, target
 from tests.hostile.server_for_attack import make_server
+from tests.peers.clients import DirectPeer, Peer, on
 from tests.peers.http1 import post
 from tests.peers.messages import call, notification, request, text_of
+from tests.peers.processes import MIB, child_server
+from tests.peers.servers import ServerPool
+from tests.peers.serving import SOFTWARE
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import OVERLOADED
@@ -187,7 +188,7 @@ async def test_what_waits_behind_handlers_costs_no_more_than_the_window(homes: H
 
 
 async def test_a_question_left_open_is_no_way_to_have_pongs_piled_up() -> None:
-    async with target() as server:
+    async with child_server() as server:
         await server.meet(elicitation={})
         await server.warmed()
         base = server.forget_peak()
@@ -205,7 +206,7 @@ async def test_a_question_left_open_is_no_way_to_have_pongs_piled_up() -> None:
 
 
 async def test_replies_held_for_an_array_that_is_never_complete_are_bounded() -> None:
-    async with target() as server:
+    async with child_server() as server:
         await server.meet("2025-03-26")
         await server.warmed()
         base = server.forget_peak()
@@ -227,7 +228,7 @@ async def test_replies_held_for_an_array_that_is_never_complete_are_bounded() ->
 async def test_requests_under_way_are_bounded_by_what_they_occupy() -> None:
     """An empty array is three bytes on the wire and seventy in memory."""
     junk = [[] for _ in range(60_000)]  # type: ignore[var-annotated]
-    async with target() as server:
+    async with child_server() as server:
         await server.meet()
         await server.warmed()
         base = server.forget_peak()
@@ -237,9 +238,9 @@ async def test_requests_under_way_are_bounded_by_what_they_occupy() -> None:
         assert server.peak - base <= 100 * MIB
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", SOFTWARE)
 async def test_posts_of_who_reads_neither_stream_nor_answers_cost_no_more_than_the_window(
-    servers: Pool, host: str
+    servers: ServerPool, host: str
 ) -> None:
     """Above, sixteen buffers of answers are in the figure over HTTP+SSE; here answers are small."""
     async with servers(host) as server:

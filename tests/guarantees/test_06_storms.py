@@ -13,17 +13,19 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.places import Places, alive, calls, serving
-from tests.hostile.network import HOSTS, Pool, Served, on
-from tests.hostile.peers import MIB
+from tests.peers.clients import on
 from tests.peers.http1 import http_request, post
 from tests.peers.messages import initialize, modern_request, request
+from tests.peers.processes import MIB
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import close, message, upgrade
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 _EVENTS = "Accept: text/event-stream"
 _UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
@@ -31,10 +33,10 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 @Places
-async def test_peers_that_stop_reading_and_vanish_leave_nothing(servers: Pool, place: str) -> None:
+async def test_peers_that_stop_reading_and_vanish_leave_nothing(servers: ServerPool, place: str) -> None:
     rng = random.Random(300)
 
-    async def one(server: Served, most: trio.Semaphore) -> None:
+    async def one(server: ServerProcess, most: trio.Semaphore) -> None:
         async with most:
             wire = await server.connect(receive_buffer=4096)
             try:
@@ -89,7 +91,7 @@ def _arrivals(rng: random.Random, session: str, n: int) -> bytes:
     return http_request("GET", "/ws", *_UPGRADE, key) + message(initialize("2025-11-25")) + b"".join(calls)
 
 
-async def _come_and_go(server: Served, said: bytes, stay: float, reset: bool, most: trio.Semaphore) -> None:
+async def _come_and_go(server: ServerProcess, said: bytes, stay: float, reset: bool, most: trio.Semaphore) -> None:
     async with most:
         wire = await server.connect()
         try:
@@ -105,7 +107,7 @@ async def _come_and_go(server: Served, said: bytes, stay: float, reset: bool, mo
 
 
 @OnBoth
-async def test_who_leaves_at_a_bad_moment_leaves_nothing(servers: Pool, host: str) -> None:
+async def test_who_leaves_at_a_bad_moment_leaves_nothing(servers: ServerPool, host: str) -> None:
     rng = random.Random(1_000)
     async with servers(host, silence=0.02) as server:
         await server.warm()
@@ -125,7 +127,7 @@ async def test_who_leaves_at_a_bad_moment_leaves_nothing(servers: Pool, host: st
 
 
 @OnBoth
-async def test_who_leaves_with_more_behind_a_request_is_noticed_at_once(servers: Pool, host: str) -> None:
+async def test_who_leaves_with_more_behind_a_request_is_noticed_at_once(servers: ServerPool, host: str) -> None:
     """Whether any of it is read before the answer has ended, or not."""
     call = post(modern_request(1, "tools/call", name="hang", arguments={}))
     async with servers(host, silence=0.02) as server:

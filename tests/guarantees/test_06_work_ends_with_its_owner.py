@@ -19,9 +19,9 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_posts import question
 from tests.guarantees.client_side import EVERY_ROAD, QUESTIONED, asked_by_hand
-from tests.guarantees.peers import FramePeer, Peer, PostPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import ALONE, WORLDS, Home, Homes, World, worlds
+from tests.peers.clients import Peer, PostPeer, WebSocketPeer
 from tests.peers.messages import notification, request, text_of
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
@@ -106,7 +106,7 @@ async def test_who_disconnects_stops_what_it_began(homes: Homes, world: World) -
         await home.back_to(base)
 
 
-async def left_unread(peer: FramePeer, since: int = 0) -> bool:
+async def left_unread(peer: WebSocketPeer, since: int = 0) -> bool:
     """Whether the server has stopped reading: more waits for it than before, and it takes nothing of that."""
     held = peer.unread
     if held <= since:
@@ -123,7 +123,7 @@ async def test_who_disconnects_is_noticed_while_nothing_is_read_of_it(homes: Hom
     async with homes(world) as home:
         base = await home.counts()
         async with home.peer() as peer:
-            assert isinstance(peer, FramePeer)
+            assert isinstance(peer, WebSocketPeer)
             names = await begun(home, peer, f"left unread with{'' if reset else 'out'} a reset", seconds=600)
             await peer.say(*(peer.call(n, "hang") for n in range(MANY, RUNNING)))
             large = [peer.call(RUNNING + n, "watch", gate="never", filling="." * 100_000) for n in range(1_000)]
@@ -152,7 +152,7 @@ async def test_who_disconnects_is_noticed_while_nothing_is_read_of_it(homes: Hom
 @pytest.mark.parametrize("world", worlds(transport="websocket"), ids=str)
 async def test_a_goodbye_stops_what_was_begun(homes: Homes, world: World) -> None:
     async with homes(world) as home, home.peer() as peer:
-        assert isinstance(peer, FramePeer)
+        assert isinstance(peer, WebSocketPeer)
         names = await begun(home, peer, "goodbye", seconds=600)
         clock = home.stopwatch()
         await peer.say_goodbye()

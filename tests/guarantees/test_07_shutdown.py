@@ -17,14 +17,13 @@ import pytest
 import trio
 import trio.testing
 
-from tests.cli.test_serving import seconds_an_interpreter_needs
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.peers import FramePeer, LinePeer, Peer, PostPeer, over_the_network
 from tests.guarantees.report import figure
-from tests.guarantees.worlds import LOCAL, PROGRAM, Homes, Journal, World, worlds
-from tests.hostile import network
-from tests.hostile.peers import ENVIRONMENT, MIB, target
-from tests.peers.messages import call, text_of
+from tests.guarantees.worlds import LOCAL, PROGRAM, Homes, Journal, World, interpreter, worlds
+from tests.peers.clients import LinePeer, Peer, PostPeer, WebSocketPeer, over_the_network
+from tests.peers.messages import call, reported_call, text_of
+from tests.peers.processes import ENVIRONMENT, MIB, child_server, seconds_an_interpreter_needs
+from tests.peers.servers import start_server, stop_server
 from tests.peers.websockets import close
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
@@ -98,18 +97,18 @@ async def running(host: str, journal: Path, **options: Any) -> AsyncIterator[Pro
         async with AsyncExitStack() as stack:
             if host.startswith("stdio"):
                 [world] = worlds(transport="stdio", modern=host.endswith("2026"))
-                child = await stack.enter_async_context(target(program=PROGRAM, serve="stdio", **more))
+                child = await stack.enter_async_context(child_server(program=PROGRAM, serve="stdio", **more))
                 peer = LinePeer(world.modern, child)
                 await peer.meet()
                 await peer.ask("there", "echo")
                 yield Program(child.process, {world: peer}, Journal(journal), child.errors, child.silent)
                 return
-            text = json.dumps({"serve": "http", "software": host, **more})
-            served = await trio.to_thread.run_sync(network._start, PROGRAM, host, text)
-            stack.callback(network._stop, served)
+            command = interpreter(json.dumps({"serve": "http", "software": host, **more}))
+            served = await trio.to_thread.run_sync(start_server, command, host)
+            stack.callback(stop_server, served)
             peers: dict[World, Peer] = {}
             for world in worlds(host=host):
-                connecting = over_the_network(world.transport, served, modern=world.modern, reading=True)
+                connecting = over_the_network(world.transport, served, modern=world.modern)
                 peers[world] = await stack.enter_async_context(connecting)
                 await peers[world].ask("there", "echo")
             yield Program(served.process, peers, Journal(journal), served.log)
@@ -167,7 +166,7 @@ async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(
         assert "still at work after 0.3 seconds" in program.errors
 
 
-async def part(peer: FramePeer) -> None:
+async def part(peer: WebSocketPeer) -> None:
     """Answer a Close frame, as a client does."""
     await peer.raw.close_code()
     await peer.raw.say(close(1001))
@@ -178,10 +177,10 @@ async def part(peer: FramePeer) -> None:
 @BySignal
 async def test_without_work_it_is_gone_in_half_a_second(host: str, number: signal.Signals, tmp_path: Path) -> None:
     """With a client connected on every transport."""
-    control = await seconds_an_interpreter_needs()
+    control = await seconds_an_interpreter_needs("trimcp.cli.app, trimcp.cli.serving")
     async with running(host, tmp_path / "journal") as program, trio.open_nursery() as nursery:
         for peer in program.peers.values():
-            if isinstance(peer, FramePeer):
+            if isinstance(peer, WebSocketPeer):
                 nursery.start_soon(part, peer)
         clock = program.stopwatch()
         program.process.send_signal(number)
@@ -262,7 +261,7 @@ async def test_its_parent_killed_it_is_gone_in_a_second(world: World, tmp_path: 
     journal = Journal(tmp_path / "journal")
     options = json.dumps({"serve": "stdio", "journal": str(journal.path)})
     command = [sys.executable, "-c", PARENT, sys.executable, str(PROGRAM), options]
-    call = LinePeer(True, None).call(1, "nap", name="orphan", seconds=600)  # type: ignore[arg-type]
+    call = reported_call(1, "nap", modern=True, name="orphan", seconds=600)
     with trio.fail_after(PATIENCE):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         parent = await trio.lowlevel.open_process(command, env=ENVIRONMENT, **pipes)
@@ -328,7 +327,7 @@ async def test_nobody_there_any_more_it_is_gone_in_a_second_although_it_does_not
 
 async def test_a_server_whose_client_is_killed_is_gone_within_a_second() -> None:
     """The client leaves by nothing but the end of its pipes, with a call under way and its output unread."""
-    async with target() as server:
+    async with child_server() as server:
         await server.meet()
         assert server.process.stdin is not None
         assert server.process.stdout is not None

@@ -14,11 +14,12 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
-from tests.hostile.network import HOSTS, Pool, Served, open_session
-from tests.hostile.peers import KIB, MIB
+from tests.peers.clients import open_session
 from tests.peers.http1 import Answer, HttpWire, http_request, post
 from tests.peers.messages import initialize, modern_request, request
-from tests.peers.serving import IN_MEMORY, NETWORK, connected
+from tests.peers.processes import KIB, MIB
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import IN_MEMORY, NETWORK, SOFTWARE, connected
 from tests.stopwatch import Stopwatch
 from tests.transports.http.face import LEGACY, Visitor, visiting
 from tests.transports.http.support import memory
@@ -30,7 +31,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 _CALL = post(modern_request(1, "tools/call", name="echo", arguments={}))
 _UPGRADE = http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
@@ -98,7 +99,7 @@ async def test_what_never_ends_has_its_time_over_sockets(homes: Homes, host: str
     own: dict[str, list[float]] = {"head": [], "body": []}
     closed: dict[str, list[float]] = {"head": [], "body": []}
 
-    async def give(server: Served, part: str, begun: bytes) -> None:
+    async def give(server: ServerProcess, part: str, begun: bytes) -> None:
         clock = Stopwatch((server.process.pid,))  # of a connection's first head; a body's time begins no earlier
         async with server.wire() as wire, trio.open_nursery() as nursery:
             if begun:
@@ -259,7 +260,7 @@ async def test_connections_are_bounded(homes: Homes, host: str) -> None:
                 await trio.sleep(0.05)
 
 
-async def _is_served(server: Served) -> bool:
+async def _is_served(server: ServerProcess) -> bool:
     async with server.wire() as wire:
         try:
             return (await wire.ask(http_request("GET", "/healthz"))).status == 200
@@ -267,7 +268,7 @@ async def _is_served(server: Served) -> bool:
             return False
 
 
-async def _greeted(stack: AsyncExitStack, server: Served) -> HttpWire:
+async def _greeted(stack: AsyncExitStack, server: ServerProcess) -> HttpWire:
     """A connection that is served. Those of before may be counted for a moment more."""
     while True:
         wire = await stack.enter_async_context(server.wire())
@@ -298,7 +299,7 @@ async def test_sessions_and_event_streams_are_bounded(homes: Homes, host: str) -
                 await trio.sleep(0.05)
 
 
-async def _begun(server: Served) -> int:
+async def _begun(server: ServerProcess) -> int:
     async with server.wire() as wire:
         return (await wire.ask(_hello())).status
 
@@ -353,7 +354,7 @@ def test_the_numbers_promised_are_the_defaults() -> None:
     assert LATEST.modern
 
 
-async def _abandon(server: Served, count: int, *said: bytes) -> None:
+async def _abandon(server: ServerProcess, count: int, *said: bytes) -> None:
     for n in range(count):
         async with server.wire() as wire:
             await wire.send(said[n % len(said)])
@@ -361,7 +362,7 @@ async def _abandon(server: Served, count: int, *said: bytes) -> None:
                 await wire.head()
 
 
-async def test_streams_that_are_abandoned_are_bounded(servers: Pool) -> None:
+async def test_streams_that_are_abandoned_are_bounded(servers: ServerPool) -> None:
     async with servers("own", max_replays=100) as server:
         await server.warm()
         session = await open_session(server)

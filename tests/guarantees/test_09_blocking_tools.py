@@ -13,9 +13,9 @@ import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
-from tests.guarantees.peers import Peer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World
+from tests.peers.clients import Peer
 from tests.peers.serving import IN_MEMORY, NETWORK, connected
 from tests.workers import heavy_tools
 

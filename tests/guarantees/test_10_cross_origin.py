@@ -8,12 +8,12 @@ import pytest
 
 from tests.guarantees.near import BINDS, doors, near
 from tests.guarantees.report import figure
-from tests.hostile.network import HOSTS
+from tests.peers.serving import SOFTWARE
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 OnEvery = pytest.mark.parametrize("bind", BINDS)
 

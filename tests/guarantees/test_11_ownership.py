@@ -9,20 +9,19 @@ import pytest
 
 import trimcp
 from tests.guarantees.near import doors, near
-from tests.guarantees.peers import FramePeer
 from tests.guarantees.report import figure
-from tests.hostile.network import HOSTS, on, open_session
 from tests.hostile.server_for_attack import make_server
+from tests.peers.clients import WebSocketPeer, on, open_session
 from tests.peers.http1 import http_request, post
 from tests.peers.messages import modern_request, request
-from tests.peers.serving import ServedHere
+from tests.peers.serving import SOFTWARE, ServedHere
 from tests.peers.websockets import upgrade
 from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 ADA, EVE = "Authorization: Bearer ada-token", "Authorization: Bearer eve-token"
 _TOKENS = {"ada-token": "ada", "eve-token": "eve"}
@@ -199,7 +198,7 @@ async def test_sealed_state_is_its_owners_over_a_websocket_too(host: str) -> Non
         answers = []
         for who in (EVE, ADA):
             async with server.wire() as wire:
-                peer = FramePeer(True, await upgrade(wire, who))
+                peer = WebSocketPeer(True, await upgrade(wire, who))
                 await peer.say(retry)
                 answers.append(await peer.hear())
                 await peer.say_goodbye()

@@ -15,7 +15,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE, count
 from tests.guarantees.harm import MUTATIONS, a_client, hostile, session_with
 from tests.guarantees.report import figure
-from tests.hostile.peers import MIB, memory_of
+from tests.peers.processes import MIB, memory_of
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.revisions import V2025_11_25

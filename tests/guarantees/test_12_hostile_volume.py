@@ -16,9 +16,9 @@ from trio.testing import wait_all_tasks_blocked
 import trimcp
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World
-from tests.hostile.peers import KIB, memory_of
 from tests.hostile.server_for_attack import make_server
 from tests.peers.messages import call, notification, request
+from tests.peers.processes import KIB, memory_of
 from trimcp.session.drive import drive
 
 

@@ -16,21 +16,22 @@ import pytest
 import trio
 
 from tests.fuzz.effort import FULL, PATIENCE, count
-from tests.guarantees.peers import Peer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, Homes, World
 from tests.hostile.mutations import of_frames, of_http2, of_messages, of_requests
-from tests.hostile.network import HOSTS, Pool, Served, Stream, on, open_session
-from tests.hostile.peers import MIB, Target, target
+from tests.peers.clients import EventsPeer, Peer, on, open_session
 from tests.peers.http1 import HttpWire
 from tests.peers.messages import call, modern_request, notification, request
+from tests.peers.processes import MIB, ChildServer, child_server
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import upgrade
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
 ]
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 _SECRETS = (b"Traceback", b"secret of the handler", b"site-packages", b'File "')
 _PATIENCE = 30.0  # seconds
@@ -49,7 +50,7 @@ _CALM: dict[str, Any] = {**_HASTY, "limits": {"linger_timeout": 0.02}}
 
 
 async def _say_all(
-    server: Served, make: Callable[[], bytes], count: int, *, websocket: bool = False, patience: float = 10
+    server: ServerProcess, make: Callable[[], bytes], count: int, *, websocket: bool = False, patience: float = 10
 ) -> int:
     """Say so many wrong things on a connection each; return how many were answered."""
     answered = closed = 0
@@ -77,7 +78,7 @@ async def _say_all(
     return answered
 
 
-async def _alive(server: Served, road: str = "modern") -> None:
+async def _alive(server: ServerProcess, road: str = "modern") -> None:
     """What is right is answered rightly, whatever is going on beside it."""
     with trio.fail_after(_PATIENCE):
         while True:
@@ -106,7 +107,7 @@ async def _hear(wire: HttpWire, said: bytes, websocket: bool, patience: float) -
     return heard
 
 
-async def _survived(server: Served, base: int, what: str, count: int, answered: int) -> None:
+async def _survived(server: ServerProcess, base: int, what: str, count: int, answered: int) -> None:
     with trio.fail_after(PATIENCE):
         while (await server.counts())["sessions"]:  # noqa: ASYNC110  # it is another process
             await trio.sleep(0.1)
@@ -122,7 +123,7 @@ async def _survived(server: Served, base: int, what: str, count: int, answered: 
 
 
 @OnBoth
-async def test_mutations_of_requests_do_no_harm(servers: Pool, host: str) -> None:
+async def test_mutations_of_requests_do_no_harm(servers: ServerPool, host: str) -> None:
     many = count(5_000 if host == "own" else 500)
     async with servers(host, **_HASTY) as server:
         await server.warm()
@@ -134,7 +135,7 @@ async def test_mutations_of_requests_do_no_harm(servers: Pool, host: str) -> Non
 
 
 @OnBoth
-async def test_mutations_of_messages_over_http_sse_do_no_harm(servers: Pool, host: str) -> None:
+async def test_mutations_of_messages_over_http_sse_do_no_harm(servers: ServerPool, host: str) -> None:
     many = count(1_000 if host == "own" else 300)
     async with servers(host, **{**_CALM, "silence": 5.0}) as server:
         await server.warm()
@@ -146,7 +147,7 @@ async def test_mutations_of_messages_over_http_sse_do_no_harm(servers: Pool, hos
         await _survived(server, base, "http+sse", many, answered)
 
 
-async def _post_all(server: Served, make: Callable[[], bytes], count: int) -> int:
+async def _post_all(server: ServerProcess, make: Callable[[], bytes], count: int) -> int:
     """Post so many wrong messages to streams of HTTP+SSE, ten beside each other; return how many were taken."""
     taken = 0
 
@@ -159,7 +160,7 @@ async def _post_all(server: Served, make: Callable[[], bytes], count: int) -> in
                     count -= 1
                     said = make()
                     with trio.fail_after(PATIENCE):
-                        answer = await lane.send(said)
+                        answer = await lane.exchanged(said)
                     assert answer.status in (202, 400, 413), (said, answer)
                     assert not any(secret in answer.body for secret in _SECRETS), (said, answer)
                     taken += answer.status == 202
@@ -172,7 +173,7 @@ async def _post_all(server: Served, make: Callable[[], bytes], count: int) -> in
     return taken
 
 
-async def _read_all(lane: Stream) -> None:
+async def _read_all(lane: EventsPeer) -> None:
     try:
         while chunk := await lane.stream.chunk():
             assert not any(secret in chunk for secret in _SECRETS), chunk
@@ -181,7 +182,7 @@ async def _read_all(lane: Stream) -> None:
 
 
 @OnBoth
-async def test_mutations_of_websocket_frames_do_no_harm(servers: Pool, host: str) -> None:
+async def test_mutations_of_websocket_frames_do_no_harm(servers: ServerPool, host: str) -> None:
     many = count(1_500 if host == "own" else 300)
     async with servers(host, limits={"stall_timeout": 0.5}) as server:
         await server.warm()
@@ -193,7 +194,7 @@ async def test_mutations_of_websocket_frames_do_no_harm(servers: Pool, host: str
         await _survived(server, base, "websocket", many, answered)
 
 
-async def test_mutations_of_http_2_do_no_harm(servers: Pool) -> None:
+async def test_mutations_of_http_2_do_no_harm(servers: ServerPool) -> None:
     many = count(500)
     async with servers("hypercorn", **_CALM) as server:
         await server.warm()
@@ -249,7 +250,7 @@ def mutated(rng: random.Random, line: bytes) -> bytes:
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-11-25", None], ids=str)
 async def test_mutations_over_stdio_do_no_harm(revision: str | None) -> None:
     rng = random.Random(20_000)
-    async with target() as server:
+    async with child_server() as server:
         if revision is not None:
             await server.meet(revision)
         await _mutate(server, rng, 4_000)
@@ -263,7 +264,7 @@ async def test_mutations_over_stdio_do_no_harm(revision: str | None) -> None:
     assert server.errors.count(b"Traceback") == server.errors.count(b"the handler of tools/call crashed")
 
 
-async def _at_rest(server: Target) -> dict[str, int]:
+async def _at_rest(server: ChildServer) -> dict[str, int]:
     """What it counts of itself. The last of what was given up may still be ending when the first answer is made."""
     counts = await server.statistics()
     while (again := await server.statistics()) != counts:
@@ -271,7 +272,7 @@ async def _at_rest(server: Target) -> dict[str, int]:
     return counts
 
 
-async def _mutate(server: Target, rng: random.Random, count: int) -> None:
+async def _mutate(server: ChildServer, rng: random.Random, count: int) -> None:
     for first in range(0, count, 100):
         mark = f"mark {first}"
         lines = [mutated(rng, rng.choice(_SEEDS)) for _ in range(100)]

@@ -9,16 +9,18 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.places import Places, raw, serving
-from tests.hostile.network import HOSTS, Pool, Served, on
+from tests.peers.clients import on
 from tests.peers.http1 import http_request, post
 from tests.peers.messages import initialize
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import BINARY, CLOSE, CONTINUATION, FIN, PING, TEXT, close, frame, message
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 
 def _variants() -> dict[str, bytes]:
@@ -56,7 +58,7 @@ def _variants() -> dict[str, bytes]:
 
 
 @OnBoth
-async def test_no_request_is_smuggled_behind_another(servers: Pool, host: str) -> None:
+async def test_no_request_is_smuggled_behind_another(servers: ServerPool, host: str) -> None:
     victim = http_request("GET", "/healthz")
     async with servers(host, limits={"body_timeout": 0.5, "linger_timeout": 0.1}) as server:
         for name, attack in _variants().items():
@@ -69,7 +71,7 @@ async def test_no_request_is_smuggled_behind_another(servers: Pool, host: str) -
 
 
 @OnBoth
-async def test_heads_and_codings_beyond_measure_are_refused(servers: Pool, host: str) -> None:
+async def test_heads_and_codings_beyond_measure_are_refused(servers: ServerPool, host: str) -> None:
     plain, host_line = post(b"{}"), b"Host: localhost\r\n"
     attacks = {
         "a long header": plain.replace(host_line, host_line + b"X: " + b"y" * 200_000 + b"\r\n"),
@@ -84,7 +86,7 @@ async def test_heads_and_codings_beyond_measure_are_refused(servers: Pool, host:
                 assert status == 415 if name == "compressed" else status in (400, 414, 431), name
 
 
-async def alive(server: Served) -> bool:
+async def alive(server: ServerProcess) -> bool:
     async with on(server, "websocket") as lane:
         return (await lane.ask(1, "echo", text="alive"))["id"] == 1
 
@@ -106,7 +108,7 @@ _BROKEN = {
 
 
 @Places
-async def test_who_breaks_the_protocol_is_told_and_nobody_else_notices(servers: Pool, place: str) -> None:
+async def test_who_breaks_the_protocol_is_told_and_nobody_else_notices(servers: ServerPool, place: str) -> None:
     async with serving(servers, place) as server, on(server, "websocket") as beside:
         for name, (frames, code) in _BROKEN.items():
             async with raw(server) as peer:
@@ -118,7 +120,7 @@ async def test_who_breaks_the_protocol_is_told_and_nobody_else_notices(servers: 
 
 
 @Places
-async def test_handshakes_that_are_none_are_refused(servers: Pool, place: str) -> None:
+async def test_handshakes_that_are_none_are_refused(servers: ServerPool, place: str) -> None:
     right = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
     async with serving(servers, place) as server:

@@ -32,12 +32,11 @@ from tests.guarantees.harm import (
 )
 from tests.guarantees.near import near
 from tests.guarantees.report import figure
-from tests.hostile.network import HOSTS
-from tests.hostile.peers import KIB, MIB, forget_peak, grown, memory_of
 from tests.hostile.server_for_attack import make_server
 from tests.peers.http1 import http_request
+from tests.peers.processes import KIB, MIB, forget_peak, grown, memory_of
 from tests.peers.relay import Relay, relayed
-from tests.peers.serving import IN_MEMORY, NETWORK, connected, served
+from tests.peers.serving import IN_MEMORY, NETWORK, SOFTWARE, connected, served
 from tests.stopwatch import Stopwatch
 from tests.transports.stdio.test_ending import alive, descendants, tree
 from trimcp.transports.http.client.policy import Timeouts
@@ -52,7 +51,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
 ]
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 
 # What a server says is bounded

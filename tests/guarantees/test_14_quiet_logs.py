@@ -18,21 +18,20 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.client_side import EVERY_ROAD, asked_by_hand
 from tests.guarantees.near import near
-from tests.guarantees.peers import DirectPeer
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, Homes, World
-from tests.hostile.network import HOSTS, ROADS, on, open_session
-from tests.hostile.peers import Target, target
 from tests.hostile.server_for_attack import make_server
+from tests.peers.clients import ROADS, DirectPeer, on, open_session
 from tests.peers.http1 import HttpWire, http_request, post
 from tests.peers.messages import call, modern_request, request
-from tests.peers.serving import ServedHere
+from tests.peers.processes import ChildServer, child_server
+from tests.peers.serving import SOFTWARE, ServedHere
 from tests.peers.websockets import close, message
 from trimcp.errors import McpError
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 pytestmark = pytest.mark.slow
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 _EVENTS = "Accept: text/event-stream"
 _RESET = struct.pack("ii", 1, 0)
@@ -122,11 +121,11 @@ async def _in_the_middle_of_a_stream(server: ServedHere, log: Log) -> None:
 
 
 async def _with_a_call_of_a_session(server: ServedHere, log: Log) -> None:
-    await _of_a_post(server, log, _HANG, session=await open_session(server))  # type: ignore[arg-type]
+    await _of_a_post(server, log, _HANG, session=await open_session(server))
 
 
 async def _from_the_stream_of_a_session(server: ServedHere, log: Log) -> None:
-    session = await open_session(server)  # type: ignore[arg-type]
+    session = await open_session(server)
     async with server.wire() as wire:
         await wire.send(http_request("GET", "/mcp", _EVENTS, f"Mcp-Session-Id: {session}"))
         assert (await wire.head()).status == 200
@@ -135,15 +134,15 @@ async def _from_the_stream_of_a_session(server: ServedHere, log: Log) -> None:
 
 
 async def _from_http_sse(server: ServedHere, log: Log) -> None:
-    async with on(server, "sse") as lane:  # type: ignore[arg-type]
-        await lane.send(lane.call(1, "hang"))
+    async with on(server, "sse") as lane:
+        await lane.exchanged(lane.call(1, "hang"))
         log.forget()
         await trio.aclose_forcefully(lane.stream.stream)
         await log.settle(server)
 
 
 async def _from_a_websocket(server: ServedHere, log: Log, *, reset: bool = False, said: bytes = b"") -> None:
-    async with on(server, "websocket", receive_buffer=65_536) as lane:  # type: ignore[arg-type]
+    async with on(server, "websocket", receive_buffer=65_536) as lane:
         await lane.raw.say(message(lane.call(1, "hang")))
         await lane.ask(2, "echo")
         log.forget()
@@ -233,11 +232,11 @@ main({})
 """
 
 
-async def _logged_by_a_child(talk: Callable[[Target], Awaitable[None]], tmp_path: Path) -> list[list[str]]:
+async def _logged_by_a_child(talk: Callable[[ChildServer], Awaitable[None]], tmp_path: Path) -> list[list[str]]:
     """Talk to a server as a child, and return what it logged at DEBUG and above, line by line."""
     program = tmp_path / "loud.py"
     program.write_text(_LOUD)
-    async with target(program=program) as child:
+    async with child_server(program=program) as child:
         await child.meet()
         await talk(child)
         if child.process.returncode is None:
@@ -247,7 +246,7 @@ async def _logged_by_a_child(talk: Callable[[Target], Awaitable[None]], tmp_path
 
 @pytest.mark.parametrize("how", ["with nothing under way", "with a call under way", "without reading"])
 async def test_who_leaves_a_childs_pipes_is_one_line(how: str, tmp_path: Path) -> None:
-    async def talk(child: Target) -> None:
+    async def talk(child: ChildServer) -> None:
         if how == "with a call under way":
             await child.say(call(1, "hang"), call(2, "echo"))
             await child.answer(2)
@@ -339,7 +338,7 @@ async def test_a_crash_in_this_process_is_one_error(framed: bool, revision: Revi
 
 @pytest.mark.parametrize("modern", [False, True], ids=["2025", "2026"])
 async def test_a_crash_in_a_child_is_one_error(modern: bool, tmp_path: Path) -> None:
-    async def talk(child: Target) -> None:
+    async def talk(child: ChildServer) -> None:
         await child.say((modern_request if modern else request)(1, "tools/call", name="crash", arguments={}))
         answer = await child.answer(1)
         assert answer["error"] == {"code": -32603, "message": "internal error"}

@@ -9,10 +9,12 @@ import trio
 
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
-from tests.hostile.network import HOSTS, Pool, Served, on
-from tests.hostile.peers import KIB, MIB
+from tests.peers.clients import on
 from tests.peers.http1 import post
 from tests.peers.messages import modern_request
+from tests.peers.processes import KIB, MIB
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from trimcp.budget import DEFAULT_MEMORY
 from trimcp.session.limits import Limits
 
@@ -51,7 +53,7 @@ async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(
     asked = post(modern_request(1, "tools/call", name="watch", arguments={"gate": "never", "filling": "y" * 3_900_000}))
     lost = refused = 0
 
-    async def call(server: Served) -> None:
+    async def call(server: ServerProcess) -> None:
         nonlocal refused
         async with server.wire() as wire:
             try:
@@ -105,11 +107,11 @@ async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes:
     assert spent <= most
 
 
-@pytest.mark.parametrize("host", HOSTS)
-async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(servers: Pool, host: str) -> None:
+@pytest.mark.parametrize("host", SOFTWARE)
+async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(servers: ServerPool, host: str) -> None:
     refused = 0
 
-    async def begin(server: Served) -> None:
+    async def begin(server: ServerProcess) -> None:
         nonlocal refused
         async with server.wire() as wire:
             status = (await wire.ask(post(b"x" * 3 * MIB)[:-MIB])).status

@@ -12,10 +12,11 @@ import trio
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
-from tests.hostile.network import HOSTS, Served
-from tests.hostile.peers import KIB, MIB
 from tests.peers.http1 import Answer, http_request
 from tests.peers.messages import request
+from tests.peers.processes import KIB, MIB
+from tests.peers.servers import ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
-OnBoth = pytest.mark.parametrize("host", HOSTS)
+OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
 _BOTH = "Accept: application/json, text/event-stream"
 
@@ -153,7 +154,7 @@ async def test_one_address_does_not_take_all_connections(homes: Homes, host: str
     assert took <= 4
 
 
-async def _is_at_rest(server: Served) -> None:
+async def _is_at_rest(server: ServerProcess) -> None:
     """Wait until the server has noticed that all connections have ended; so long it may be too full to be asked."""
     with trio.fail_after(PATIENCE):
         while True:
@@ -163,7 +164,7 @@ async def _is_at_rest(server: Served) -> None:
             await trio.sleep(0.05)
 
 
-async def _begun(server: Served, source: str) -> Answer:
+async def _begun(server: ServerProcess, source: str) -> Answer:
     """Begin a session from an address, and use it."""
     async with server.wire(source=source) as wire:
         answer = await wire.ask(_hello())
@@ -172,7 +173,7 @@ async def _begun(server: Served, source: str) -> Answer:
         return answer
 
 
-async def _end(server: Served, begun: list[Answer]) -> None:
+async def _end(server: ServerProcess, begun: list[Answer]) -> None:
     async with server.wire() as wire:
         for answer in begun:
             if id := answer.headers.get("mcp-session-id"):

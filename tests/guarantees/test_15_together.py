@@ -15,8 +15,10 @@ import trio
 
 from tests.guarantees.report import figure
 from tests.hostile import attackers
-from tests.hostile.network import HOSTS, Pool, Served, on
-from tests.hostile.peers import ENVIRONMENT, KIB, MIB
+from tests.peers.clients import on
+from tests.peers.processes import ENVIRONMENT, KIB, MIB
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from trimcp.budget import DEFAULT_MEMORY
 
 pytestmark = [
@@ -38,7 +40,7 @@ class Calls:
     def p99(self) -> float:
         return sorted(self.took)[len(self.took) * 99 // 100]
 
-    async def make(self, server: Served, *, per_second: int = 100, lanes: int = 8) -> None:
+    async def make(self, server: ServerProcess, *, per_second: int = 100, lanes: int = 8) -> None:
         """Make calls at this rate, whether the ones before are answered or not, over so many connections in turn."""
         async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
             ways = [await stack.enter_async_context(on(server, "modern")) for _ in range(lanes)]
@@ -70,7 +72,7 @@ class Outcome:
     came: dict[str, int]
 
 
-async def attacked(server: Served, *, seconds: float = 8) -> Outcome:
+async def attacked(server: ServerProcess, *, seconds: float = 8) -> Outcome:
     """Attack a server with all there is, while somebody calls it, and look at it again five seconds later."""
     await server.warm()
     quiet, beside = Calls(2), Calls(seconds)
@@ -118,9 +120,9 @@ MOST = {"own": DEFAULT_MEMORY + 64 * MIB, "hypercorn": DEFAULT_MEMORY + 128 * MI
 SLOWER = {"own": 4 * 5, "hypercorn": 100}
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", SOFTWARE)
 async def test_all_attacks_at_once_are_bounded_and_a_client_beside_them_is_served(host: str) -> None:
-    async with Pool()(host, fresh=True) as server:
+    async with ServerPool()(host, fresh=True) as server:
         found = await attacked(server)
     print(f"{host}: {found.came}")
     where = f"http {host}"

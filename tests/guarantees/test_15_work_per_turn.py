@@ -10,6 +10,8 @@ import trio
 
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Home, Homes, World, worlds
+from tests.peers.http1 import BOTH, http_request
+from tests.peers.websockets import handshake
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 _MANY = 4
@@ -32,17 +34,10 @@ while True:
     connection.sendall(again)
 """
 
-_UPGRADE = (
-    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
-_POST = (
-    b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    b"Accept: application/json, text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-)
+_POST = http_request("POST", "/mcp", "Content-Type: application/json", f"Accept: {BOTH}", "Transfer-Encoding: chunked")
 _HASTY = {
-    "pongs": (_UPGRADE, b"\x8a\x80\0\0\0\0"),
-    "fragments": (_UPGRADE + b"\x01\x81\0\0\0\0x", b"\0\x80\0\0\0\0"),
+    "pongs": (handshake(), b"\x8a\x80\0\0\0\0"),
+    "fragments": (handshake() + b"\x01\x81\0\0\0\0x", b"\0\x80\0\0\0\0"),
     "chunks of a byte": (_POST, b"1\r\nx\r\n"),
 }
 

@@ -19,10 +19,10 @@ import trio.testing
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees import program
-from tests.guarantees.peers import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network
-from tests.hostile.network import Pool, Served, more_than
-from tests.hostile.peers import Target, memory_of, target
+from tests.peers.clients import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network
 from tests.peers.messages import text_of
+from tests.peers.processes import ChildServer, child_server, memory_of
+from tests.peers.servers import ServerPool, ServerProcess, more_than
 from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
 from trimcp.session.drive import direct_ends, drive
@@ -135,8 +135,8 @@ class Home:
 
     world: World
     journal: Journal
-    served: Served | None = None
-    target: Target | None = None
+    served: ServerProcess | None = None
+    target: ChildServer | None = None
     running: Running[None] | None = None
     _only: Peer | None = None
 
@@ -181,7 +181,8 @@ class Home:
         """A client of it that has introduced itself; over stdio there is but one. One that reads little reads slowly,
         on HTTP nothing at all."""
         if self.served is not None:
-            return over_the_network(self.world.transport, self.served, modern=self.world.modern, reading=reading)
+            small = None if reading else 4096
+            return over_the_network(self.world.transport, self.served, modern=self.world.modern, receive_buffer=small)
         return self._alone() if self.target is not None else self._beside()
 
     @asynccontextmanager
@@ -250,7 +251,7 @@ class Home:
 class Homes:
     """Opens servers in every world; those on the network are shared, and have to be left as they were found."""
 
-    pool: Pool
+    pool: ServerPool
     journal: Journal
 
     @asynccontextmanager
@@ -262,7 +263,7 @@ class Homes:
         elif world.transport == "stdio":
             environment = {"MALLOC_MMAP_THRESHOLD_": "131072"}
             more = {"serve": "stdio", "journal": str(self.journal.path), **options}
-            async with target(environment, program=PROGRAM, **more) as child:
+            async with child_server(environment, program=PROGRAM, **more) as child:
                 yield Home(world, self.journal, target=child)
                 assert child.process.returncode is not None or await child.end() == 0
             assert b"Traceback" not in child.errors, child.errors.decode()

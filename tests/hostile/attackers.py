@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from tests.hostile.network import Place
-from tests.hostile.peers import MIB
 from tests.peers.http1 import HttpWire, http_request, post
 from tests.peers.messages import initialize, modern_request, notification, request
+from tests.peers.processes import MIB
+from tests.peers.serving import Place
 from tests.peers.websockets import message, upgrade
 
 LARGE = 4 * MIB - 100_000

@@ -9,7 +9,7 @@ import orjson
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Message, Notification, Request, Response
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
-__all__ = ["as_json", "call", "initialize", "modern_request", "notification", "request", "text_of"]
+__all__ = ["as_json", "call", "initialize", "modern_request", "notification", "reported_call", "request", "text_of"]
 
 _ENVELOPE = {
     "io.modelcontextprotocol/protocolVersion": LATEST.name,
@@ -37,6 +37,12 @@ def notification(method: str, **params: Any) -> bytes:
 def call(id: Any, tool: str, **arguments: Any) -> bytes:
     """A tool call, for a connection that was initialized."""
     return request(id, "tools/call", name=tool, arguments=arguments)
+
+
+def reported_call(id: Any, tool: str, *, modern: bool = False, **arguments: Any) -> bytes:
+    """A tool call that wants to be told of its progress."""
+    make = modern_request if modern else request
+    return make(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})
 
 
 def initialize(revision: str = LATEST_LEGACY.name, **capabilities: Any) -> bytes:

@@ -89,7 +89,9 @@ def test_a_listener_may_leave_while_it_is_told() -> None:
 
 
 @every_revision
-async def test_listening_again_at_once_hears_what_changes(revision: Revision) -> None:
+async def test_listening_again_at_once_hears_what_changes(
+    revision: Revision, autojump_clock: trio.testing.MockClock
+) -> None:
     # Which of two handlers runs first is random, so once would prove little.
     for _ in range(20):
         server: Server[None] = Server("again")

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 import trimcp
+from tests.peers.messages import text_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import ErrorReply, LocalError, McpError, RemoteError
@@ -34,10 +35,6 @@ both_eras = pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str
 
 class OurOwnError(Exception):
     pass
-
-
-def text_of(result: CallToolResult) -> str:
-    return "".join(block.text for block in result.content)
 
 
 async def test_the_lifespan_surrounds_everything_and_its_state_reaches_handlers() -> None:

@@ -16,6 +16,7 @@ import trio
 import trio.testing
 
 from tests.mirroring import mirrored
+from tests.peers.messages import text_of
 from trimcp.channel import Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError
@@ -41,10 +42,6 @@ async def call(
     server.add_tool(function, **{"name": "it", **(options or {})})
     async with connected(server, Client("c", validate_output=False), revision=revision) as session:
         return await session.call_tool("it", arguments)
-
-
-def text_of(result: CallToolResult) -> str:
-    return "".join(block.text for block in result.content)
 
 
 class Colour(enum.Enum):

@@ -17,10 +17,11 @@ import attrs
 import trio
 
 from tests.hostile.mutations import of_frames, of_messages, of_requests
-from tests.hostile.network import ROADS, Lane, Served, Socket, on, open_session
-from tests.hostile.peers import MIB, Target
+from tests.peers.clients import ROADS, on, open_session
 from tests.peers.http1 import http_request, post
-from tests.peers.messages import call, initialize, modern_request, notification
+from tests.peers.messages import call, initialize, modern_request, notification, reported_call
+from tests.peers.processes import MIB, ChildServer
+from tests.peers.servers import ServerProcess
 from tests.peers.websockets import message, upgrade
 
 __all__ = ["Load", "soak_lines", "soak_network"]
@@ -51,9 +52,9 @@ class Load:
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
 
-async def soak_network(server: Served, load: Load) -> None:
+async def soak_network(server: ServerProcess, load: Load) -> None:
     """Every kind of client over every road to one server, side by side, until it is done."""
-    agents: list[Callable[[Served, Load], Awaitable[None]]] = []
+    agents: list[Callable[[ServerProcess, Load], Awaitable[None]]] = []
     agents += [_behaved(road) for road in ROADS for _ in range(2)]
     agents += [_rude(road) for road in ROADS]
     agents += [_slow(road) for road in ("modern", "sse", "websocket")]
@@ -63,7 +64,7 @@ async def soak_network(server: Served, load: Load) -> None:
             nursery.start_soon(_again, agent, server, load)
 
 
-async def _again(agent: Callable[[Served, Load], Awaitable[None]], server: Served, load: Load) -> None:
+async def _again(agent: Callable[[ServerProcess, Load], Awaitable[None]], server: ServerProcess, load: Load) -> None:
     while not load.done.is_set():
         with trio.move_on_after(_PATIENCE) as scope:
             try:
@@ -77,8 +78,8 @@ async def _again(agent: Callable[[Served, Load], Awaitable[None]], server: Serve
 # Those that behave
 
 
-def _behaved(road: str) -> Callable[[Served, Load], Awaitable[None]]:
-    async def behave(server: Served, load: Load) -> None:
+def _behaved(road: str) -> Callable[[ServerProcess, Load], Awaitable[None]]:
+    async def behave(server: ServerProcess, load: Load) -> None:
         async with on(server, road) as lane:
             for n in range(load.rng.randrange(10, 80)):
                 tool, arguments = _drawn(load.rng)
@@ -111,7 +112,7 @@ def _drawn(rng: random.Random) -> tuple[str, dict[str, Any]]:
     )
 
 
-async def _pipelined(server: Served, load: Load) -> None:
+async def _pipelined(server: ServerProcess, load: Load) -> None:
     """A hundred calls at once, over a WebSocket, and their answers."""
     async with on(server, "websocket") as lane:
         for first in range(0, load.rng.randrange(1, 4) * 100, 100):
@@ -125,26 +126,22 @@ async def _pipelined(server: Served, load: Load) -> None:
 # Those that do not
 
 
-def _rude(road: str) -> Callable[[Served, Load], Awaitable[None]]:
+def _rude(road: str) -> Callable[[ServerProcess, Load], Awaitable[None]]:
     """Calls under way, then a reset, an end, or nothing more."""
 
-    async def leave(server: Served, load: Load) -> None:
+    async def leave(server: ServerProcess, load: Load) -> None:
         calls = [("hang", {}), ("stream", {"count": 300, "size": 500}), ("big", {"size": 500_000}), ("nap", {})]
         async with _reset(server, load.rng) as wire:
-            lane: Lane
             if road == "websocket":
                 raw = await upgrade(wire)
-                lane = Socket(server, raw=raw)
                 await raw.say(message(initialize()))
-                said = [message(lane.call(n, tool, **arguments)) for n, (tool, arguments) in enumerate(calls * 3)]
+                said = [message(reported_call(n, tool, **arguments)) for n, (tool, arguments) in enumerate(calls * 3)]
             elif road == "modern":
-                lane = Lane(server, modern=True)
-                said = [post(lane.call(1, *_one(load.rng, calls)[:1], **_one(load.rng, calls)[1]))]
+                said = [post(reported_call(1, *_one(load.rng, calls)[:1], modern=True, **_one(load.rng, calls)[1]))]
             else:
-                lane = Lane(server)
                 session = await open_session(server)
                 tool, arguments = _one(load.rng, calls)
-                said = [post(lane.call(1, tool, **arguments), session=session)]
+                said = [post(reported_call(1, tool, **arguments), session=session)]
             load.note(f"rude {road}", len(said))
             await wire.send(*said)
             with trio.move_on_after(load.rng.random() * 0.05):
@@ -162,7 +159,7 @@ def _one(rng: random.Random, calls: list[tuple[str, dict[str, Any]]]) -> tuple[s
 
 
 @asynccontextmanager
-async def _reset(server: Served, rng: random.Random, **options: Any) -> AsyncIterator[Any]:
+async def _reset(server: ServerProcess, rng: random.Random, **options: Any) -> AsyncIterator[Any]:
     """A connection that ends with a reset half of the time."""
     async with server.wire(**options) as wire:
         try:
@@ -172,16 +169,15 @@ async def _reset(server: Served, rng: random.Random, **options: Any) -> AsyncIte
                 wire.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-def _slow(road: str) -> Callable[[Served, Load], Awaitable[None]]:
+def _slow(road: str) -> Callable[[ServerProcess, Load], Awaitable[None]]:
     """Asks for much and takes it by the spoonful, for a while."""
 
-    async def read(server: Served, load: Load) -> None:
-        lane = Lane(server, modern=road == "modern")
-        text = lane.call(1, "stream", count=500, size=1_000)
+    async def read(server: ServerProcess, load: Load) -> None:
+        text = reported_call(1, "stream", modern=road == "modern", count=500, size=1_000)
         load.note(f"slow {road}")
         if road == "sse":
             async with on(server, "sse", receive_buffer=4096) as stream:
-                await stream.send(text)
+                await stream.exchanged(text)
                 await _sip(stream.stream, load)
             return
         async with _reset(server, load.rng, receive_buffer=4096) as wire:
@@ -201,7 +197,7 @@ async def _sip(wire: Any, load: Load) -> None:
             await trio.sleep(0.02)
 
 
-async def _say(server: Served, load: Load, said: bytes, *, websocket: bool = False) -> bytes:
+async def _say(server: ServerProcess, load: Load, said: bytes, *, websocket: bool = False) -> bytes:
     """Say something wrong on a connection of its own, and return the beginning of the answer."""
     heard = b""
     async with _reset(server, load.rng) as wire:
@@ -214,7 +210,7 @@ async def _say(server: Served, load: Load, said: bytes, *, websocket: bool = Fal
     return heard
 
 
-async def _wrong_requests(server: Served, load: Load) -> None:
+async def _wrong_requests(server: ServerProcess, load: Load) -> None:
     session = await open_session(server)
     make = of_requests(load.rng, session)
     for _ in range(30):
@@ -224,17 +220,17 @@ async def _wrong_requests(server: Served, load: Load) -> None:
         await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))
 
 
-async def _wrong_frames(server: Served, load: Load) -> None:
+async def _wrong_frames(server: ServerProcess, load: Load) -> None:
     load.note("wrong frames")
     await _say(server, load, of_frames(load.rng)(), websocket=True)
 
 
-async def _wrong_messages(server: Served, load: Load) -> None:
+async def _wrong_messages(server: ServerProcess, load: Load) -> None:
     make = of_messages(load.rng)
     async with on(server, "sse") as lane:
         for _ in range(30):
             load.note("wrong message")
-            await lane.send(make())
+            await lane.exchanged(make())
 
 
 @cache
@@ -247,7 +243,7 @@ def _large_frame() -> bytes:
     return message(_large())  # it takes a while to mask
 
 
-async def _oversize(server: Served, load: Load) -> None:
+async def _oversize(server: ServerProcess, load: Load) -> None:
     """Five MiB where four are allowed."""
     load.note("oversize")
     async with _reset(server, load.rng) as wire:
@@ -261,7 +257,7 @@ async def _oversize(server: Served, load: Load) -> None:
     await trio.sleep(2 * load.rng.random())
 
 
-async def _abandoned(server: Served, load: Load) -> None:
+async def _abandoned(server: ServerProcess, load: Load) -> None:
     """Sessions nobody ends; they expire."""
     for _ in range(3):
         load.note("abandoned session")
@@ -272,7 +268,7 @@ async def _abandoned(server: Served, load: Load) -> None:
 # A server on standard input and output
 
 
-async def soak_lines(server: Target, load: Load) -> None:
+async def soak_lines(server: ChildServer, load: Load) -> None:
     """Everything over one pair of pipes: what is right is answered, whatever stands between."""
     make = of_messages(load.rng)
     writing = (

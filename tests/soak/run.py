@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,21 +20,17 @@ from typing import Any, Final
 import attrs
 import trio
 
-from tests.hostile.network import Served
-from tests.hostile.peers import ENVIRONMENT, MIB, Target, memory_of
 from tests.peers.messages import call
+from tests.peers.processes import ENVIRONMENT, MIB, ChildServer, memory_of
+from tests.peers.servers import ServerProcess, start_server, stop_server
 from tests.soak.load import Load, soak_lines, soak_network
 from tests.soak.slopes import Sample, Track
 
 __all__ = ["main"]
 
 _PROGRAM: Final = [sys.executable, "-m", "tests.soak.server_for_soak"]
-_ENVIRONMENT: Final = {
-    **ENVIRONMENT,
-    # Else the C library keeps freed blocks for later use as it likes, and nothing can be told from what is resident.
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-    "MALLOC_ARENA_MAX": "1",
-}
+# Else the C library keeps freed blocks for later use as it likes, and nothing can be told from what is resident.
+_MALLOC: Final = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_ARENA_MAX": "1"}
 _OPTIONS: Final[dict[str, Any]] = {
     "session_idle": 5.0,
     "max_sessions": 1_000,
@@ -102,16 +96,7 @@ class OurClient:
         return counts
 
 
-def start_server(errors: Any) -> Served:
-    """Start the server over the network."""
-    process = subprocess.Popen(
-        [*_PROGRAM, json.dumps(_OPTIONS)], stdin=-1, stdout=-1, stderr=errors, env=_ENVIRONMENT, text=True
-    )
-    assert process.stdout is not None
-    return Served(process, process.stdout.readline().strip(), errors, "own")
-
-
-async def lines_counts(target: Target) -> dict[str, int]:
+async def lines_counts(target: ChildServer) -> dict[str, int]:
     """What the server over stdio counts of itself, asked when nobody else talks to it."""
     await target.say(call("statistics", "statistics"))
     answer = await target.answer("statistics")
@@ -121,23 +106,19 @@ async def lines_counts(target: Target) -> dict[str, int]:
 
 async def soak(minutes: float, seed: int) -> list[Track]:
     """Soak for so long, and return what was seen of each process."""
-    log = tempfile.TemporaryFile()  # noqa: SIM115  # closed below
-    server = await trio.to_thread.run_sync(start_server, log)
+    command = [*_PROGRAM, json.dumps(_OPTIONS)]
+    server = await trio.to_thread.run_sync(partial(start_server, command, **_MALLOC))
     try:
         return await _soak(server, minutes * 60, seed)
     finally:
-        server.process.kill()
-        server.process.wait()
-        for pipe in (server.process.stdin, server.process.stdout, log):
-            assert pipe is not None
-            pipe.close()
+        stop_server(server)
 
 
-async def _soak(server: Served, seconds: float, seed: int) -> list[Track]:
+async def _soak(server: ServerProcess, seconds: float, seed: int) -> list[Track]:
     await server.settle()
     program = [sys.executable, "-m", "tests.soak.client_for_soak", server.url, str(seed)]
     async with _process([*_PROGRAM, "stdio"]) as piped, _process(program) as ours, trio.open_nursery() as nursery:
-        target, client = Target(piped), OurClient(ours)
+        target, client = ChildServer(piped), OurClient(ours)
         nursery.start_soon(target.watch_errors)
         nursery.start_soon(_echo, ours)
         await target.meet("2025-11-25")
@@ -176,7 +157,7 @@ async def _soak(server: Served, seconds: float, seed: int) -> list[Track]:
 
 @asynccontextmanager
 async def _process(command: list[str]) -> AsyncIterator[trio.Process]:
-    process = await trio.lowlevel.open_process(command, stdin=-1, stdout=-1, stderr=-1, env=_ENVIRONMENT)
+    process = await trio.lowlevel.open_process(command, stdin=-1, stdout=-1, stderr=-1, env={**ENVIRONMENT, **_MALLOC})
     try:
         yield process
     finally:

@@ -105,7 +105,7 @@ async def test_what_the_body_raises_leaves_as_itself(revision: Revision) -> None
     assert type(caught.value) is OurOwnError
 
 
-async def test_what_the_server_is_doing_ends_with_the_block() -> None:
+async def test_what_the_server_is_doing_ends_with_the_block(autojump_clock: Any) -> None:
     with trio.fail_after(5):
         async with connected(make_server()) as session, trio.open_nursery() as nursery:
 

@@ -83,6 +83,19 @@ class DummyFace:
 
 
 @asynccontextmanager
+async def failing(face: DummyFace, trouble: trio.Event) -> AsyncIterator[DummyFace]:
+    """Run a face that fails once there is trouble."""
+
+    async def fail() -> None:
+        await trouble.wait()
+        raise OSError("the disk is full")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fail)
+        yield face
+
+
+@asynccontextmanager
 async def app_of(face: DummyFace, **options: Any) -> AsyncIterator[AsgiApp]:
     """An application whose lifespan is entered."""
     app = AsgiApp(face.running, **options)

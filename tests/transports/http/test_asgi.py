@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.transports.http.asgi_support import (
     app_of,
     call_once,
     calling,
+    failing,
     http_scope,
     upgrade,
     websocket_scope,
@@ -35,6 +37,17 @@ from trimcp.transports.http.settings import HttpLimits
 
 def open_stream(body: bytes, reply: HttpReply) -> None:
     reply.start(HttpResponse(200, TEXT))
+
+
+@asynccontextmanager
+async def streaming(**options: Any) -> AsyncIterator[tuple[DummyFace, DummyHandler, Call]]:
+    """A call whose response is a stream that has begun."""
+    face = DummyFace()
+    face["/"] = handler = DummyHandler(open_stream)
+    async with app_of(face, **options) as app, calling(app, http_scope()) as call:
+        call.body()
+        await wait_all_tasks_blocked()
+        yield face, handler, call
 
 
 # Requests and responses
@@ -363,11 +376,7 @@ async def test_a_response_its_client_did_not_wait_for_gets_no_end() -> None:
 
 async def test_the_disconnect_after_the_last_event_is_none() -> None:
     """Hypercorn reports one at the end of every response, while `send` still prepares the next request."""
-    face = DummyFace()
-    face["/"] = handler = DummyHandler(open_stream)
-    async with app_of(face) as app, calling(app, http_scope()) as call:
-        call.body()
-        await wait_all_tasks_blocked()
+    async with streaming() as (_, handler, call):
         assert handler.reply is not None
         handler.reply.write(b"all")
         await wait_all_tasks_blocked()
@@ -382,11 +391,7 @@ async def test_the_disconnect_after_the_last_event_is_none() -> None:
 
 
 async def test_a_last_event_nobody_takes_is_not_waited_for_long(autojump_clock: object) -> None:
-    face = DummyFace()
-    face["/"] = handler = DummyHandler(open_stream)
-    async with app_of(face, limits=QUICK) as app, calling(app, http_scope()) as call:
-        call.body()
-        await wait_all_tasks_blocked()
+    async with streaming(limits=QUICK) as (_, handler, call):
         assert handler.reply is not None
         call.shielded, call.stalled = False, True
         handler.reply.finish()
@@ -401,11 +406,7 @@ async def test_a_last_event_nobody_takes_is_not_waited_for_long(autojump_clock: 
 
 @pytest.mark.parametrize("last", [False, True])
 async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: object, last: bool) -> None:
-    face = DummyFace()
-    face["/"] = handler = DummyHandler(open_stream)
-    async with app_of(face) as app, calling(app, http_scope()) as call:
-        call.body()
-        await wait_all_tasks_blocked()
+    async with streaming() as (face, handler, call):
         assert handler.reply is not None
         call.shielded, call.stalled = False, True
         began = trio.current_time()
@@ -420,11 +421,7 @@ async def test_a_client_that_takes_nothing_is_given_up(autojump_clock: object, l
 
 
 async def test_an_abort_leaves_the_response_without_an_end() -> None:
-    face = DummyFace()
-    face["/"] = handler = DummyHandler(open_stream)
-    async with app_of(face) as app, calling(app, http_scope()) as call:
-        call.body()
-        await wait_all_tasks_blocked()
+    async with streaming() as (_, handler, call):
         assert handler.reply is not None
         handler.reply.write(b"half")
         await wait_all_tasks_blocked()
@@ -459,11 +456,7 @@ async def test_a_cancelled_call_is_a_client_that_left() -> None:
 
 @pytest.mark.parametrize("error", [OSError("gone"), trio.BrokenResourceError()])
 async def test_a_server_that_tells_a_disconnect_by_raising_is_understood(error: Exception) -> None:
-    face = DummyFace()
-    face["/"] = handler = DummyHandler(open_stream)
-    async with app_of(face) as app, calling(app, http_scope()) as call:
-        call.body()
-        await wait_all_tasks_blocked()
+    async with streaming() as (_, handler, call):
         call.error = error
         assert handler.reply is not None
         handler.reply.write(b"x")
@@ -654,18 +647,7 @@ async def test_a_face_that_cannot_stop_is_told_to_the_server() -> None:
 
 async def test_a_face_that_fails_fails_the_call() -> None:
     trouble = trio.Event()
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[DummyFace]:
-        async def fail() -> None:
-            await trouble.wait()
-            raise OSError("the disk is full")
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail)
-            yield DummyFace()
-
-    app = AsgiApp(running)
+    app = AsgiApp(partial(failing, DummyFace(), trouble))
     with pytest.raises(BaseExceptionGroup) as caught:
         async with lifespan(app):
             trouble.set()

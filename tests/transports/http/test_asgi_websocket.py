@@ -203,6 +203,20 @@ async def test_a_peer_that_does_not_answer_our_close_is_not_waited_for(autojump_
         assert trio.current_time() - began == pytest.approx(2, abs=0.01)
 
 
+@asynccontextmanager
+async def stuck(serve: Any) -> AsyncIterator[Call]:
+    """A WebSocket on which the server sends, and whose peer has stopped reading."""
+    face = DummyFace()
+    face["/ws"] = upgrade(serve)
+    async with app_of(face) as app, calling(app, websocket_scope("/ws")) as call:
+        call.put.send_nowait({"type": "websocket.connect"})
+        while len(call.events) < 5:
+            await trio.lowlevel.checkpoint()
+        call.stalled = True
+        await wait_all_tasks_blocked()
+        yield call
+
+
 async def test_a_session_can_be_cancelled_whatever_the_server_holds(steady_clock: trio.abc.Clock) -> None:
     """Its writer is stuck with a peer that does not read; the call stays until the server lets go."""
     cancelled, scope = trio.Event(), trio.CancelScope()
@@ -213,14 +227,7 @@ async def test_a_session_can_be_cancelled_whatever_the_server_holds(steady_clock
                 await channel.send([request(1)])
         cancelled.set()
 
-    face = DummyFace()
-    face["/ws"] = upgrade(serve)
-    async with app_of(face) as app, calling(app, websocket_scope("/ws")) as call:
-        call.put.send_nowait({"type": "websocket.connect"})
-        while len(call.events) < 5:
-            await trio.lowlevel.checkpoint()
-        call.stalled = True
-        await wait_all_tasks_blocked()
+    async with stuck(serve) as call:
         scope.cancel()
         with trio.fail_after(1):
             await cancelled.wait()
@@ -243,14 +250,7 @@ async def test_a_peer_that_leaves_while_the_server_holds_a_message_breaks_the_ch
         with pytest.raises(trio.EndOfChannel):
             await channel.receive()
 
-    face = DummyFace()
-    face["/ws"] = upgrade(serve)
-    async with app_of(face) as app, calling(app, websocket_scope("/ws")) as call:
-        call.put.send_nowait({"type": "websocket.connect"})
-        while len(call.events) < 5:
-            await trio.lowlevel.checkpoint()
-        call.stalled = True
-        await wait_all_tasks_blocked()
+    async with stuck(serve) as call:
         call.leave()
         with trio.fail_after(1):
             await broken.wait()

@@ -9,6 +9,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trio.testing import wait_all_tasks_blocked
 from trio_websocket import open_websocket_url
 
 from tests.peers.websockets import CLOSE, FIN, frame, handshake
-from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, upgrade
+from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, failing, upgrade
 from tests.transports.http.hypercorn_support import (
     h2_client,
     h2_over_tls,
@@ -509,18 +510,7 @@ async def test_an_address_in_use_is_told() -> None:
 
 async def test_a_face_that_fails_ends_the_server(steady_clock: trio.abc.Clock) -> None:
     trouble = trio.Event()
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[DummyFace]:
-        async def fail() -> None:
-            await trouble.wait()
-            raise OSError("the disk is full")
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fail)
-            yield hello()
-
-    async with serving(AsgiApp(running)) as served:
+    async with serving(AsgiApp(partial(failing, hello(), trouble))) as served:
         assert await served.alive()
         trouble.set()
         with trio.fail_after(2):

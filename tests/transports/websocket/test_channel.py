@@ -535,15 +535,16 @@ async def test_a_pong_waits_for_its_turn(autojump_clock: MockClock) -> None:
         assert ids(list(await server.receive())) == [1]
 
 
+async def send_until(error: type[Exception], channel: MessageChannel) -> None:
+    """Send more than the peer takes, until that raises."""
+    with pytest.raises(error):
+        while True:
+            await channel.send([outgoing(1, "x" * 100_000)])
+
+
 async def test_a_peer_that_stops_reading_delays_no_close(autojump_clock: MockClock) -> None:
     async with raw_client(Meeting(), tcp=True) as (_, server), trio.open_nursery() as nursery:
-
-        async def send() -> None:
-            with pytest.raises(trio.ClosedResourceError):
-                while True:
-                    await server.send([outgoing(1, "x" * 100_000)])
-
-        nursery.start_soon(send)
+        nursery.start_soon(send_until, trio.ClosedResourceError, server)
         await wait_all_tasks_blocked(0.05)
         before = trio.current_time()
         await server.aclose()
@@ -552,13 +553,7 @@ async def test_a_peer_that_stops_reading_delays_no_close(autojump_clock: MockClo
 
 async def test_a_peer_that_stops_reading_and_vanishes(autojump_clock: MockClock) -> None:
     async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
-
-        async def send() -> None:
-            with pytest.raises(trio.BrokenResourceError):
-                while True:
-                    await server.send([outgoing(1, "x" * 100_000)])
-
-        nursery.start_soon(send)
+        nursery.start_soon(send_until, trio.BrokenResourceError, server)
         await wait_all_tasks_blocked(0.05)
         await raw.stream.aclose()
         with pytest.raises(trio.BrokenResourceError):
@@ -567,13 +562,7 @@ async def test_a_peer_that_stops_reading_and_vanishes(autojump_clock: MockClock)
 
 async def test_a_peer_that_closes_and_does_not_read_the_answer(autojump_clock: MockClock) -> None:
     async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
-
-        async def send() -> None:
-            with pytest.raises(trio.BrokenResourceError):
-                while True:
-                    await server.send([outgoing(1, "x" * 100_000)])
-
-        nursery.start_soon(send)
+        nursery.start_soon(send_until, trio.BrokenResourceError, server)
         await wait_all_tasks_blocked(0.05)
         await raw.say(close(1000))
         before = trio.current_time()
@@ -651,13 +640,7 @@ async def test_a_peer_that_breaks_the_protocol_and_does_not_read(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with raw_client(Meeting(), tcp=True) as (raw, server), trio.open_nursery() as nursery:
-
-        async def send() -> None:
-            with pytest.raises(trio.BrokenResourceError):
-                while True:
-                    await server.send([outgoing(1, "x" * 100_000)])
-
-        nursery.start_soon(send)
+        nursery.start_soon(send_until, trio.BrokenResourceError, server)
         await wait_all_tasks_blocked(0.05)
         await raw.say(frame(FIN | BINARY, b"x"))
         with pytest.raises(trio.BrokenResourceError, match="1003"):

@@ -44,7 +44,7 @@ class Journal:
         self._changed.unpark_all()
 
     async def wait_for(self, entry: str) -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while entry not in self.entries:
                 await self._changed.park()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.http.scripted import (
     Exchange,
     Handler,
+    Scripted,
     answer,
     cancellation,
     event,
@@ -23,6 +26,7 @@ from tests.transports.http.scripted import (
     shake_hands,
     welcome,
 )
+from trimcp.channel import MessageChannel
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Response
 from trimcp.wire.revisions import REVISIONS, V2025_03_26, V2025_06_18, Revision
 
@@ -147,6 +151,16 @@ class Forgetful:
             await results(exchange) if exchange.body else await exchange.respond(200)
 
 
+@asynccontextmanager
+async def forgotten(handle: Handler, server_side: Forgetful) -> AsyncIterator[tuple[Scripted, MessageChannel]]:
+    """A client whose session the server forgets while its stream is open."""
+    async with scripted(handle) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await server.wait_for("GET")
+        server_side.known = False
+        yield server, channel
+
+
 @pytest.mark.parametrize("body", [b"", b'{"jsonrpc":"2.0","id":"x","error":{"code":-32001,"message":"no session"}}'])
 @pytest.mark.parametrize("method", ["tools/call", "tools/list", "resources/subscribe"])
 async def test_after_a_404_for_its_session_it_shakes_hands_once_more(body: bytes, method: str) -> None:
@@ -267,10 +281,7 @@ async def test_a_server_that_is_away_for_a_moment_is_asked_for_a_new_session_aga
         else:
             await server_side(exchange)
 
-    async with scripted(handle) as server, server.target().connect() as channel:
-        await shake_hands(channel)
-        await server.wait_for("GET")
-        server_side.known = False
+    async with forgotten(handle, server_side) as (server, channel):
         await channel.send([request(1, modern=False), request(2, modern=False)])
         await trio.sleep(0.1)
         server.refuse = away = False
@@ -297,10 +308,7 @@ async def test_a_stream_that_ends_with_its_session_is_opened_in_the_next_one_how
         else:
             await server_side(exchange)
 
-    async with scripted(handle) as server, server.target().connect() as channel:
-        await shake_hands(channel)
-        await server.wait_for("GET")
-        server_side.known = False
+    async with forgotten(handle, server_side) as (_, channel):
         restart.set()
         assert await receive(channel) == [Lost(None, "the server forgot the session; a new one was begun")]
         assert trio.current_time() >= 30
@@ -319,10 +327,7 @@ async def test_giving_up_a_request_while_the_hands_are_shaken_leaves_it_to_the_o
         else:
             await server_side(exchange)
 
-    async with scripted(handle) as server, server.target().connect() as channel:
-        await shake_hands(channel)
-        await server.wait_for("GET")
-        server_side.known = False
+    async with forgotten(handle, server_side) as (server, channel):
         await channel.send([request(1, modern=False)])
         await server.wait_for("initialize", 2)
         await channel.send([request(2, modern=False)])

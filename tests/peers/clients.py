@@ -16,19 +16,33 @@ import attrs
 import orjson
 import trio
 
-from tests.hostile.network import Served, open_session
-from tests.hostile.peers import Target
-from tests.peers.http1 import Answer, HttpWire, http_request, post
-from tests.peers.messages import as_json, initialize, modern_request, notification, request
+from tests.peers.http1 import BOTH, Answer, HttpWire, http_request, post
+from tests.peers.messages import as_json, initialize, modern_request, notification, reported_call, request
+from tests.peers.processes import ChildServer
+from tests.peers.serving import Place
 from tests.peers.websockets import CLOSE, FIN, PING, PONG, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.session.drive import DirectEnd
 
-__all__ = ["ChannelPeer", "DirectPeer", "FramePeer", "LinePeer", "Peer", "PostPeer", "StreamPeer"]
+__all__ = [
+    "ROADS",
+    "ChannelPeer",
+    "DirectPeer",
+    "EventsPeer",
+    "LinePeer",
+    "Peer",
+    "PostPeer",
+    "WebSocketPeer",
+    "in_turn",
+    "on",
+    "open_session",
+    "over_the_network",
+]
+
+ROADS = ("modern", "session", "sse", "websocket")
+"""Where a listening server can be reached: Streamable HTTP in both eras, HTTP+SSE, WebSocket."""
 
 _SLICE = 100
-_SMALL = 4096
-_EVENTS = "Accept: text/event-stream"
 
 
 @attrs.define(eq=False)
@@ -51,7 +65,7 @@ class Peer:
 
     def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
         """A tool call that wants to be told of its progress."""
-        return self.request(id, "tools/call", name=tool, arguments=arguments, _meta={"progressToken": 1})
+        return reported_call(id, tool, modern=self.modern, **arguments)
 
     @property
     def unread(self) -> int:
@@ -84,10 +98,14 @@ class Peer:
     def read_on(self) -> None:
         """Take what came meanwhile."""
 
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        """Send a message and return the status and the message that answers it; None where there is none."""
+        await self.say(text)
+        return self.status, await self.hear()
+
     async def ask(self, id: Any, tool: str, **arguments: Any) -> Any:
         """Call a tool and return the answer, which has to be the next one."""
-        await self.say(self.call(id, tool, **arguments))
-        answer = await self.hear()
+        _, answer = await self.put(self.call(id, tool, **arguments))
         assert answer["id"] == id, answer
         return answer
 
@@ -107,12 +125,6 @@ class Peer:
             await self.say(notification("notifications/initialized"))
 
 
-def text_of(answer: Any) -> str:
-    """The text of a tool's answer."""
-    text: str = answer["result"]["content"][0]["text"]
-    return text
-
-
 # Lines
 
 
@@ -120,7 +132,7 @@ def text_of(answer: Any) -> str:
 class LinePeer(Peer):
     """A server's standard input and output."""
 
-    target: Target
+    target: ChildServer
 
     @property
     def unread(self) -> int:
@@ -233,7 +245,7 @@ class DirectPeer(Peer):
 
 
 @attrs.define(eq=False)
-class FramePeer(Peer):
+class WebSocketPeer(Peer):
     """A WebSocket."""
 
     raw: RawWebSocket
@@ -263,8 +275,11 @@ class FramePeer(Peer):
             if first == FIN | PING:
                 await self.raw.say(frame(FIN | PONG, payload))
                 continue
-            assert first == FIN | TEXT, (first, payload)
-            return orjson.loads(payload)
+            if first in (0, FIN | CLOSE):
+                raise EOFError(f"the server closed the WebSocket: {payload!r}")
+            if first != FIN | PONG:
+                assert first == FIN | TEXT, (first, payload)
+                return orjson.loads(payload)
 
     async def hang_up(self) -> None:
         await trio.aclose_forcefully(self.raw.stream)
@@ -283,9 +298,10 @@ class FramePeer(Peer):
 class _Exchanges(Peer):
     """What peers have in common that POST each message: connections, and what came back on them."""
 
-    server: Served
+    server: Place
     nursery: trio.Nursery
-    reading: bool
+    receive_buffer: int | None = None
+    lines: tuple[str, ...] = ()
     path: str = "/mcp"
     session: str | None = None
     wires: list[HttpWire] = attrs.field(factory=list, init=False)
@@ -314,7 +330,7 @@ class _Exchanges(Peer):
         raise NotImplementedError
 
     async def connect(self) -> HttpWire:
-        wire = await self.server.connect(receive_buffer=None if self.reading else _SMALL)
+        wire = await self.server.connect(receive_buffer=self.receive_buffer)
         self.wires.append(wire)
         return wire
 
@@ -327,12 +343,20 @@ class _Exchanges(Peer):
         return await self.connect()
 
     def posted(self, text: bytes) -> bytes:
-        return post(text, session=self.session, path=self.path)
+        return post(text, *self.lines, session=self.session, path=self.path)
 
     def settled(self, wire: HttpWire, answer: Answer) -> None:
         """Keep a connection for the next message, if it is kept."""
         if answer.headers.get("connection") != "close":
             self.idle.append(wire)
+
+    async def exchanged(self, text: bytes) -> Answer:
+        """POST a message and read the response, on a connection that is kept where it may be."""
+        wire = await self.kept()
+        answer = await wire.ask(self.posted(text))
+        self.settled(wire, answer)
+        self.status = answer.status
+        return answer
 
     async def leave(self) -> None:
         for wire in self.wires:
@@ -356,7 +380,7 @@ class PostPeer(_Exchanges):
                 pass  # it has closed, after an answer
             if found := re.search(rb'"id":("?)(\w+)\1,', text):
                 self.under_way[found[2].decode()] = wire
-            if self.reading:
+            if self.receive_buffer is None:
                 self.nursery.start_soon(self._read, wire)
 
     async def _read(self, wire: HttpWire) -> None:
@@ -380,6 +404,12 @@ class PostPeer(_Exchanges):
         self.status, said = await self._answers[1].receive()
         return said
 
+    async def put(self, text: bytes) -> tuple[int, Any]:
+        answer = await self.exchanged(text)
+        *progress, reply = answer.messages if answer.body else [None]
+        self.heard += progress
+        return self.status, reply
+
     async def pour(self, texts: Sequence[bytes]) -> None:
         """Pipeline them on twenty connections."""
         async with trio.open_nursery() as nursery:
@@ -390,7 +420,7 @@ class PostPeer(_Exchanges):
         wire = await self.connect()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wire.send, *map(self.posted, texts))
-            for text in texts if self.reading else ():
+            for text in texts if self.receive_buffer is None else ():
                 answer = await wire.answer()
                 assert answer.reply["id"] == orjson.loads(text)["id"], "answers on a connection come in order"
                 self._heard(answer)
@@ -403,7 +433,7 @@ class PostPeer(_Exchanges):
 
     async def meet(self) -> None:
         if not self.modern:
-            self.session = await open_session(self.server)
+            self.session = await open_session(self.server, *self.lines)
 
     async def hang_up(self) -> None:
         await self.leave()
@@ -412,11 +442,11 @@ class PostPeer(_Exchanges):
         """End the session."""
         session, self.session = self.session, None
         async with self.server.wire() as wire:
-            return (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}"))).status
+            return (await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {session}", *self.lines))).status
 
 
 @attrs.define(eq=False)
-class StreamPeer(_Exchanges):
+class EventsPeer(_Exchanges):
     """HTTP+SSE: a stream to read, and POSTs beside it, which are answered themselves only if they are refused."""
 
     stream: HttpWire = attrs.field(kw_only=True)
@@ -424,10 +454,7 @@ class StreamPeer(_Exchanges):
 
     async def say(self, *texts: bytes) -> None:
         for text in texts:
-            wire = await self.kept()
-            answer = await wire.ask(self.posted(text))
-            self.settled(wire, answer)
-            self.status = answer.status
+            answer = await self.exchanged(text)
             self._refusals.extend(answer.messages if answer.body else ())
 
     def piped(self, answer: Answer) -> None:
@@ -460,13 +487,34 @@ class StreamPeer(_Exchanges):
 # Meeting
 
 
+async def open_session(server: Place, *lines: str, revision: str = "2025-11-25", **capabilities: Any) -> str:
+    """Begin a session over Streamable HTTP, and return its id."""
+    async with server.wire() as wire:
+        ours = ("Content-Type: application/json", f"Accept: {BOTH}", *lines)
+        answer = await wire.fetch("POST", "/mcp", *ours, body=initialize(revision, **capabilities))
+        assert answer.status == 200, answer
+        session = answer.headers["mcp-session-id"]
+        accepted = await wire.ask(post(notification("notifications/initialized"), *lines, session=session))
+        assert accepted.status == 202
+        return session
+
+
 @asynccontextmanager
-async def over_the_network(transport: str, served: Served, *, modern: bool, reading: bool) -> AsyncIterator[Peer]:
-    """Yield a peer that has introduced itself; in the end its connections are closed without a word."""
-    small = None if reading else _SMALL
+async def over_the_network(
+    transport: str, server: Place, *lines: str, modern: bool, receive_buffer: int | None = None
+) -> AsyncIterator[Any]:
+    """Yield a peer that has introduced itself; in the end its connections are closed without a word.
+
+    Args:
+        transport: "http", "sse" or "websocket".
+        server: where it connects to.
+        lines: header lines of each request.
+        modern: whether it speaks the newest revision.
+        receive_buffer: bytes the kernel keeps for it; with any, it reads nothing over HTTP but what it is asked to.
+    """
     async with trio.open_nursery() as nursery:
         if transport == "http":
-            posts = PostPeer(modern, served, nursery, reading)
+            posts = PostPeer(modern, server, nursery, receive_buffer, lines)
             await posts.meet()
             try:
                 yield posts
@@ -475,22 +523,30 @@ async def over_the_network(transport: str, served: Served, *, modern: bool, read
                 if posts.session is not None:
                     await posts.delete()
         elif transport == "sse":
-            async with served.wire(receive_buffer=small) as stream:
-                await stream.send(http_request("GET", "/sse", _EVENTS))
-                assert (await stream.head()).status == 200
-                [path] = re.findall(rb"data: (/\S+)", await stream.chunk())
-                peer = StreamPeer(modern, served, nursery, reading, path.decode(), stream=stream)
+            async with server.wire(receive_buffer=receive_buffer) as stream:
+                path = await stream.open_events(*lines)
+                peer = EventsPeer(modern, server, nursery, receive_buffer, lines, path, stream=stream)
                 await peer.meet()
                 try:
                     yield peer
                 finally:
                     await peer.leave()
         else:
-            async with served.wire(receive_buffer=small) as wire:
-                frames = FramePeer(modern, await upgrade(wire))
+            async with server.wire(receive_buffer=receive_buffer) as wire:
+                frames = WebSocketPeer(modern, await upgrade(wire, *lines))
                 await frames.meet()
                 yield frames
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def on(server: Place, road: str, *lines: str, **options: Any) -> AsyncIterator[Any]:
+    """Yield a peer on one of ROADS; options are those of `over_the_network`. A WebSocket that is read is closed."""
+    transport = "http" if road in ("modern", "session") else road
+    async with over_the_network(transport, server, *lines, modern=road == "modern", **options) as peer:
+        yield peer
+        if road == "websocket" and not options:  # who does not read does not close either
+            await peer.say_goodbye()
 
 
 def in_turn(count: int, make: Callable[[int], bytes]) -> list[bytes]:

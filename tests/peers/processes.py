@@ -1,4 +1,4 @@
-"""A real server process spoken to byte by byte, and what it costs."""
+"""What a process costs, and a server that is a child of this one, spoken to byte by byte."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from tests.hostile import server_for_attack
 from tests.peers.messages import call, initialize, notification
 
 __all__ = [
+    "ENVIRONMENT",
     "KIB",
     "MIB",
-    "Target",
+    "ChildServer",
+    "child_server",
     "forget_peak",
     "grown",
     "memory_of",
-    "target",
+    "seconds_an_interpreter_needs",
 ]
 
 KIB = 1024
@@ -56,9 +58,23 @@ def grown(base: int) -> int:
     return memory_of(os.getpid(), peak=True) - base
 
 
+async def seconds_an_interpreter_needs(modules: str) -> float:
+    """How long it takes here and now until one with these modules, and nothing to do, is gone."""
+    program = f"import sys, {modules}; print(flush=True); sys.stdin.read()"
+    process = await trio.lowlevel.open_process([sys.executable, "-c", program], stdin=-1, stdout=-1, env=ENVIRONMENT)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    async with process.stdout, process.stdin:
+        await process.stdout.receive_some(1)
+        began = trio.current_time()
+        await process.stdin.aclose()
+        await process.wait()
+    return trio.current_time() - began
+
+
 @attrs.define(eq=False)
-class Target:
-    """A server process under attack.
+class ChildServer:
+    """A server over standard input and output.
 
     Attributes:
         process: the process.
@@ -150,9 +166,9 @@ class Target:
 
 
 @asynccontextmanager
-async def target(
+async def child_server(
     environment: Mapping[str, str] | None = None, *, program: Path = PROGRAM, **options: Any
-) -> AsyncIterator[Target]:
+) -> AsyncIterator[ChildServer]:
     """Yield a new server process; it is killed in the end unless it has exited."""
     process = await trio.lowlevel.open_process(
         [sys.executable, str(program), json.dumps(options)],
@@ -161,7 +177,7 @@ async def target(
         stderr=-1,
         env={**ENVIRONMENT, **(environment or {})},
     )
-    self = Target(process)
+    self = ChildServer(process)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(self.watch_errors)
         try:
