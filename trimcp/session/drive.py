@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeAlias
 
@@ -148,7 +148,8 @@ async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
     """
     with _counted(session, channel):
         if isinstance(channel, DirectEnd):
-            async with _driving_directly(session, channel):
+            session.sink = channel
+            async with _running_jobs(session, lambda jobs: channel.attach(session)):
                 yield
         else:
             async with _driving_channel(session, channel):
@@ -183,42 +184,28 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
             driver.connection, channel.holding.holder = channel.holding.holder, driver
         wire.start_soon(driver.write)
         try:
-            async with open_service_nursery() as jobs:
-                session.start(Crew(jobs))
-                jobs.start_soon(driver.read)
-                try:
-                    yield
-                finally:
-                    _stop(session)
+            async with _running_jobs(session, lambda jobs: jobs.start_soon(driver.read)):
+                yield
         finally:
             driver.writer.deadline = trio.current_time() + session.limits.drain_timeout
-            outbox.close()
-            session.lose("the session has ended")
-            session.endpoint.closed(session)
 
 
 @asynccontextmanager
-async def _driving_directly(session: Session, end: DirectEnd) -> AsyncIterator[None]:
-    """Run a session over a direct end. The order of the end is the same; there is no writer to wait for."""
-    session.sink = end
+async def _running_jobs(session: Session, begin: Callable[[trio.Nursery], object]) -> AsyncIterator[None]:
+    """Run a session's jobs, beginning with `begin`, for as long as the body runs; then end the session in order."""
     try:
         async with open_service_nursery() as jobs:
             session.start(Crew(jobs))
-            end.attach(session)
+            begin(jobs)
             try:
                 yield
             finally:
-                _stop(session)
+                session.close()
+                session.jobs.cancel_all(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
     finally:
-        end.close()
+        session.sink.close()
         session.lose("the session has ended")
         session.endpoint.closed(session)
-
-
-def _stop(session: Session) -> None:
-    """Stop reading and cancel the jobs, which still unwind."""
-    session.close()
-    session.jobs.cancel_all(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
 
 
 @attrs.define(eq=False, repr=False)
