@@ -7,15 +7,12 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import trio
 
-from trimcp.channel import MessageChannel
 from trimcp.cli.conversation import own_version, trace_to
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.screen import Screen
@@ -63,20 +60,6 @@ def _server_file() -> Path:
 
 
 @attrs.define(eq=False)
-class _Observed:
-    """The server to start, with a look at its process."""
-
-    server: StdioServer
-    process: trio.Process | None = None
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[MessageChannel]:
-        async with self.server.connect() as channel:
-            self.process = channel.process
-            yield channel
-
-
-@attrs.define(eq=False)
 class _Demo:
     place: Path
     screen: Screen
@@ -92,22 +75,20 @@ class _Demo:
         before = trio.lowlevel.current_statistics().tasks_living
         command = (sys.executable, str(_server_file()), str(self.place))
         server = StdioServer(command, on_stderr=self.screen.server_says, trace=trace_to(self.trace, self.screen))
-        target = _Observed(server)
         client = Client("trimcp demo", own_version())
         client.logging(self.screen.log)
-        async with client.connect(target) as session:
+        async with server.connect() as channel, client.connect(channel) as session:
             self.screen.listening = True
-            assert target.process is not None
             assert session.server_info is not None
             info = session.server_info
-            self._head(f"{info.name} {info.version} runs as process {target.process.pid} on {self.place}")
+            self._head(f"{info.name} {info.version} runs as process {channel.process.pid} on {self.place}")
             self._say(f"protocol {session.revision.name}, ready after {time.monotonic() - started:.2f} s")
             await self._index(session)
             await self._cancel_half_way(session)
             await self._search(session)
             await self._read(session)
         left = trio.lowlevel.current_statistics().tasks_living - before
-        code = target.process.returncode
+        code = channel.process.returncode
         self._head("The end")
         self._say(
             f"{self.calls} calls, {self.steps:,} progress messages, {time.monotonic() - started:.1f} s, "

@@ -1,4 +1,4 @@
-"""The proxy behind `trimcp record`: bytes go through untouched where there are bytes, messages where there are not."""
+"""`trimcp record`: bytes go through untouched where there are bytes, messages where there are not. `trimcp replay`."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ async def _record(target: Any, journal: JournalWriter) -> int:
     code = 0
     with signals() as stop, trio.CancelScope() as scope:
         async with open_service_nursery() as nursery:
-            nursery.start_soon(_cancel_when, stop, scope)
+
+            async def watch() -> None:
+                await stop.wait()
+                scope.cancel(reason="told to stop")
+
+            nursery.start_soon(watch)
             relay = _relay_bytes if isinstance(target, StdioServer) else _relay_messages
             code = await relay(target, journal)
     return code
-
-
-async def _cancel_when(stop: trio.Event, scope: trio.CancelScope) -> None:
-    await stop.wait()
-    scope.cancel(reason="told to stop")
 
 
 # Bytes
@@ -184,29 +184,22 @@ def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], pat
     connection: AbstractAsyncContextManager[MessageChannel] = (
         _named_target(words).connect() if client else claim_stdio()
     )
-    run = partial(play, client=client, ignore=list(ignore), patience=patience)
+
+    async def run() -> list[str]:
+        async with connection as channel:
+            return await play(transcript.messages, channel, client=client, ignore=list(ignore), patience=patience)
+
     try:
-        problems = trio.run(_play, connection, transcript, run)
+        problems = trio.run(run)
     except McpError as error:
         raise Failure(str(error), NO_CONNECTION) from None
-    _report(problems, transcript, client)
-    return _DIFFERS if problems else 0
-
-
-async def _play(connection: AbstractAsyncContextManager[MessageChannel], transcript: Transcript, run: Any) -> list[str]:
-    async with connection as channel:
-        problems: list[str] = await run(transcript.messages, channel)
-        return problems
-
-
-def _report(problems: list[str], transcript: Transcript, client: bool) -> None:
-    """Tell what differs. Playing the server, standard output belongs to the client."""
-    out = sys.stdout if client else sys.stderr
-    theirs = sum(from_client != client for from_client, _ in transcript.messages)
+    out = sys.stdout if client else sys.stderr  # playing the server, standard output belongs to the client
     who = "server" if client else "client"
     for problem in problems:
         print(clean(problem), file=out)
     if problems:
         print(f"{len(problems)} differences in what the {who} says", file=out)
     else:
+        theirs = sum(from_client != client for from_client, _ in transcript.messages)
         print(f"the {who} says the same: {theirs} messages", file=out)
+    return _DIFFERS if problems else 0
