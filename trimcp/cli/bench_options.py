@@ -39,7 +39,6 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The sections of the help, and which options stand in each."""
 
-_SECONDS: Final = 10.0
 _SECONDS_EACH_ROUND: Final = 3.0
 _WARM_UP: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>s|x)?")
 _USUAL_WARM_UP: Final = 1.0
@@ -152,8 +151,8 @@ def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
     """
     counted = load["count"] is not None
     seconds = load["seconds"]
-    if seconds is None and not counted:
-        seconds = _SECONDS if options.compare is None else _SECONDS_EACH_ROUND
+    if seconds is None and not counted and options.compare is not None:
+        seconds = _SECONDS_EACH_ROUND
     warm_up, warm_up_count = _warm_up(options.warm_up, counted)
     known = {"warm_up": warm_up, "warm_up_count": warm_up_count, "revision": options.revision, "pids": options.pids}
     try:
