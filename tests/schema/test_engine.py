@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from trimcp.schema.engine import SchemaError, tame
+from trimcp.schema.engine import PEERS, SchemaBounds, SchemaError, tame
 from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, shorten
 
 
-def tamed(schema: Any, *, max_depth: int = 64, old_references: bool = False, terse: bool = False) -> Any:
-    return tame(schema, old_references=old_references, max_depth=max_depth, max_subschemas=5_000, terse=terse)[0]
+def tamed(schema: Any, *, max_depth: int = PEERS.depth, terse: bool = False) -> Any:
+    return tame(schema, SchemaBounds(max_depth, PEERS.subschemas), terse=terse)[0]
 
 
 def gate(keyword: str, target: str) -> dict[str, Any]:
@@ -49,12 +49,13 @@ def test_terse_copies_judge_alternatives_without_errors() -> None:
 
 def test_subschemas_are_counted() -> None:
     schema = {"properties": {"a": {}, "b": {"items": {}}}, "x": {"y": {}}, "not": {"$ref": "#/x/y"}}
-    assert tame(schema, old_references=False, max_depth=9, max_subschemas=9)[1] == 6
+    assert tame(schema, SchemaBounds(9, 9))[1] == 6
 
 
 def test_old_references_lose_what_they_hide() -> None:
-    schema = {"$ref": "#/definitions/a", "minLength": 1, "definitions": {"a": {}}}
-    assert tamed(schema, old_references=True) == {"definitions": {"a": {}}, "allOf": [gate("$ref", "#/definitions/a")]}
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}}
+    schema = {**old, "$ref": "#/definitions/a", "minLength": 1}
+    assert tamed(schema) == {**old, "allOf": [gate("$ref", "#/definitions/a")]}
 
 
 def test_references_out_of_the_schema_are_refused() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import unquote
 
 import jsonschema_rs
@@ -18,7 +18,10 @@ import jsonschema_rs
 from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, texts
 from trimcp.wire.subschemas import subschemas
 
-__all__ = ["CompiledSchema", "Schema", "SchemaError", "compile_bounded", "compile_schema", "dialect_of", "tame"]
+__all__ = [
+    *("PEERS", "CompiledSchema", "Schema", "SchemaBounds", "SchemaError"),
+    *("compile_bounded", "compile_schema", "dialect_of", "tame"),
+]
 
 Schema: TypeAlias = dict[str, Any] | bool
 _PatternOptions: TypeAlias = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
@@ -51,6 +54,17 @@ _IN_PLACE: Final = frozenset(
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 # The keywords that count beside a `$ref` in old dialects.
 _BESIDE_OLD_REF: Final = frozenset({"$schema", "$id", "id", "$defs", "definitions"})
+
+
+class SchemaBounds(NamedTuple):
+    """How deep subschemas may be nested, and how many there may be."""
+
+    depth: int
+    subschemas: int
+
+
+PEERS: Final = SchemaBounds(64, 5_000)
+_AUTHORS: Final = SchemaBounds(128, 50_000)
 
 
 class SchemaError(ValueError):
@@ -132,7 +146,7 @@ class CompiledSchema:
     def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
         """Return an engine that counts references, and its subschemas; none for a schema too entangled for that."""
         try:
-            tamed, subschemas = _tame_dialect(self._schema, max_depth=128, max_subschemas=50_000, terse=terse)
+            tamed, subschemas = tame(self._schema, _AUTHORS, terse=terse)
             return _build(tamed, self._patterns, self._explaining), subschemas
         except SchemaError:
             return None, 0
@@ -153,11 +167,11 @@ def compile_schema(schema: Schema) -> CompiledSchema:
     return CompiledSchema(schema, patterns, engine.is_valid)
 
 
-def compile_bounded(schema: Schema, *, max_depth: int, max_subschemas: int) -> CompiledSchema:
+def compile_bounded(schema: Schema) -> CompiledSchema:
     """Compile a peer's schema, so that it bounds what a value can cost. See `validator.peer_validator`."""
     budget = _Budget()
     patterns = jsonschema_rs.RegexOptions()
-    tamed, _ = _tame_dialect(schema, max_depth=max_depth, max_subschemas=max_subschemas)
+    tamed, _ = tame(schema, PEERS)
     engine = _build(tamed, patterns, budget)
     return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget)
 
@@ -271,37 +285,26 @@ def _size(value: Any) -> int:
 # --- references that count themselves ---
 
 
-def _tame_dialect(schema: Schema, *, max_depth: int, max_subschemas: int, terse: bool = False) -> tuple[Schema, int]:
-    dialect = dialect_of(schema)
-    if dialect == "Draft4Validator":
-        raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
-    if dialect == "Draft6Validator" and isinstance(schema, dict):  # draft-07 is draft-06 and `if`
-        schema = {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
-    old = dialect in ("Draft6Validator", "Draft7Validator")
-    return tame(schema, old_references=old, max_depth=max_depth, max_subschemas=max_subschemas, terse=terse)
-
-
-def tame(
-    schema: Schema, *, old_references: bool, max_depth: int, max_subschemas: int, terse: bool = False
-) -> tuple[Schema, int]:
+def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> tuple[Schema, int]:
     """Return a copy of a schema that is safe to build, whose references count themselves, and its subschemas.
 
-    Args:
-        schema: what a peer sent.
-        old_references: the dialect is draft-07, where `$ref` hides the keywords beside it.
-        max_depth: how deep subschemas may be nested.
-        max_subschemas: how many there may be.
-        terse: let `anyOf` and `oneOf` fail without gathering what is wrong with each alternative.
+    With `terse`, `anyOf` and `oneOf` fail without gathering what is wrong with each alternative.
 
     Raises:
         SchemaError: it is too deep or too large, chains references too long or in a loop, embeds another resource
             (`$id`), or refers to another document.
     """
+    dialect = dialect_of(schema)
     if isinstance(schema, bool):
         return schema, 1
+    if dialect == "Draft4Validator":
+        raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
+    if dialect == "Draft6Validator":  # draft-07 is draft-06 and `if`
+        schema = {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
+    old_references = dialect in ("Draft6Validator", "Draft7Validator")  # where `$ref` hides the keywords beside it
     # Keywords nest about two containers per subschema; `const` and `default` may nest as deep as they like otherwise.
-    copy: dict[str, Any] = _copy(schema, 2 * max_depth + 2)
-    walk = _Walk(copy, max_depth, max_subschemas)
+    copy: dict[str, Any] = _copy(schema, 2 * bounds.depth + 2)
+    walk = _Walk(copy, bounds)
     _check_chains(walk)
     for node in walk.nodes:
         _count_references(node, old_references)
@@ -323,10 +326,9 @@ def _copy(value: Any, room: int) -> Any:
 class _Walk:
     """All subschemas of one document, and which of them judge the same value as which others."""
 
-    def __init__(self, root: dict[str, Any], max_depth: int, max_subschemas: int) -> None:
+    def __init__(self, root: dict[str, Any], bounds: SchemaBounds) -> None:
         self.root = root
-        self.max_depth = max_depth
-        self.max_subschemas = max_subschemas
+        self.bounds = bounds
         self.nodes: list[dict[str, Any]] = []
         self.in_place: dict[int, list[dict[str, Any]]] = {}
         self._anchors: dict[str, dict[str, Any]] = {}
@@ -340,18 +342,18 @@ class _Walk:
 
     def _visit_tree(self, top: dict[str, Any]) -> None:
         level = [top]
-        for _ in range(self.max_depth):
+        for _ in range(self.bounds.depth):
             for node in level:
                 self._note(node)
             level = [child for node in level for *_, child in subschemas(node) if id(child) not in self.in_place]
             if not level:
                 return
-        raise SchemaError(f"subschemas are nested more than {self.max_depth} deep")
+        raise SchemaError(f"subschemas are nested more than {self.bounds.depth} deep")
 
     def _note(self, node: dict[str, Any]) -> None:
         self.nodes.append(node)
-        if len(self.nodes) > self.max_subschemas:
-            raise SchemaError(f"there are more than {self.max_subschemas} subschemas")
+        if len(self.nodes) > self.bounds.subschemas:
+            raise SchemaError(f"there are more than {self.bounds.subschemas} subschemas")
         self.in_place[id(node)] = [child for keyword, _, child in subschemas(node) if keyword in _IN_PLACE]
         for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
             name = node.get(keyword)

@@ -94,17 +94,12 @@ def _is_plain(schema: Any) -> bool:
     return True
 
 
-def peer_validator(schema: Schema, *, max_depth: int = 64, max_subschemas: int = 5_000) -> Validator:
+def peer_validator(schema: Schema) -> Validator:
     """Return a validator for a schema that came from a peer, so it may be hostile.
 
     Besides never fetching, it bounds what a value can cost: references may not loop in place, and recursive schemas
     that could visit one value exponentially often get a limit on the depth of values. Patterns must suit the
     linear-time engine, so look-around and back-references are refused.
-
-    Args:
-        schema: what the peer sent.
-        max_depth: how deep the schema itself may be nested.
-        max_subschemas: how many subschemas it may have.
 
     Raises:
         SchemaError: the schema is not valid, too large, too entangled, or needs what we refuse.
@@ -112,5 +107,5 @@ def peer_validator(schema: Schema, *, max_depth: int = 64, max_subschemas: int =
     from trimcp.schema.engine import compile_bounded
 
     validator = Validator(schema, late=True)
-    validator._compiled = compile_bounded(schema, max_depth=max_depth, max_subschemas=max_subschemas)
+    validator._compiled = compile_bounded(schema)
     return validator
