@@ -124,7 +124,6 @@ class RemoteContext(Admitted):
     method: str
     headers: Mapping[str, str]
     deadline: float
-    _wanted: LoggingLevel | None
     _parent: ParentConnection
     _call: int
     cancel_reason: None = attrs.field(init=False, default=None)
@@ -146,8 +145,7 @@ class RemoteContext(Admitted):
         )
         left = facts["seconds_left"]
         deadline = math.inf if left is None else time.monotonic() + left
-        wanted = facts["log_level"]
-        return cls(admission, facts["request_id"], facts["method"], facts["headers"], deadline, wanted, parent, call)
+        return cls(admission, facts["request_id"], facts["method"], facts["headers"], deadline, parent, call)
 
     @property
     def state(self) -> Any:
@@ -163,7 +161,8 @@ class RemoteContext(Admitted):
             self._parent.send(self._call, {"say": "progress", "values": [progress, total, message]})
 
     async def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
-        if self._wanted is not None and SEVERITY[level] >= SEVERITY[self._wanted]:
+        wanted = self.admission.log_level
+        if wanted is not None and SEVERITY[level] >= SEVERITY[wanted]:
             self._parent.send(self._call, {"say": "log", "level": level, "data": data, "logger": logger})
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
