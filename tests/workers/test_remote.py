@@ -235,6 +235,7 @@ async def test_what_a_function_raises_is_logged_whole_and_told_to_nobody(caplog:
     assert 'raise ValueError("with a secret")' in text
     assert "heavy_tools.py" in text
     assert "ValueError: with a secret" in text
+    assert "trimcp/worker/serve.py" not in caplog.text
 
 
 async def test_an_exit_in_a_function_is_a_crash_of_its_call_and_the_process_goes_on(

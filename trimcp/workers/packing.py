@@ -6,6 +6,7 @@ The protocol's own keep their class and members. Of any other only the text and 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +26,18 @@ from trimcp.wire.jsonrpc import Unencodable, encode
 
 __all__ = ["FailedInWorker", "pack", "unpack"]
 
-_CODED: Final = {kind.__name__: kind for kind in (ErrorReply, RemoteError, Overloaded)}
-_PLAIN: Final = {
-    kind.__name__: kind for kind in (LocalError, Unencodable, InvalidReply, ConnectionLost, ResourceNotFound, ToolError)
+# What each is made from, given itself and its text.
+_ARGUMENTS: Final[dict[type[BaseException], Callable[[Any, str], list[Any]]]] = {
+    **dict.fromkeys((ErrorReply, RemoteError, Overloaded), lambda error, text: [error.code, error.message, error.data]),
+    **dict.fromkeys(
+        (LocalError, Unencodable, InvalidReply, ConnectionLost, ResourceNotFound, ToolError), lambda error, text: [text]
+    ),
+    CannotAsk: lambda error, text: [text, None if error.required is None else dict(error.required)],
+    ConversionError: lambda error, text: [error.problems],
 }
-_KNOWN: Final = frozenset((*_CODED.values(), *_PLAIN.values(), CannotAsk, ConversionError))
+_KINDS: Final[dict[str, Callable[..., Any]]] = {kind.__name__: kind for kind in _ARGUMENTS}
 _LONGEST: Final = 64 * 1024  # characters of a traceback
-_OURS: Final = str(Path(__file__).parent)
+_OURS: Final = str(Path(__file__).parents[1] / "worker")  # `workers`, too
 
 
 class FailedInWorker(Exception):
@@ -44,43 +50,26 @@ class _RemoteTraceback(Exception):
 
 
 def pack(error: BaseException) -> dict[str, Any]:
-    known = next((kind.__name__ for kind in type(error).__mro__ if kind in _KNOWN), "")
+    known = next((kind for kind in type(error).__mro__ if kind in _ARGUMENTS), None)
     try:
         text = _sendable(str(error))
     except Exception as broken:  # anybody's `__str__`
         text = f"<no text: {type(broken).__name__}>"
     packed: dict[str, Any] = {
-        "kind": known,
-        "text": text if known else f"{type(error).__name__}: {text}",
+        "kind": "" if known is None else known.__name__,
+        "arguments": [f"{type(error).__name__}: {text}"] if known is None else _ARGUMENTS[known](error, text),
         "trace": _trace(error),
     }
-    if isinstance(error, ErrorReply | RemoteError):
-        packed |= {"code": error.code, "message": error.message, "data": error.data}
-    elif isinstance(error, CannotAsk):
-        packed |= {"required": None if error.required is None else dict(error.required)}
-    elif isinstance(error, ConversionError):
-        packed |= {"problems": error.problems}
     try:
         encode(packed)
     except Unencodable:  # such as the `data` of an ErrorReply, which is the author's
-        packed = {"kind": "Unencodable", "text": "what was raised holds what JSON cannot carry", "trace": ""}
+        packed = {"kind": "Unencodable", "arguments": ["what was raised holds what JSON cannot carry"], "trace": ""}
     return packed
 
 
 def unpack(packed: dict[str, Any]) -> Exception:
     """Return the exception that was `pack`ed, with its traceback there as the cause."""
-    kind, text = packed["kind"], packed["text"]
-    error: Exception
-    if kind in _CODED:
-        error = _CODED[kind](packed["code"], packed["message"], packed["data"])
-    elif kind in _PLAIN:
-        error = _PLAIN[kind](text)
-    elif kind == CannotAsk.__name__:
-        error = CannotAsk(text, packed["required"])
-    elif kind == ConversionError.__name__:
-        error = ConversionError(packed["problems"])
-    else:
-        error = FailedInWorker(text)
+    error: Exception = _KINDS.get(packed["kind"], FailedInWorker)(*packed["arguments"])
     if packed["trace"]:
         error.__cause__ = _RemoteTraceback(packed["trace"])
     return error
