@@ -73,9 +73,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 def masked_url(url: str, *, path: bool = False) -> str:
     """Return a URL without what may be secret in it: user, path, query and fragment.
 
-    Args:
-        url: the whole.
-        path: keep the path; for where the person who typed it is to tell one URL from another.
+    With `path` the path stays, where the person who typed it is to tell one URL from another.
     """
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

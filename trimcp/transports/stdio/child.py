@@ -52,9 +52,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment a server is started with: what it inherits from ours, and `env` over it.
 
-    Args:
-        env: variables to add or replace.
-        inherit: names to take over from our own environment; True for all of it, False for nothing.
+    `inherit` names what to take over from our own environment; True is all of it, False nothing.
     """
     if inherit is True:
         inherited = dict(os.environ)
@@ -117,13 +115,10 @@ class StdioServer:
 
 @attrs.define(eq=False, repr=False)
 class ChildChannel(WrappedChannel):
-    """The channel to a server that runs as a child process.
+    """The channel to a server that runs as a child process; `process` has its `pid` and `returncode`.
 
     Its input ends when the process does, at once and even if a descendant holds the pipe open: what the
     process wrote before is still received, then comes `trio.EndOfChannel`.
-
-    Attributes:
-        process: the child; its `pid` and `returncode` (None while it runs).
     """
 
     process: trio.Process

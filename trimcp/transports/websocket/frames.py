@@ -60,11 +60,8 @@ KEEP_ALIVE: Final = KeepAlive()
 class GatedStream(trio.abc.Stream):
     """What one trio-websocket connection takes for its stream.
 
-    Args:
-        stream: leads to the peer. It is never closed from here: there may be something left to say.
-        gate: judges the frames that arrive.
-        keep_alive: how long a message may take.
-        early: bytes that arrived with the handshake.
+    `stream`, which leads to the peer, is never closed from here: a Close frame may be left to send. `early` are bytes
+    that arrived with the handshake.
 
     Attributes:
         over: set once nothing more will be read.

@@ -41,11 +41,7 @@ class HandshakeFailed(Exception):
 
 
 def accept(headers: Mapping[str, str], subprotocol: str | None) -> bytes:
-    """Return a server's answer to a request for a WebSocket.
-
-    Args:
-        headers: of the request, by lower-case name.
-        subprotocol: what is agreed to; None for nothing.
+    """Return a server's answer to a request for a WebSocket, whose `headers` are by lower-case name.
 
     Raises:
         HandshakeFailed: it is no such request.
@@ -63,13 +59,7 @@ def accept(headers: Mapping[str, str], subprotocol: str | None) -> bytes:
 
 
 async def open_websocket(stream: trio.abc.Stream, host: str, resource: str, headers: Mapping[str, str]) -> bytes:
-    """Ask a server for a WebSocket, and return what came behind its answer: the first frames, perhaps.
-
-    Args:
-        stream: leads to the server.
-        host: what the header Host says.
-        resource: path and query.
-        headers: what else to send.
+    """Ask a server for a WebSocket at `resource` (path and query), and return the bytes that came behind its answer.
 
     Raises:
         HandshakeFailed: there is none.

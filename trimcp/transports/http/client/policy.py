@@ -157,7 +157,7 @@ def refusal(
     Args:
         status: of the reply, no success.
         error: the JSON-RPC error in its body, or None.
-        elsewhere: the origin it points to, or None.
+        elsewhere: the origin that a redirect points to, or None.
         at: the URL that was asked, without secrets.
     """
     text = f"the server answered {status_text(status)}{'' if at is None else f' at {at}'}"

@@ -202,12 +202,6 @@ class ClientState:
     """What requests, notifications and streams of one channel share.
 
     Attributes:
-        http: the exchanges.
-        inbox: where what arrives goes.
-        session: the legacy session.
-        nursery: for whatever is under way.
-        timeouts: of the steps of an exchange.
-        backoff: how often to try, and the pauses in between.
         retry_calls: whether tools may be called twice.
         fall_back: tries `initialize` by the older transport after it met trouble; returns None if that has taken over.
         unreachable: whether the last request could not be sent in all its attempts; then the next make one each.
