@@ -84,3 +84,14 @@ def test_of_nothing_nothing_is_known() -> None:
 def test_a_percentile_of_many_is_not_moved_by_a_rounding() -> None:
     times = [float(each) for each in range(1, 1001)]
     assert a_histogram(times).percentile(99.9) == pytest.approx(999, rel=0.006)
+
+
+def test_every_time_is_in_a_bar() -> None:
+    spread = a_histogram([0.0001 * 1.07**power for power in range(150)])
+    narrow = a_histogram([0.001] * 999 + [0.01])
+    edges, shares = Histogram.bars([spread, narrow], 90)
+    assert len(edges) < 100
+    assert [sum(each) for each in shares] == [pytest.approx(100), pytest.approx(100)]
+    whole = [upper for share, upper in zip(shares[1], edges[1:], strict=True) if share > 99]
+    assert whole == [pytest.approx(0.001, rel=0.15)]
+    assert Histogram.bars([Histogram()], 90) == ([], [[]])

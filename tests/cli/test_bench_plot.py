@@ -120,19 +120,6 @@ def test_letters_the_font_lacks_are_no_trouble(tmp_path: Path) -> None:
     assert {"図書館", "\\x1b[31m <b>&"} <= set(texts_of(tmp_path / "plot.svg"))
 
 
-def test_every_call_is_in_a_bar() -> None:
-    from trimcp.cli.bench_plot import _edges, _shares
-
-    spread = Histogram()
-    spread.add([0.0001 * 1.07**power for power in range(150)])
-    edges = _edges([spread, a_report().latency])
-    assert len(edges) < 100
-    assert sum(_shares(spread, edges)) == pytest.approx(100)
-    assert sum(_shares(a_report().latency, edges)) == pytest.approx(100)
-    whole = [upper for share, upper in zip(_shares(a_report().latency, edges), edges[1:], strict=True) if share > 99]
-    assert whole == [pytest.approx(1.0, rel=0.15)]
-
-
 def test_labels_that_would_touch_move_apart() -> None:
     from trimcp.cli.bench_plot import _apart
 

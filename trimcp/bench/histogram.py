@@ -79,6 +79,25 @@ class Histogram:
                 return min(max(_edge(index + 0.5), self.least), self.most)
         raise AssertionError("the buckets hold all that was counted")
 
+    @staticmethod
+    def bars(histograms: Sequence[Histogram], most: int) -> tuple[list[float], list[list[float]]]:
+        """Return the edges of at most so many bars for all that these hold, and for each of them the shares in percent.
+
+        A bar holds as many whole buckets as the next one; before and behind them is an empty one.
+        """
+        indexes = [index for each in histograms for index in each._buckets]
+        if not indexes:
+            return [], [[] for _ in histograms]
+        width = max(1, math.ceil((max(indexes) + 1 - min(indexes)) / most))
+        start = min(indexes) - width
+        edges = list(range(start, max(indexes) + 1 + 2 * width, width))
+        shares = []
+        for each in histograms:
+            shares.append([0.0] * (len(edges) - 1))
+            for index, count in each._buckets.items():
+                shares[-1][(index - start) // width] += 100 * count / each.count
+        return [_edge(index) for index in edges], shares
+
     def buckets(self) -> Iterator[tuple[float, int]]:
         """The upper edges and the counts of all buckets that are not empty, from the shortest times on."""
         for index in sorted(self._buckets):

@@ -140,7 +140,8 @@ class Supply:
             due = now
         self.under_way += 1
         self._number += 1
-        call = LoadCall(self._number, self._only or self._choose(), due)
+        request = self._only or self._random.choices(self.requests, cum_weights=self._weights)[0]
+        call = LoadCall(self._number, request, due)
         if self._gives_up:
             self._limit(call)
         return call
@@ -165,9 +166,6 @@ class Supply:
         return self._left <= 0 and not self._backlog
 
     # How it is decided
-
-    def _choose(self) -> PreparedRequest:
-        return self._random.choices(self.requests, cum_weights=self._weights)[0]
 
     def _limit(self, call: LoadCall) -> None:
         """Decide whether the call is given up, and when."""

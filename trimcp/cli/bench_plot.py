@@ -34,7 +34,6 @@ _FAINT: Final = "#8a9196"
 _GRID: Final = "#e3e6e8"
 _BARS: Final = 90
 _LEAST_GAP: Final = 0.118  # of the axis' width, between the middles of two labels: eight of them fit
-_FOLDS: Final = 100  # how many buckets of a histogram a factor of e has
 _LEAST_SECOND: Final = 0.25  # of the last one, to be drawn as a rate
 _UNDATED: Final = {".svg": {"Date": None}, ".png": {"Software": None}}
 # Any, for the names older versions of matplotlib know are not the literals that newer ones type.
@@ -131,7 +130,8 @@ def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:
 
 def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
     histograms = [Histogram.merged(report.latency for report in curve.rounds) for curve in curves]
-    edges = _edges(histograms)
+    edges, shares = Histogram.bars(histograms, _BARS)
+    edges = [1e3 * edge for edge in edges]
     first = curves[0].rounds
     axes.set_xlabel(f"ms (logarithmic) {what_times_are(first[0].plan, len(first))}", fontsize=8)
     axes.set_ylabel("share of calls (%)")
@@ -142,10 +142,9 @@ def _draw_latencies(axes: Axes, curves: Sequence[Curve]) -> None:
     axes.set_xscale("log")
     axes.set_xlim(edges[0], edges[-1])
     _number_log(axes.xaxis)
-    for histogram, colour in zip(histograms, _COLOURS, strict=False):
-        shares = _shares(histogram, edges)
-        axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
-        axes.stairs(shares, edges, color=colour, linewidth=1.1)
+    for heights, colour in zip(shares, _COLOURS, strict=False):
+        axes.stairs(heights, edges, fill=True, color=colour, alpha=0.25, linewidth=0)
+        axes.stairs(heights, edges, color=colour, linewidth=1.1)
     _mark(axes, curves)
     axes.set_ylim(bottom=0)
 
@@ -159,29 +158,6 @@ def _number_log(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=steps, numticks=20))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def _edges(histograms: Sequence[Histogram]) -> list[float]:
-    """Return the edges of bars, in milliseconds, for all that was measured: each holds as many whole buckets."""
-    indexes = [_index(upper) for histogram in histograms for upper, _ in histogram.buckets()]
-    if not indexes:
-        return []
-    low, high = min(indexes) - 1, max(indexes)
-    each = max(1, math.ceil((high - low) / _BARS))
-    low -= each
-    return [1e3 * math.exp(index / _FOLDS) for index in range(low, high + 2 * each, each)]
-
-
-def _index(upper: float) -> int:
-    return round(math.log(upper) * _FOLDS)
-
-
-def _shares(histogram: Histogram, edges: Sequence[float]) -> list[float]:
-    low, each = _index(edges[0] / 1e3), _index(edges[1] / 1e3) - _index(edges[0] / 1e3)
-    shares = [0.0] * (len(edges) - 1)
-    for upper, count in histogram.buckets():
-        shares[(_index(upper) - 1 - low) // each] += 100 * count / histogram.count
-    return shares
 
 
 def _mark(axes: Axes, curves: Sequence[Curve]) -> None:

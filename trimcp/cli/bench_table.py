@@ -25,6 +25,8 @@ __all__ = [
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
+_TRANSPORTS: Final = {"stdio": "stdio", "http": "Streamable HTTP", "sse": "HTTP+SSE", "websocket": "WebSocket"}
+_REPLIES: Final = {"json": ", JSON replies", "sse": ", SSE replies", "mixed": ", JSON and SSE replies"}
 _NAMES: Final = 12
 _COLUMN: Final = 9
 _EXAMPLE: Final = 160
@@ -58,27 +60,19 @@ def describe_report(report: Report) -> Iterator[Line]:
 
 
 def headline(report: Report, *, calls: bool = True) -> str:
-    """Return what was measured in a few words: calls (or not), server, wire, revision."""
+    """Return what was measured in a few words: calls (or not), server, transport, revision."""
+    server = report.target
+    if report.server_name is not None:
+        server = f"{report.server_name} {report.server_version or ''}".strip()
+    transport = _TRANSPORTS[report.transport] + _REPLIES.get(report.reply or "", "")
     parts = [what(report.plan)] if calls else []
-    return " · ".join([*parts, _server(report), _wire(report), report.revision])
+    return " · ".join([*parts, one_line(server, 60), transport, report.revision])
 
 
 def what(plan: Plan) -> str:
     """Return what was called."""
     names = list(dict.fromkeys(one_line(request.label, 40) for request in plan.mix))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _server(report: Report) -> str:
-    if report.server_name is None:
-        return one_line(report.target, 60)
-    return one_line(f"{report.server_name} {report.server_version or ''}".strip(), 60)
-
-
-def _wire(report: Report) -> str:
-    names = {"stdio": "stdio", "http": "Streamable HTTP", "sse": "HTTP+SSE", "websocket": "WebSocket"}
-    replies = {"json": ", JSON replies", "sse": ", SSE replies", "mixed": ", JSON and SSE replies"}
-    return names[report.transport] + replies.get(report.reply or "", "")
 
 
 def setting(report: Report) -> str:

@@ -42,13 +42,12 @@ def trace_of(error: Exception) -> str:
     """Return the traceback of what a user's module raised, from its own first line on."""
     ours = Path(__file__).parents[1]
     step = error.__traceback__
-    while step is not None and _is_loader(step.tb_frame.f_code.co_filename, ours):
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if not (file.startswith("<frozen importlib") or file == importlib.__file__ or Path(file).is_relative_to(ours)):
+            break
         step = step.tb_next
     return "".join(traceback.format_exception(type(error), error, step)).rstrip()
-
-
-def _is_loader(file: str, ours: Path) -> bool:
-    return file.startswith("<frozen importlib") or file == importlib.__file__ or Path(file).is_relative_to(ours)
 
 
 def _split(name: str) -> tuple[str, str]:
