@@ -7,7 +7,6 @@ processes share.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import sys
@@ -123,10 +122,8 @@ def main(serve: str, journal: str, **options: Any) -> None:
     elif serve == "http":
         trimcp.run_http(server, port=0, ready=lambda urls: print(urls[0], flush=True), **options)
     else:
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger().handlers[0].addFilter(server_over_network.is_complaint)
-        server_over_network.make_server = lambda: server  # type: ignore[assignment]
-        trio.run(partial(server_over_network.main, **options))
+        server_over_network.log_complaints()
+        trio.run(partial(server_over_network.main, lambda: server, **options))
 
 
 if __name__ == "__main__":

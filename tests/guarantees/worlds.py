@@ -21,7 +21,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.guarantees import program
 from tests.peers.clients import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network
 from tests.peers.messages import text_of
-from tests.peers.processes import ChildServer, child_server, memory_of
+from tests.peers.processes import ChildServer, Measured, child_server, forget_peak
 from tests.peers.servers import ServerPool, ServerProcess, more_than
 from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
@@ -124,7 +124,7 @@ class Journal:
 
 
 @attrs.define(eq=False)
-class Home:
+class Home(Measured):
     """A server somewhere, for peers by hand.
 
     Attributes:
@@ -149,14 +149,6 @@ class Home:
         """A stopwatch for what this server and a peer of it do."""
         return Stopwatch((self.pid,))
 
-    @property
-    def memory(self) -> int:
-        return memory_of(self.pid)
-
-    @property
-    def peak(self) -> int:
-        return memory_of(self.pid, peak=True)
-
     async def kept(self) -> int:
         """Bytes resident once garbage is collected and free memory is the system's again."""
         if self.served is not None:
@@ -174,8 +166,7 @@ class Home:
     def forget_peak(self) -> int:
         """Let the peak begin at what is resident now, and return that."""
         self._tidy()
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
-        return self.memory
+        return forget_peak(self.pid)
 
     def peer(self, *, reading: bool = True) -> AbstractAsyncContextManager[Any]:
         """A client of it that has introduced itself; over stdio there is but one. One that reads little reads slowly,

@@ -11,6 +11,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -35,7 +37,7 @@ class NotedFace(HttpFace):
         _faces.append(self)
 
 
-async def statistics(head: Head) -> HttpResponse:
+async def statistics(count_more: Callable[[], dict[str, int]], head: Head) -> HttpResponse:
     """Count what a server at rest has none of, and, if asked for, the objects that are left after a collection."""
     gc.collect()
     if head.query == "objects":
@@ -51,11 +53,15 @@ async def statistics(head: Head) -> HttpResponse:
         "streams": len(face.sse2024.streams),
         "held": face.budget.held // 65_536,  # a session takes a little of it
         "running": sum(session.statistics().running for session in face.service.sessions),  # type: ignore[attr-defined]
+        **count_more(),
     }
     return HttpResponse(200, (("Content-Type", "application/json"),), json.dumps(counts).encode())
 
 
 async def main(
+    make: Callable[..., trimcp.Server[Any]] = make_server,
+    count_more: Callable[[], dict[str, int]] = dict,
+    *,
     software: str = "own",
     alone: bool = False,
     tokens: dict[str, str] | None = None,
@@ -68,6 +74,8 @@ async def main(
     """Serve.
 
     Args:
+        make: makes the server.
+        count_more: returns what `/statistics` tells besides.
         software: what listens.
         alone: over WebSocket alone.
         tokens: principals by bearer token.
@@ -79,7 +87,7 @@ async def main(
     """
     trimcp.net.HttpFace = NotedFace  # type: ignore[misc]
     chosen = HttpSettings(
-        routes={"/statistics": statistics},
+        routes={"/statistics": partial(statistics, count_more)},
         authenticate=None if tokens is None else trimcp.bearer_tokens(tokens),
         events=None if events is None else MemoryEvents(**events),
         origins=Origins(**(origins or {})),
@@ -91,7 +99,7 @@ async def main(
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[list[str]]) -> None:
-            await serve(make_server(**(server or {})), port=0, settings=chosen, task_status=task_status, **how)
+            await serve(make(**(server or {})), port=0, settings=chosen, task_status=task_status, **how)
 
         urls = await nursery.start(listen)
         print(urls[0], flush=True)
@@ -108,7 +116,12 @@ def is_complaint(record: logging.LogRecord) -> bool:
     return record.exc_info is None or "secret of the handler" not in str(record.exc_info[1])
 
 
-if __name__ == "__main__":
+def log_complaints() -> None:
+    """Log to standard error what is a complaint."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger().handlers[0].addFilter(is_complaint)
+
+
+if __name__ == "__main__":
+    log_complaints()
     trio.run(lambda: main(**json.loads(sys.argv[1])))

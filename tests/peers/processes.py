@@ -24,6 +24,7 @@ __all__ = [
     "KIB",
     "MIB",
     "ChildServer",
+    "Measured",
     "child_server",
     "forget_peak",
     "grown",
@@ -72,8 +73,30 @@ async def seconds_an_interpreter_needs(modules: str) -> float:
     return trio.current_time() - began
 
 
+class Measured:
+    """A process whose memory is looked at."""
+
+    @property
+    def pid(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def memory(self) -> int:
+        """Bytes resident now."""
+        return memory_of(self.pid)
+
+    @property
+    def peak(self) -> int:
+        """Bytes resident at most since `forget_peak`."""
+        return memory_of(self.pid, peak=True)
+
+    def forget_peak(self) -> int:
+        """Let the peak begin at what is resident now, and return that."""
+        return forget_peak(self.pid)
+
+
 @attrs.define(eq=False)
-class ChildServer:
+class ChildServer(Measured):
     """A server over standard input and output.
 
     Attributes:
@@ -86,6 +109,10 @@ class ChildServer:
     errors: bytearray = attrs.field(factory=bytearray)
     silent: trio.Event = attrs.field(factory=trio.Event)
     _data: bytearray = attrs.field(factory=bytearray)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     async def pour(self, data: bytes) -> None:
         """Write bytes as they are."""
@@ -139,18 +166,6 @@ class ChildServer:
             await self.answer(n)
             await self.say(call(n, "stream", count=2))
             await self.answer(n)
-
-    @property
-    def memory(self) -> int:
-        return memory_of(self.process.pid)
-
-    @property
-    def peak(self) -> int:
-        return memory_of(self.process.pid, peak=True)
-
-    def forget_peak(self) -> int:
-        """Let the peak begin at what is resident now, and return that."""
-        return forget_peak(self.process.pid)
 
     async def watch_errors(self) -> None:
         assert self.process.stderr is not None

@@ -18,7 +18,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_over_network
 from tests.peers.clients import ROADS, on
 from tests.peers.http1 import http_request
-from tests.peers.processes import ENVIRONMENT, forget_peak, memory_of
+from tests.peers.processes import ENVIRONMENT, Measured
 from tests.peers.serving import Place
 
 __all__ = ["ServerPool", "ServerProcess", "more_than", "start_server", "stop_server"]
@@ -32,7 +32,7 @@ def more_than(base: dict[str, int], counts: dict[str, int]) -> bool:
 
 
 @attrs.define(eq=False)
-class ServerProcess(Place):
+class ServerProcess(Place, Measured):
     """A server process under attack.
 
     Attributes:
@@ -56,16 +56,8 @@ class ServerProcess(Place):
     roads: tuple[str, ...] = ROADS
 
     @property
-    def memory(self) -> int:
-        return memory_of(self.process.pid)
-
-    @property
-    def peak(self) -> int:
-        return memory_of(self.process.pid, peak=True)
-
-    def forget_peak(self) -> int:
-        """Let the peak begin at what is resident now, and return that."""
-        return forget_peak(self.process.pid)
+    def pid(self) -> int:
+        return self.process.pid
 
     @property
     def errors(self) -> bytes:

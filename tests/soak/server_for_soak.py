@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import trio
 
 import trimcp
 from tests.hostile import server_for_attack, server_over_network
-from trimcp.transports.http.seams import Head, HttpResponse
 
 
 def make_server() -> trimcp.Server[None]:
@@ -49,20 +48,11 @@ def extra() -> dict[str, int]:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger().handlers[0].addFilter(server_over_network.is_complaint)
+    server_over_network.log_complaints()
     if sys.argv[1] == "stdio":
         trimcp.run_stdio(make_server())
-        return
-    options, count = json.loads(sys.argv[1]), server_over_network.statistics
-
-    async def statistics(head: Head) -> HttpResponse:
-        response = await count(head)
-        assert isinstance(response.body, bytes)
-        return HttpResponse(200, response.headers, json.dumps({**json.loads(response.body), **extra()}).encode())
-
-    server_over_network.make_server, server_over_network.statistics = make_server, statistics
-    trio.run(lambda: server_over_network.main(**options))
+    else:
+        trio.run(partial(server_over_network.main, make_server, extra, **json.loads(sys.argv[1])))
 
 
 if __name__ == "__main__":
