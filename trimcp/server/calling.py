@@ -14,7 +14,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar, cast, get_args, get_origin
 
 import attrs
 import orjson
@@ -26,7 +26,9 @@ from trimcp.schema.signature import ResultShape, Signature, describe, describe_r
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.context import Context
+from trimcp.session.limits import Quota
 from trimcp.values import valued
+from trimcp.wire.common import Icon
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
-__all__ = ["Elicit", "Handler", "PreparedFunction", "at_users_line", "check_options", "listed_members", "prepare"]
+__all__ = [
+    *("Elicit", "Handler", "ListedOptions", "PreparedFunction"),
+    *("at_users_line", "check_options", "listed_members", "prepare"),
+]
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 """`async def handler(ctx, params)`: what handles the requests of one method, and returns the result."""
@@ -292,8 +297,28 @@ def _code(function: Any) -> Any:
     return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
 
 
-def listed_members(options: Mapping[str, Any], name: str, description: str) -> dict[str, Any]:
-    """Return the members that all listings share, from the options of an entry and these defaults."""
+class ListedOptions(TypedDict, total=False):
+    """The options that tools, resources and prompts share, each with a default.
+
+    Attributes:
+        name: by default the function's, or the end of a resource's address.
+        title: a name for people.
+        description: by default the docstring's, without its parameter section.
+        icons, meta: sent in the listing.
+        quota: how many may run at once, begin per second and wait, of a template all its resources together; by default
+            what `Limits.tool`, `Limits.resource` and `Limits.prompt` say.
+    """
+
+    name: str | None
+    title: str | None
+    description: str | None
+    icons: list[Icon] | None
+    meta: Mapping[str, Any] | None
+    quota: Quota | None
+
+
+def listed_members(options: ListedOptions, name: str, description: str) -> dict[str, Any]:
+    """Return the members that all listings share, from the options and these defaults."""
     meta = options.get("meta")
     return {
         "name": options.get("name") or name,

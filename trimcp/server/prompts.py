@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.common import Icon
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.prompts import (
@@ -37,23 +36,8 @@ __all__ = ["Completer", "PromptEntry", "PromptOptions", "prompt_entry", "suggest
 _MOST_SUGGESTIONS = 100
 
 
-class PromptOptions(TypedDict, total=False):
-    """The options of a prompt, each with a default.
-
-    Attributes:
-        name: by default the function's.
-        title: a name for people.
-        description: by default the docstring's, without its parameter section.
-        icons, meta: sent in its listing.
-        quota: how many may be made at once, begin per second and wait; by default what `Limits.prompt` says.
-    """
-
-    name: str | None
-    title: str | None
-    description: str | None
-    icons: list[Icon] | None
-    meta: Mapping[str, Any] | None
-    quota: Quota | None
+class PromptOptions(ListedOptions, total=False):
+    """The options of a prompt: those of `ListedOptions`."""
 
 
 @attrs.define(eq=False, repr=False)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import json_text
 from trimcp.server.threads import in_thread
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
-from trimcp.wire.common import Annotations, CacheScope, Icon
+from trimcp.wire.common import Annotations, CacheScope
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
 from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.input_requests import InputRequiredResult
@@ -89,32 +89,21 @@ class ResourceEntry:
         return read_result(value, uri, mime_type, self.ttl_ms, self.cache_scope)
 
 
-class ResourceOptions(TypedDict, total=False):
-    """The options of a resource, each with a default.
+class ResourceOptions(ListedOptions, total=False):
+    """The options of a resource, each with a default, beside those of `ListedOptions`.
 
     Attributes:
-        name: by default the function's, or the end of the address.
-        title: a name for people.
-        description: by default the docstring's.
         mime_type: such as "text/markdown"; text files are sent as text only if it says so.
         size: in bytes, where it is known and fixed.
-        annotations, icons, meta: sent in its listing.
+        annotations: sent in its listing.
         ttl_ms, cache_scope: for how many milliseconds and for whom clients may cache it (2026-07-28).
-        quota: how many reads, of a template all its resources together, may run at once, begin per second and wait; by
-            default what `Limits.resource` says.
     """
 
-    name: str | None
-    title: str | None
-    description: str | None
     mime_type: str | None
     size: int | None
     annotations: Annotations | None
-    icons: list[Icon] | None
-    meta: Mapping[str, Any] | None
     ttl_ms: int
     cache_scope: CacheScope
-    quota: Quota | None
 
 
 def from_function(

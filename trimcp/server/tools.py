@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
 import trio
@@ -17,13 +17,12 @@ from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content, json_text
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
-from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
@@ -46,15 +45,11 @@ _RUNS: Final = ("inline", "thread", "process")
 _FINISHED: Final = (CallToolResult, InputRequiredResult)
 
 
-class ToolOptions(TypedDict, total=False):
-    """The options of a tool, each with a default.
+class ToolOptions(ListedOptions, total=False):
+    """The options of a tool, each with a default, beside those of `ListedOptions`.
 
     Attributes:
-        name: by default the function's.
-        title: a name for people.
-        description: by default the docstring's, without its parameter section.
         annotations: hints on what it does.
-        icons, meta: sent in its listing.
         input_schema: any JSON Schema 2020-12 of an object, sent as it is; the function then takes its properties as
             keywords, or all of them as the one parameter `arguments`.
         output_schema: the schema of the structured result, by default that of the return type.
@@ -62,25 +57,18 @@ class ToolOptions(TypedDict, total=False):
         timeout: seconds a call may take; then it is cancelled and the model told. Waiting for its turn counts, waiting
             for the client's answer to a question does not.
         max_concurrent: calls that may run at once; others wait. Short for a quota.
-        quota: how many calls may run at once, begin per second and wait; by default what `Limits.tool` says.
         confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` is.
         run: how a sync function runs, "thread", "inline", or "process": then it is at the top level of its module.
         memory: with `run="process"`, bytes of address space its process may have (RLIMIT_AS).
         cpu_time: with `run="process"`, seconds of processor time a call may take, rounded up (RLIMIT_CPU).
     """
 
-    name: str | None
-    title: str | None
-    description: str | None
     annotations: ToolAnnotations | None
-    icons: list[Icon] | None
-    meta: Mapping[str, Any] | None
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     structured: bool
     timeout: float | None
     max_concurrent: int | None
-    quota: Quota | None
     confirm: bool | None
     run: RunMode
     memory: int | None
