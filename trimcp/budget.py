@@ -109,12 +109,6 @@ class Budget:
         when_low: called once little is held after much was: a time to give memory back to the system. May be set.
     """
 
-    __slots__ = (
-        *("_began", "_fewer", "_flooded", "_holdings", "_mark", "_more", "_next", "_next_turn", "_owners"),
-        *("_readers", "_reads", "_relieving", "_turn", "_waiting"),
-        *("bound", "ended", "held", "refused", "step", "when_low"),
-    )
-
     def __init__(self, bound: int = DEFAULT_MEMORY) -> None:
         self.bound: int = bound
         self.held: int = 0

@@ -108,11 +108,9 @@ class Pushed:
         self.session.deliver(batch)
 
     def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End the session because its peer is gone: handlers are stopped, calls fail with `ConnectionLost`.
+        """End the session because its peer is gone, or was dropped by us, because it read nothing (`slow`).
 
-        Args:
-            why: in words.
-            slow: whether it was we who dropped the peer, because it read nothing.
+        Handlers are stopped, and calls fail with `ConnectionLost`.
         """
         session = self.session
         session.lose(why)
