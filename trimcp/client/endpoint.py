@@ -6,7 +6,7 @@ In the legacy era questions are requests, since 2026-07-28 they are part of resu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -106,11 +106,6 @@ class ClientEndpoint:
         most = client.asks_per_minute
         self.clocks = Clocks(client.request_timeout, client.max_request_time, client.send_deadlines)
         self._bucket = TokenBucket(most / 60, most, trio.current_time())
-
-    @property
-    def served(self) -> Container[str]:
-        """The methods a legacy server may call."""
-        return self.client.served
 
     async def handle(self, actor: Session, job: Job) -> Any:
         """Answer a legacy server's question."""

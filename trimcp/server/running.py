@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -156,12 +156,8 @@ class Running:
 
     # The endpoint of sessions
 
-    @property
-    def served(self) -> Container[str]:
-        """The methods that have a handler now: `name in running.served`."""
-        return self
-
     def __contains__(self, name: object) -> bool:
+        """Return whether the method of this name has a handler now."""
         # Completion only while something can be completed: that may change while the server runs.
         return name == "logging/setLevel" or (
             name in self._handlers and (name != "completion/complete" or self.server.completes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -73,11 +73,6 @@ _CANCELLED_CODES = {
 
 class Endpoint(Protocol[SessionT_contra]):
     """What a session serves: a server's registries, or a client's handlers."""
-
-    @property
-    def served(self) -> Container[str]:
-        """The names of the request methods that have a handler."""
-        ...
 
     async def handle(self, session: SessionT_contra, job: Job, /) -> Any:
         """Work on one request and return its result payload; cancelled when the request is."""

@@ -120,7 +120,6 @@ class Session:
             session; "tell" is up to the endpoint.
         force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
         sealer: seals and opens `requestState`.
-        state: what the server's or client's lifespan made, for handlers.
         budget: what counts what all peers make us keep together; None counts nothing.
 
     Attributes:
@@ -154,7 +153,6 @@ class Session:
     handler_errors: str = "log"
     force_rerun: bool = False
     sealer: Sealer = attrs.field(factory=Sealer)
-    state: Any = None
     budget: Budget | None = None
     amount: Amount = attrs.field(init=False, factory=Amount)
     jobs: Jobs = attrs.field(init=False)
