@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.bench.support import FakeChannel, a_load, after, fake_opener, reply
+from tests.bench.support import FakeChannel, a_load, after, fake_opener, progress, reply
 from trimcp.bench.discovery import Found
 from trimcp.bench.engine import Measurement, measure
 from trimcp.bench.mux import run_session
@@ -27,6 +27,7 @@ async def measured(
     serve: Serve,
     *,
     ticks: list[Snapshot] | None = None,
+    tick: float = 0.5,
     stop: trio.Event | None = None,
     channels: list[FakeChannel] | None = None,
     **options: Any,
@@ -37,7 +38,9 @@ async def measured(
     found = Found("stdio", LATEST, "fake", "1", tuple(load.supply.requests))
     opener = fake_opener(serve, [] if channels is None else channels)
     session = partial(run_session, opener=opener)
-    run = Measurement(load, session, trio.Event() if stop is None else stop, None if ticks is None else ticks.append)
+    run = Measurement(
+        load, session, trio.Event() if stop is None else stop, None if ticks is None else ticks.append, tick
+    )
     await run.run()
     return run.report("a function", found)
 
@@ -247,6 +250,19 @@ async def test_how_things_stand_is_told_twice_a_second(autojump_clock: object) -
     assert inside[-1].share == pytest.approx(inside[-1].elapsed / 3.01)
     assert ticks[-1].errors == {"wrong text": 1}
     assert ticks[-1].calls == pytest.approx(60, abs=3)
+
+
+async def test_what_is_told_covers_all_since_the_last_time(autojump_clock: object) -> None:
+    ticks: list[Snapshot] = []
+
+    def serve(message: dict[str, Any], channel: FakeChannel) -> None:
+        channel.answer_after(0.1, progress(message), reply(message))
+
+    await measured(serve, ticks=ticks, tick=1.0, seconds=3.01, progress=True)
+    assert [tick.elapsed for tick in ticks] == pytest.approx([1.0, 2.0, 3.0])
+    for tick in ticks:
+        assert tick.seconds == pytest.approx(1.0)
+        assert (tick.times.count, tick.reported) == (pytest.approx(10, abs=1), pytest.approx(10, abs=1))
 
 
 async def test_the_share_of_a_count_is_that_of_its_calls(autojump_clock: object) -> None:

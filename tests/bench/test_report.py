@@ -106,15 +106,3 @@ def test_a_snapshot_before_the_beginning_is_of_the_warm_up() -> None:
     values = [0.0, 0.5, 0, Histogram(), {}, 0, 0, 0, 0, 0, 0, 1, 0.0]
     assert Snapshot(-0.5, *values).warming_up
     assert not Snapshot(0.0, *values).warming_up
-
-
-def test_a_snapshot_can_cover_what_an_earlier_one_knows() -> None:
-    first, second = Histogram(), Histogram()
-    first.add([0.001])
-    second.add([0.003, 0.004])
-    earlier = Snapshot(0.5, 0.1, 0.5, 1, first, {}, 0, 0, 0, 7, 7, 1, 1, 0.9)
-    both = Snapshot(2.0, 0.2, 1.5, 3, second, {"x": 1}, 0, 0, 0, 9, 2, 1, 1, 0.1).since(earlier)
-    assert (both.elapsed, both.seconds, both.calls, both.progress, both.reported) == (2.0, 2.0, 3, 9, 9)
-    assert (both.rate, both.times.least, both.times.most) == (1.5, 0.001, 0.004)
-    assert both.busy == pytest.approx(0.3)
-    assert first.count == 1

@@ -31,7 +31,7 @@ class Measured:
         self.asked: list[tuple[Any, Plan]] = []
         self.results = list(results)
 
-    async def __call__(self, target: Any, plan: Plan, *, on_tick: Any, stop: trio.Event) -> Any:
+    async def __call__(self, target: Any, plan: Plan, *, on_tick: Any, tick: float, stop: trio.Event) -> Any:
         await trio.lowlevel.checkpoint()
         self.asked.append((target, plan))
         on_tick(a_snapshot())

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Target", "measure"]
 
-_TICK: Final = 0.5
 _OPENING: Final = 64  # sessions at a time
 _IMPATIENT: Final = 1.0
 
@@ -39,13 +38,15 @@ async def measure(
     plan: Plan,
     *,
     on_tick: Callable[[Snapshot], object] | None = None,
+    tick: float = 0.5,
     stop: trio.Event | None = None,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Report:
     """Put load on a server and return what was found.
 
     Args:
-        on_tick: called twice a second with how things stand. It must return at once, and its time counts as ours.
+        on_tick: called with how things stand. It must return at once, and its time counts as ours.
+        tick: seconds between two such calls.
         stop: set it to end the measurement before its time; the report tells what was found until then.
         ssl_context: what to trust at an https or wss URL; None for what this system trusts.
 
@@ -65,7 +66,7 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = Measurement(load, _session_runner(target, found.transport), stop, on_tick)
+    run = Measurement(load, _session_runner(target, found.transport), stop, on_tick, tick)
     await run.run()
     return run.report(name_of(target), found)
 
@@ -125,6 +126,7 @@ class Measurement:
     _run_session: Callable[..., Awaitable[object]]
     _stop: trio.Event
     _on_tick: Callable[[Snapshot], object] | None
+    _tick_length: float
     _began: _Mark | None = attrs.field(init=False, default=None)
     _ended: _Mark | None = attrs.field(init=False, default=None)
     _interrupted: bool = attrs.field(init=False, default=False)
@@ -233,13 +235,13 @@ class Measurement:
     # What is seen of it
 
     async def _tick(self) -> None:
-        """Show how things stand, twice a second."""
+        """Show now and then how things stand."""
         if self._on_tick is None:
             return
         due = trio.current_time()
         before_at, before_cpu = due, time.process_time()
         while True:
-            due += _TICK
+            due += self._tick_length
             await trio.sleep_until(due)
             now, cpu = trio.current_time(), time.process_time()
             self._on_tick(self._snapshot(now, now - before_at, (cpu - before_cpu) / (now - before_at)))
@@ -248,7 +250,7 @@ class Measurement:
     def _snapshot(self, now: float, seconds: float, busy: float) -> Snapshot:
         load, tally, plan = self._load, self._load.tally, self._load.plan
         times, reported = tally.take_recent(now)
-        # The first one after the warm-up has less to show than half a second.
+        # The first one after the warm-up has less to show.
         seconds = max(min(seconds, now - tally.began), 1e-9)
         elapsed = now - tally.began if tally.began < math.inf else -max(self._warm_until - now, 1e-9)
         if plan.count is not None:

@@ -94,7 +94,7 @@ class Second:
 
 @attrs.frozen
 class Snapshot:
-    """How things stand, half a second after the last one. What is not of `seconds` is so far, as in `Report`.
+    """How things stand, some time after the last one. What is not of `seconds` is so far, as in `Report`.
 
     Attributes:
         elapsed: seconds since the measurement began; negative while the server is warming up.
@@ -131,13 +131,6 @@ class Snapshot:
     def rate(self) -> float:
         """Calls answered rightly per second."""
         return self.times.count / self.seconds
-
-    def since(self, earlier: Snapshot) -> Snapshot:
-        """Return this one with what came in since the last but one, which `earlier` knows."""
-        seconds, times = earlier.seconds + self.seconds, Histogram.merged((earlier.times, self.times))
-        busy = (earlier.busy * earlier.seconds + self.busy * self.seconds) / seconds
-        reported = earlier.reported + self.reported
-        return attrs.evolve(self, seconds=seconds, times=times, reported=reported, busy=busy)
 
 
 @attrs.frozen

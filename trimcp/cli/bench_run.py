@@ -136,7 +136,10 @@ class _Bench:
             for server, its_plan in turns if number % 2 == 0 else reversed(turns):
                 title = f"{what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
-                server.reports.append(await measure(server.target, its_plan, on_tick=view.tick, stop=stop.came))
+                report = await measure(
+                    server.target, its_plan, on_tick=view.tick, tick=view.tick_length, stop=stop.came
+                )
+                server.reports.append(report)
                 if stop.signal is not None:
                     return
 

@@ -41,15 +41,16 @@ class View:
     _title: str = attrs.field(init=False, default="")
     _live: Live | None = attrs.field(init=False, default=None)
     _rates: deque[float] = attrs.field(init=False, factory=lambda: deque(maxlen=_HISTORY))
-    _next_line: float = attrs.field(init=False, default=0.0)
-    _unsaid: Snapshot | None = attrs.field(init=False, default=None)
+
+    @property
+    def tick_length(self) -> float:
+        """Seconds after which things are to be shown again."""
+        return 0.5 if self.screen.live else max(1.0, (self.seconds or 0.0) / _LINES)
 
     def begin(self, title: str) -> None:
         """Follow another measurement."""
         self._title = title
         self._rates.clear()
-        self._next_line = 1.0
-        self._unsaid = None
         if self.screen.quiet:
             return
         if not self.screen.live:
@@ -65,18 +66,13 @@ class View:
         over = snapshot.share >= 1 and not snapshot.rate  # the last answers are still awaited
         if self.screen.quiet or over:
             return
-        if snapshot.elapsed >= _EARLY:
+        early = snapshot.elapsed < _EARLY
+        if not early:
             self._rates.append(snapshot.rate)
         if self._live is not None:
             self._live.update(self._panel(snapshot), refresh=True)
-        elif not snapshot.warming_up:
-            so_far = snapshot if self._unsaid is None else snapshot.since(self._unsaid)
-            if snapshot.elapsed < self._next_line - _EARLY:
-                self._unsaid = so_far
-                return
-            self._next_line = snapshot.elapsed + max(1.0, (self.seconds or 0.0) / _LINES)
-            self._unsaid = None
-            self.screen.note(_line(so_far))
+        elif not early:
+            self.screen.note(_line(snapshot))
 
     def end(self) -> None:
         """Take the panel away."""
