@@ -105,29 +105,18 @@ class AsgiWebSocket(MessageChannel):
     """One JSON-RPC message per text message. (docs/design/websocket.md)
 
     A send that was cut short has sent whole messages only, and breaks nothing; nobody knows how many.
-
-    Args:
-        max_message: bytes of the largest message taken in; a larger one ends the connection with 1009.
-        principal: who sends, for every `Incoming`.
-        headers: of the upgrade, for every `Incoming`.
-        stall_timeout: seconds after which the server drops a peer that takes nothing of a message.
-        wait_hung_up: waits until the server knows that the peer is gone, if it can tell before all that it sent was
-            received.
-
-    Attributes:
-        over: set once the peer is gone.
-        sent: bytes of messages handed to the server.
     """
 
     half_open = False
 
-    max_message: int
-    principal: str | None = None
-    headers: Mapping[str, str] | None = None
-    stall_timeout: float = attrs.field(default=60.0, kw_only=True)
+    max_message: int  # bytes; a larger one ends the connection with 1009
+    principal: str | None = None  # of every `Incoming`
+    headers: Mapping[str, str] | None = None  # likewise
+    stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds without progress
+    # Until the server knows that the peer is gone, if it can tell before all that it sent was received.
     wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
-    over: trio.Event = attrs.field(init=False, factory=trio.Event)
-    sent: int = attrs.field(init=False, default=0)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
+    sent: int = attrs.field(init=False, default=0)  # bytes of messages handed to the server
     # Without buffers: what is handed over is with the other side.
     _arriving: trio.MemorySendChannel[bytes] = attrs.field(init=False)
     _arrived: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)

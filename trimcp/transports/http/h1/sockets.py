@@ -30,14 +30,14 @@ _TRIES: Final = 10  # to find a port that is free on every address
 async def open_tcp(
     host: str | None, port: int, *, backlog: int = 1_024, unacknowledged: float = 60.0
 ) -> list[socket.socket]:
-    """Return listening sockets, one for each address of `host`, all on the same port.
+    """Return listening sockets, one for each address of `host` (None: of this machine), all on the same port.
 
     Args:
-        host: a name or an address; None stands for every address of this machine.
+        host: a name or an address.
         port: 0 lets the system choose.
         backlog: connections the system queues.
         unacknowledged: seconds after which a connection whose peer does not acknowledge what was sent has ended,
-            where the system lets us say so (Linux); it would take a quarter of an hour otherwise.
+            where the system can be told (Linux); it would take a quarter of an hour otherwise.
 
     Raises:
         LocalError: the address is not ours, is taken, or is not allowed to us; the text says which.
@@ -96,15 +96,12 @@ def _open_each(addresses: _Addresses, port: int, backlog: int) -> list[socket.so
 def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int = 1_024) -> Iterator[socket.socket]:
     """Listen on a Unix socket for as long as the block runs, then remove it.
 
-    One that nobody listens on any more is replaced, in one step: a client finds the old or the new one.
-
-    Args:
-        path: where it is. At most about 95 bytes, as the system has it.
-        mode: its permissions: who may write to it may connect.
-        backlog: connections the system queues.
+    One that nobody listens on any more is replaced, in one step: a client finds the old or the new one. Who may write
+    to it, by its mode, may connect.
 
     Raises:
-        LocalError: somebody listens there, or the path holds something else, or is not ours to write.
+        LocalError: somebody listens there, or the path holds something else, is too long (about 95 bytes), or is not
+            ours to write.
     """
     path = os.fspath(path)
     if not hasattr(socket, "AF_UNIX"):
@@ -160,11 +157,9 @@ def _check_free(path: str) -> None:
 
 
 def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
-    """Return a context for a server that speaks HTTP/1.1 over TLS 1.2 or newer.
+    """Return a context for a server that speaks HTTP/1.1 over TLS 1.2 or newer, from PEM files.
 
-    Args:
-        certfile: the certificate with the chain up to its authority, in PEM.
-        keyfile: its key, if that is not in the same file.
+    `certfile` has the chain up to its authority, and the key if that is not in `keyfile`.
 
     Raises:
         LocalError: a file is missing or is not what it should be.
