@@ -81,12 +81,14 @@ class Reply:
 
     def reset(self) -> None:
         """Make it ready for the next one."""
-        self.status = 0
-        self.content_type = b""
+        self.status: int = 0
+        self.content_type: bytes = b""
         self.session_id: str | None = None
         self.pieces: list[bytes] = []
-        self.size = 0
-        self.has_length = self.complete = self.keeps = False
+        self.size: int = 0
+        self.has_length: bool = False
+        self.complete: bool = False
+        self.keeps: bool = False
 
     def feed(self, data: bytes) -> None:
         """Take in what came. Raises `UnreadableReply`."""

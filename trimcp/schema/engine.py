@@ -249,8 +249,8 @@ class _Budget:
     """How many references may be followed to judge one value. Further ones fail at once."""
 
     def __init__(self) -> None:
-        self.left = 0
-        self.keyword = _keyword(self._visit)
+        self.left: int = 0
+        self.keyword: type[jsonschema_rs.KeywordValidator] = _keyword(self._visit)
 
     def _visit(self) -> None:
         self.left -= 1

@@ -360,6 +360,8 @@ AnySender: TypeAlias = FdSender | ThreadSender
 
 # How pipes are read and written.
 if sys.platform == "win32":
-    PipeReceiver, PipeSender = ThreadReceiver, ThreadSender
+    PipeReceiver: TypeAlias = ThreadReceiver
+    PipeSender: TypeAlias = ThreadSender
 else:
-    PipeReceiver, PipeSender = FdReceiver, FdSender
+    PipeReceiver: TypeAlias = FdReceiver
+    PipeSender: TypeAlias = FdSender

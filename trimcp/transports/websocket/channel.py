@@ -96,7 +96,7 @@ class WebSocketChannel(MessageChannel):
     ) -> None:
         # Upper bound of unread input: one batch and two windows, each with what one read may bring beyond it and the
         # beginning of a message that it ends.
-        self.read_ahead = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
+        self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
         self._stream = stream
         self._client = client
         self._keep_alive = keep_alive

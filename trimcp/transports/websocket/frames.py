@@ -79,12 +79,15 @@ class GatedStream(trio.abc.Stream):
     def __init__(
         self, stream: trio.abc.Stream, gate: FrameGate, keep_alive: KeepAlive = KEEP_ALIVE, early: bytes = b""
     ) -> None:
-        self.over = trio.Event()
-        self.writing = self.sent_close = self.reading = self.unlimited = False
-        self.since = trio.current_time()
-        self.due = math.inf
-        self.amount = Amount()
-        self.held = 0
+        self.over: trio.Event = trio.Event()
+        self.writing: bool = False
+        self.sent_close: bool = False
+        self.reading: bool = False
+        self.unlimited: bool = False
+        self.since: float = trio.current_time()
+        self.due: float = math.inf
+        self.amount: Amount = Amount()
+        self.held: int = 0
         self.connection: WebSocketConnection | None = None
         self._stream = stream
         self._gate = gate
