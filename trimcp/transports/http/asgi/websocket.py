@@ -112,7 +112,7 @@ class AsgiWebSocket(MessageChannel):
     max_message: int  # bytes; a larger one ends the connection with 1009
     principal: str | None = None  # of every `Incoming`
     headers: Mapping[str, str] | None = None  # likewise
-    stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds without progress
+    stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that takes nothing
     # Until the server knows that the peer is gone, if it can tell before all that it sent was received.
     wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
