@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,12 +12,12 @@ import httptools
 import orjson
 import pytest
 import trio
-import trustme
 
 import trimcp
 from tests.bench.server_for_bench import server as right
 from tests.bench.support import ECHO
 from tests.peers.serving import served
+from tests.peers.tls import client_context, server_context
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
@@ -118,12 +117,8 @@ async def test_headers_of_the_user_and_of_the_tool_are_sent(revision: str) -> No
 
 
 async def test_tls_is_spoken_with_whom_is_trusted() -> None:
-    authority = trustme.CA()
-    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(theirs)
-    ours = ssl.create_default_context()
-    authority.configure_trust(ours)
-    async with serving(ssl_context=theirs) as url:
+    ours = client_context()
+    async with serving(ssl_context=server_context("127.0.0.1")) as url:
         assert url.startswith("https:")
         import httpx2
 

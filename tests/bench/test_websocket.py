@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 import trio
-import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench.support import ECHO, greeting, reply
 from tests.bench.test_http import counts, serving
 from tests.peers import websockets
+from tests.peers.tls import client_context, server_context
 from tests.peers.websockets import FIN, TEXT
 from tests.yardsticks import assert_costs
 from trimcp.bench.engine import measure
@@ -61,12 +60,8 @@ async def test_what_is_given_up_leaves_the_session_usable() -> None:
 
 
 async def test_tls_is_spoken_with_whom_is_trusted() -> None:
-    authority = trustme.CA()
-    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1").configure_cert(theirs)
-    ours = ssl.create_default_context()
-    authority.configure_trust(ours)
-    async with serving(ssl_context=theirs) as url:
+    ours = client_context()
+    async with serving(ssl_context=server_context("127.0.0.1")) as url:
         report = await measure(WebSocketServer(ws(url), ssl_context=ours), Plan(ECHO, count=50, under_way=8))
     assert (report.calls, report.errors) == (50, {})
 

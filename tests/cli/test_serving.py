@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,11 +18,11 @@ import attrs
 import httpx2
 import pytest
 import trio
-import trustme
 from click.testing import CliRunner, Result
 
 import trimcp
 from tests.peers.processes import seconds_an_interpreter_needs
+from tests.peers.tls import authority, client_context
 from trimcp.cli.app import app
 from trimcp.wire.revisions import LATEST_LEGACY, REVISIONS
 
@@ -163,15 +162,12 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("software", ["own", "hypercorn"])
 async def test_tls(tmp_path: Path, software: str) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
+    issued = authority().issue_cert("127.0.0.1")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     issued.cert_chain_pems[0].write_to_path(str(cert))
     issued.private_key_pem.write_to_path(str(key))
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
     words = ("--http", "--port", "0", "--certfile", str(cert), "--keyfile", str(key), "--server", software)
-    async with serving(*words) as served, httpx2.AsyncClient(verify=context) as client:
+    async with serving(*words) as served, httpx2.AsyncClient(verify=client_context()) as client:
         assert await add(await served.url("https"), client=client) == "1.5 small None False"
         assert await served.url("wss", "/ws")
 

@@ -18,11 +18,11 @@ import h2.events
 import httpx2
 import pytest
 import trio
-import trustme
 from hypercorn.utils import LifespanFailureError
 from trio.testing import wait_all_tasks_blocked
 from trio_websocket import open_websocket_url
 
+from tests.peers.tls import authority, client_context
 from tests.peers.websockets import CLOSE, FIN, frame, handshake
 from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, failing, upgrade
 from tests.transports.http.hypercorn_support import (
@@ -176,14 +176,11 @@ class Identity:
 @pytest.fixture(scope="session")
 def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
     folder = tmp_path_factory.mktemp("tls")
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    certificate = authority().issue_cert("localhost", "127.0.0.1")
     certificate.private_key_pem.write_to_path(folder / "key.pem")
     for n, blob in enumerate(certificate.cert_chain_pems):
         blob.write_to_path(folder / "cert.pem", append=n > 0)
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return Identity(folder / "cert.pem", folder / "key.pem", context)
+    return Identity(folder / "cert.pem", folder / "key.pem", client_context())
 
 
 @pytest.mark.parametrize("own_context", [False, True])

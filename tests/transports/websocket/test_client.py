@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
-import trustme
 from trio.testing import MockClock
 
+from tests.peers.tls import client_context, server_context
 from tests.peers.websockets import (
     CONTINUATION,
     FIN,
@@ -188,20 +187,10 @@ async def test_nobody_is_there() -> None:
 # TLS and Unix sockets
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def tls(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost").configure_cert(context)
-    return context
-
-
 @asynccontextmanager
-async def listening_with_tls(tls: ssl.SSLContext, meeting: Meeting) -> AsyncIterator[int]:
+async def listening_with_tls(meeting: Meeting) -> AsyncIterator[int]:
+    tls = server_context("localhost")
+
     async def serve(stream: trio.SocketStream) -> None:
         try:
             await host(trio.SSLStream(stream, tls, server_side=True, https_compatible=True), meeting.upgrade())
@@ -226,11 +215,9 @@ async def exchange(client: MessageChannel, server: MessageChannel) -> None:
         await server.receive()
 
 
-async def test_tls(authority: trustme.CA, tls: ssl.SSLContext) -> None:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    meeting = Meeting()
-    async with listening_with_tls(tls, meeting) as port:
+async def test_tls() -> None:
+    context, meeting = client_context(), Meeting()
+    async with listening_with_tls(meeting) as port:
         async with WebSocketServer(f"wss://localhost:{port}/ws", ssl_context=context).connect() as client:
             await exchange(client, await meeting.channel())
         with pytest.raises(ConnectionLost, match=r"its certificate is not trusted .*; pass ssl_context="):

@@ -15,11 +15,11 @@ from typing import Any
 import httpx2
 import pytest
 import trio
-import trustme
 from trio.testing import wait_all_tasks_blocked
 
 import trimcp
 import trimcp.testing
+from tests.peers.tls import authority, certificate_file, client_context, server_context
 from trimcp.net import Software, http_face
 from trimcp.nurseries import open_service_nursery
 from trimcp.transports.http.client.target import HttpServer
@@ -261,21 +261,12 @@ async def test_connections_are_used_again(revision: Revision) -> None:
 # TLS and HTTP/2
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
 @pytest.fixture
-def certfile(authority: trustme.CA, tmp_path: Path) -> str:
-    path = tmp_path / "server.pem"
-    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(path))
-    return str(path)
+def certfile(tmp_path: Path) -> str:
+    return str(certificate_file(tmp_path, "localhost", "127.0.0.1"))
 
 
-async def test_a_certificate_is_checked(
-    authority: trustme.CA, certfile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_certificate_is_checked(certfile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_service_nursery() as nursery:
         serve = partial(trimcp.serve_http, make_server(Journal()), port=0, certfile=certfile)
         (url,) = await nursery.start(serve)
@@ -283,22 +274,20 @@ async def test_a_certificate_is_checked(
         with pytest.raises(trimcp.ConnectionLost, match=r"cannot connect to https://127.*certificate"):
             async with trimcp.Client("c").connect(HttpServer(url, retries=0)):
                 pass
-        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
         async with trimcp.Client("c").connect(HttpServer(url)) as session:
             await echo(session, "seen by nobody else")
 
 
 async def test_a_client_of_ones_own_may_speak_http2_and_is_told_what_that_costs(
-    authority: trustme.CA, certfile: str, caplog: pytest.LogCaptureFixture
+    certfile: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
     async with open_service_nursery() as nursery:
         serve = partial(trimcp.serve_http, make_server(Journal()), port=0, certfile=certfile, software="hypercorn")
         (url,) = await nursery.start(serve)
         async with (
-            httpx2.AsyncClient(verify=context, http2=True, limits=httpx2.Limits(max_connections=1)) as http,
+            httpx2.AsyncClient(verify=client_context(), http2=True, limits=httpx2.Limits(max_connections=1)) as http,
             trimcp.Client("c").connect(HttpServer(url, client=http)) as session,
             trio.open_nursery() as calls,
         ):
@@ -311,12 +300,11 @@ async def test_a_client_of_ones_own_may_speak_http2_and_is_told_what_that_costs(
 
 @pytest.mark.parametrize("software", ["own", "hypercorn"])
 async def test_a_context_of_ones_own_is_served(
-    software: Software, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    software: Software, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    authority().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
+    context = server_context("localhost", "127.0.0.1")
     async with open_service_nursery() as nursery:
         serve = partial(trimcp.serve_http, make_server(Journal()), port=0, ssl_context=context, software=software)
         (url,) = await nursery.start(serve)

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import socket
-import ssl
 import stat
 import struct
 import sys
@@ -18,10 +17,10 @@ from typing import Any
 
 import pytest
 import trio
-import trustme
 from trio.testing import wait_all_tasks_blocked
 
 from tests.peers.http1 import HttpWire, http_request
+from tests.peers.tls import certificate_file, client_context
 from tests.transports.http.support import DummyFace
 from trimcp.errors import LocalError
 from trimcp.transports.http.h1.listener import serve_http1
@@ -235,13 +234,13 @@ async def test_a_client_that_leaves_is_noticed_while_its_request_runs() -> None:
 @pytest.mark.parametrize("behind", [0, 10, 100_000])  # the last is more than is read before the answer
 @pytest.mark.parametrize("tls", [False, True])
 async def test_a_client_that_leaves_with_more_behind_its_request_is_noticed(
-    behind: int, tls: bool, authority: trustme.CA, certificate: Path, steady_clock: trio.abc.Clock
+    behind: int, tls: bool, certificate: Path, steady_clock: trio.abc.Clock
 ) -> None:
     face, options = DummyFace(), {}
     if tls:
         options["ssl_context"] = tls_context(certificate)
     async with serving(face, **options) as (url,):
-        client = await (connect_tls(url, authority) if tls else connect(url))
+        client = await (connect_tls(url) if tls else connect(url))
         await client.send(http_request("GET", "/wait") + b"x" * behind)
         await until(lambda: face.handlers and face.handlers[0].body is not None)
         face.handlers[0].reply.start(HttpResponse(200, (), b"begun"))
@@ -500,30 +499,22 @@ async def test_everything_is_given_back(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certificate_file(tmp_path_factory.mktemp("tls"), "localhost")
 
 
-@pytest.fixture(scope="module")
-def certificate(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(path))
-    return path
-
-
-async def connect_tls(url: str, authority: trustme.CA) -> HttpWire:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
+async def connect_tls(url: str) -> HttpWire:
+    context = client_context()
     context.set_alpn_protocols(["h2", "http/1.1"])
     stream = await trio.open_tcp_stream("127.0.0.1", port_of(url))
     return HttpWire(trio.SSLStream(stream, context, server_hostname="localhost"))
 
 
-async def test_tls(authority: trustme.CA, certificate: Path) -> None:
+async def test_tls(certificate: Path) -> None:
     face = DummyFace()
     async with serving(face, ssl_context=tls_context(certificate)) as (url,):
         assert url.startswith("https://127.0.0.1:")
-        client = await connect_tls(url, authority)
+        client = await connect_tls(url)
         assert (await client.fetch("POST", body=HELLO)).body == HELLO
         assert isinstance(client.stream, trio.SSLStream)
         assert client.stream.selected_alpn_protocol() == "http/1.1"
@@ -542,7 +533,7 @@ async def test_tls(authority: trustme.CA, certificate: Path) -> None:
         await client.closed()  # with a goodbye: it would raise BrokenResourceError otherwise
         await client.stream.aclose()
 
-        client = await connect_tls(url, authority)
+        client = await connect_tls(url)
         await client.request("POST", "/wait", body=HELLO)
         await until(lambda: len(face.handlers) > 6)
         await trio.aclose_forcefully(client.stream)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import ssl
 import sys
 from collections.abc import Callable
 
 import pytest
 import trio
-import trustme
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
+from tests.peers.tls import client_context, server_context
 from trimcp.transports.http.h1 import wires
 from trimcp.transports.http.h1.wires import PrefixedStream, SocketWire, StreamWire, Wire
 
@@ -281,14 +280,9 @@ async def test_a_stream_takes_a_part_at_a_time() -> None:
 async def test_closing_tls_says_goodbye_and_waits_for_nobody(
     reset: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
-    authority = trustme.CA()
-    server, client = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
-    authority.issue_cert("localhost").configure_cert(server)
-    authority.configure_trust(client)
-
     ours, theirs = memory_stream_pair()
-    wire = StreamWire(trio.SSLStream(ours, server, server_side=True))
-    peer = trio.SSLStream(theirs, client, server_hostname="localhost")
+    wire = StreamWire(trio.SSLStream(ours, server_context("localhost"), server_side=True))
+    peer = trio.SSLStream(theirs, client_context(), server_hostname="localhost")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.read, 1)
         await peer.send_all(b"x")
@@ -300,8 +294,8 @@ async def test_closing_tls_says_goodbye_and_waits_for_nobody(
         assert await peer.receive_some() == b""
 
     ours, theirs = lockstep_stream_pair()  # here the goodbye gets stuck
-    wire = StreamWire(trio.SSLStream(ours, server, server_side=True))
-    peer = trio.SSLStream(theirs, client, server_hostname="localhost")
+    wire = StreamWire(trio.SSLStream(ours, server_context("localhost"), server_side=True))
+    peer = trio.SSLStream(theirs, client_context(), server_hostname="localhost")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.read, 1)
         await peer.send_all(b"x")
@@ -312,6 +306,6 @@ async def test_closing_tls_says_goodbye_and_waits_for_nobody(
     assert trio.current_time() - start == (0 if reset else 1)
 
     ours, theirs = memory_stream_pair()  # and here nobody has begun to speak
-    await StreamWire(trio.SSLStream(ours, server, server_side=True)).close(reset=reset)
+    await StreamWire(trio.SSLStream(ours, server_context("localhost"), server_side=True)).close(reset=reset)
     assert trio.current_time() - start <= 1
     assert await theirs.receive_some() == b""
