@@ -180,13 +180,12 @@ class PreparedFunction:
             if self.context_parameter is not None:
                 keywords[self.context_parameter] = ctx
             return await self.function(**keywords)
-        if self.run_mode != "thread" or virtual_time():
-            if self.context_parameter is not None:
-                keywords[self.context_parameter] = ThreadContext(ctx, None)
-            return self.function(**keywords)
-        portal = ThreadPortal(trio.lowlevel.current_trio_token())
+        in_loop = self.run_mode != "thread" or virtual_time()
+        portal = None if in_loop else ThreadPortal(trio.lowlevel.current_trio_token())
         if self.context_parameter is not None:
             keywords[self.context_parameter] = ThreadContext(ctx, portal)
+        if in_loop:
+            return self.function(**keywords)
         return await in_thread(ctx, functools.partial(self.function, **keywords), pools.use_threads(), portal)
 
     async def _run_in_worker(

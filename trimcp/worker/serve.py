@@ -229,19 +229,15 @@ def _carry_out(
             result = _call(tools[key], message, call, parent)
         return {"say": "result", "kind": type(result).__name__, "result": converter_for(LATEST).dump(result)}
     except MemoryError as error:
-        return {"say": "memory", "trace": _trace_in_little_memory(error)}
+        try:
+            trace = pack(error)["trace"][-_LONGEST_TRACE:]
+        except MemoryError:
+            trace = ""
+        return {"say": "memory", "trace": trace}
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # `SystemExit` too
         return {"say": "raised", "error": pack(error)}
-
-
-def _trace_in_little_memory(error: MemoryError) -> str:
-    try:
-        trace: str = pack(error)["trace"]
-    except MemoryError:
-        return ""
-    return trace[-_LONGEST_TRACE:]
 
 
 def _call(tool: ToolEntry, message: dict[str, Any], call: int, parent: ParentConnection) -> Any:
