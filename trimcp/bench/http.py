@@ -75,7 +75,7 @@ async def run_http_session(
 
 @attrs.define(eq=False)
 class _Session:
-    """What the places of one session share.
+    """What the calls of one session share.
 
     Attributes:
         head: of each POST of a call, without its last lines.
@@ -131,7 +131,7 @@ class _Session:
             raise ConnectionLost(str(error)) from None
 
     async def renew(self, head: bytes) -> None:
-        """Shake hands again, once for all places that found with this head that the server has forgotten the session.
+        """Shake hands again, once for all calls that found with this head that the server has forgotten the session.
 
         Raises:
             McpError: the server does not, or it was done too often.
@@ -190,10 +190,10 @@ class _Session:
         body = await self._side.post(self.head, message)
         return self._side.reply.status, body
 
-    # Places without a call
+    # Slots without a call
 
     async def parked(self) -> None:
-        """Wait until there may be a call, or all is over."""
+        """Wait until there may be a call, or no more begin."""
         event = trio.Event()
         self._idle.append(event)
         self._wait()

@@ -161,7 +161,7 @@ class Writer:
     _more: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def write(self, data: bytes) -> None:
-        """Send now what can be sent now. Does not raise: `run` meets the same."""
+        """Send now what can be sent now. It does not raise: where the connection broke, `run` does."""
         self._tally.bytes_out += len(data)
         if not self._is_busy and self._send_nowait is not None:
             sent = 0

@@ -346,7 +346,7 @@ class _Conversation:
         self._end("connection lost" if self._is_open else "no connection", await self._channel.close_reason())
 
     async def _greet(self) -> bool:
-        """Shake hands, or where there is no handshake see that the server is awake; False if it does not answer."""
+        """Shake hands, or where there is no handshake wait for a first answer; False if there is none."""
         load = self._load
         self._channel.send([load.greeting()])
         with trio.move_on_after(load.plan.opening):

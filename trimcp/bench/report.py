@@ -249,9 +249,7 @@ class Report:
             },
             "histogram": [[edge * _MILLI, count] for edge, count in latency.buckets()],
             "over_time": [
-                {"second": each.second, "calls": each.calls, "errors": each.errors}
-                | {"p50": _ms(each.p50), "p99": _ms(each.p99)}
-                for each in self.over_time
+                {**attrs.asdict(each), "p50": _ms(each.p50), "p99": _ms(each.p99)} for each in self.over_time
             ],
             "progress": {"count": self.progress, "per_second": self.progress_per_second},
             "cost": self.cost

@@ -55,7 +55,7 @@ class _Commands(click.Group):
     """The commands. Ctrl-C ends one also before it looks after that itself, such as while a server is loaded."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order in which one meets them
+        return list(self.commands)  # in the order in which they are declared
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -177,7 +177,7 @@ def _warm_up(typed: str | None, counted: bool) -> tuple[float, int]:
 
 
 def needs_tools(options: BenchOptions) -> bool:
-    """Whether the requests can be made only with the server's own list of tools at hand."""
+    """Whether the requests can be made only once the server has listed its tools."""
     named = any(value is not None for value in (options.tool, options.method, options.script))
     return not named or any(not _is_json(word) for word in options.arguments)
 

@@ -132,7 +132,7 @@ class _Bench:
         turns = list(zip(self.servers, (plan, attrs.evolve(plan, pids=self.options.compare_pids)), strict=False))
         rounds = self.options.rounds if len(turns) > 1 else 1
         for number in range(rounds):
-            # First one, then the other begins, so that neither always comes after the other's heat.
+            # The order changes, so that neither always runs on a machine that the other has just kept busy.
             for server, its_plan in turns if number % 2 == 0 else reversed(turns):
                 title = f"{what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")

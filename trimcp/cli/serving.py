@@ -218,7 +218,7 @@ def _handed_over() -> list[socket.socket]:
 
 
 def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: HttpSettings) -> list[str]:
-    """Return what to say once these sockets are served; whoever serves them may take them away from us."""
+    """Return what to print once these sockets are served; then they may no longer be ours to ask."""
     lines = []
     for sock in sockets:
         reached = url_of(sock, secure=options.certfile is not None)

@@ -56,7 +56,7 @@ class InheritedSockets:
             pass
 
     def close(self) -> None:
-        """Let go of the parent. The listening sockets are closed by whoever serves them."""
+        """Close the control socket; the listening sockets are closed by what serves them."""
         self._control.close()
 
 
