@@ -42,16 +42,17 @@ class Calls:
 
     async def make(self, server: ServerProcess, *, per_second: int = 100, lanes: int = 8) -> None:
         """Make calls at this rate, whether the ones before are answered or not, over so many connections in turn."""
-        async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
+        async with AsyncExitStack() as stack:
             ways = [await stack.enter_async_context(on(server, "modern")) for _ in range(lanes)]
             turns = [trio.Lock() for _ in ways]
             for lane in ways:
                 await lane.ask("warm", "echo")
-            began = trio.current_time()
-            for n in range(round(self.seconds * per_second)):
-                due = began + n / per_second
-                await trio.sleep_until(due)
-                nursery.start_soon(self._call, ways[n % lanes], turns[n % lanes], n, due)
+            async with trio.open_nursery() as nursery:
+                began = trio.current_time()
+                for n in range(round(self.seconds * per_second)):
+                    due = began + n / per_second
+                    await trio.sleep_until(due)
+                    nursery.start_soon(self._call, ways[n % lanes], turns[n % lanes], n, due)
 
     async def _call(self, lane: Any, turn: trio.Lock, n: int, due: float) -> None:
         async with turn:
