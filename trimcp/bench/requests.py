@@ -46,12 +46,12 @@ class PreparedRequest:
     """
 
     entry: MixEntry
-    _body: bytes
-    _is_plain: bool
+    _body: bytes = attrs.field(alias="body")
+    _is_plain: bool = attrs.field(alias="is_plain")
     headers: bytes
-    _headers_vary: bool
-    _expect_varies: bool
-    _member: str | None
+    _headers_vary: bool = attrs.field(alias="headers_vary")
+    _expect_varies: bool = attrs.field(alias="expect_varies")
+    _member: str | None = attrs.field(alias="member")
 
     def render(self, id: int, number: int) -> bytes:
         """Return the request's text with its id and the call's number filled in."""

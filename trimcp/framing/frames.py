@@ -81,7 +81,7 @@ class FrameGate:
     """
 
     max_message: int
-    _masked: bool = attrs.field(kw_only=True)
+    _masked: bool = attrs.field(kw_only=True, alias="masked")
     fault: FrameFault | None = attrs.field(init=False, default=None)
     closing: bool = attrs.field(init=False, default=False)
     behind: bool = attrs.field(init=False, default=False)

@@ -63,7 +63,7 @@ class LogBridge(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record; from another thread by way of Trio's."""
         try:
-            level = next(name for least, name in _LEVELS if record.levelno >= least)
+            level: LoggingLevel = next(name for least, name in _LEVELS if record.levelno >= least)
             text = self.format(record)
         except Exception:  # formatting a record may raise anything; `logging.Handler` wants it handled so
             self.handleError(record)

@@ -75,11 +75,16 @@ class Origins:
 
     allow_origins: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
-    _origins: frozenset[tuple[str, str, int | None]] = attrs.field(init=False, repr=False, eq=False)
-    _hosts: frozenset[_Place] = attrs.field(init=False, repr=False, eq=False)
-    _suffixes: tuple[_Place, ...] = attrs.field(init=False, repr=False, eq=False)
+    _origins: frozenset[tuple[str, str, int | None]] = attrs.field(
+        init=False, repr=False, eq=False, default=attrs.Factory(lambda self: self._read_origins(), takes_self=True)
+    )
+    _hosts: frozenset[_Place] = attrs.field(
+        init=False, repr=False, eq=False, default=attrs.Factory(lambda self: self._read_hosts(), takes_self=True)
+    )
+    _suffixes: tuple[_Place, ...] = attrs.field(
+        init=False, repr=False, eq=False, default=attrs.Factory(lambda self: self._read_suffixes(), takes_self=True)
+    )
 
-    @_origins.default
     def _read_origins(self) -> frozenset[tuple[str, str, int | None]]:
         found = set()
         for entry in self.allow_origins:
@@ -94,11 +99,9 @@ class Origins:
             found.add(origin)
         return frozenset(found)
 
-    @_hosts.default
     def _read_hosts(self) -> frozenset[_Place]:
         return frozenset(_named(entry) for entry in self.allowed_hosts if not entry.startswith(_ANY))
 
-    @_suffixes.default
     def _read_suffixes(self) -> tuple[_Place, ...]:
         found = []
         for entry in self.allowed_hosts:

@@ -47,7 +47,7 @@ class HttpSettings:
         retry: milliseconds after which a client should come back for the rest of a stream.
         access_log: where to note every response, or None.
         trace: called with a line for every message, secrets masked; None for no trace.
-        limits: what one message may cost beside its size, which is the server's `ParseLimits.max_message`.
+        limits: what one message may cost beside its size, which is the server's `Limits.max_message`.
         max_exchanges: POSTs under way at once, over all clients; more are refused (503).
         max_sessions: legacy sessions at once, and as many streams of HTTP+SSE. Then one that was never used makes room,
             or one of a client that holds far more than the newcomer; else a new one is refused (503). One that is idle

@@ -87,11 +87,11 @@ class RequestParser:
         peer, loopback, secure, holding: what every `Head` says about the connection.
     """
 
-    _limits: HttpLimits
-    _peer: str = ""
-    _loopback: bool = True
-    _secure: bool = False
-    _holding: Holding | None = None
+    _limits: HttpLimits = attrs.field(alias="limits")
+    _peer: str = attrs.field(default="", alias="peer")
+    _loopback: bool = attrs.field(default=True, alias="loopback")
+    _secure: bool = attrs.field(default=False, alias="secure")
+    _holding: Holding | None = attrs.field(default=None, alias="holding")
     _buffer: bytes = attrs.field(init=False, default=b"")
     _forgiven: bool = attrs.field(init=False, default=False)  # whether an empty line before the request was skipped
     _scanned: int = attrs.field(init=False, default=0)  # bytes of the buffer in which no head ends
