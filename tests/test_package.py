@@ -22,7 +22,7 @@ import trimcp
 ROOT = Path(__file__).parent.parent
 PACKAGES: Any = [trimcp, trimcp.fleet, trimcp.guard, trimcp.testing, trimcp.watch, trimcp.wire]
 WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "h2", "httptools"]
-FOREIGN = [*WEB, "click", "rich", "jsonschema_rs"]
+FOREIGN = [*WEB, "click", "rich", "jsonschema"]
 
 
 def test_importing_loads_no_http_websocket_or_command_line_code() -> None:

@@ -177,7 +177,7 @@ def compile_bounded(schema: Schema) -> CompiledSchema:
 
 
 def dialect_of(schema: Schema) -> str:
-    """Return the class name of the schema's dialect in `jsonschema_rs`; raises SchemaError for one we do not have."""
+    """Return the class name of the schema's dialect in `jsonschema`; raises SchemaError for one we do not have."""
     if isinstance(schema, bool):
         return "Draft202012Validator"
     if not isinstance(schema, dict):
@@ -202,8 +202,7 @@ def _build(schema: Schema, patterns: _PatternOptions, budget: _Budget | None = N
             mask="value",
             keywords=None if budget is None else {VISIT: budget.keyword, NO_ALTERNATIVE: _NEVER},
         )
-    except jsonschema_rs.ValidationError as masked:
-        error = masked if budget is not None else _unmasked(schema, masked)
+    except jsonschema_rs.ValidationError as error:
         place = path_text(error.instance_path)
         if error.kind.name == "format":
             raise _UnfitPattern(f"has a pattern that the linear-time engine cannot run @ {place}") from None
@@ -211,15 +210,6 @@ def _build(schema: Schema, patterns: _PatternOptions, budget: _Budget | None = N
         raise SchemaError(f"{shorten(first_line)} @ {place}") from None
     except ValueError as error:
         raise SchemaError(shorten(str(error))) from None
-
-
-def _unmasked(schema: Schema, masked: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Return the error in an author's schema with the value that is wrong."""
-    try:
-        jsonschema_rs.meta.validate(schema)
-    except jsonschema_rs.ValidationError as error:
-        return error
-    return masked
 
 
 def _refuse_to_fetch(uri: str) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from trimcp.schema.engine import CompiledSchema, Schema
 
-__all__ = ["Validator", "peer_validator", "validator_for"]
+__all__ = ["Validator", "check_author_schema", "peer_validator", "validator_for"]
 
 _WORDS: Final = frozenset({"type", "title", "description", "default", "enum", "const", "required", "format"})
 
@@ -30,8 +30,7 @@ class Validator:
         late: compile it with the first value, for a schema that is known to be valid.
 
     Raises:
-        SchemaError: what is wrong and where: not valid in its dialect, a dialect other than 2020-12, 2019-09 or
-            drafts 7, 6 and 4, a pattern no engine accepts, or a `$ref` that leads out of the schema.
+        SchemaError: the schema is no valid schema, names a dialect we do not have, or refers to another document.
     """
 
     __slots__ = ("_compiled", "schema")
@@ -92,6 +91,27 @@ def _is_plain(schema: Any) -> bool:
         if not plain:
             return False
     return True
+
+
+def check_author_schema(schema: Schema) -> None:
+    """Check a schema written by a server's author, at registration, so that a mistake is found before the first call.
+
+    Raises:
+        SchemaError: what is wrong and where: not valid in its dialect, a dialect other than 2020-12, 2019-09 or
+            drafts 7, 6 and 4, a pattern no engine accepts, or a `$ref` that leads out of the schema.
+    """
+    import jsonschema  # slow to import, and only registration needs it
+
+    from trimcp.schema.engine import SchemaError, dialect_of
+    from trimcp.schema.problems import path_text, shorten
+
+    kind = getattr(jsonschema, dialect_of(schema))
+    try:
+        # No format checker: it would judge patterns by Python's dialect of regular expressions.
+        kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
+    except jsonschema.SchemaError as error:
+        raise SchemaError(f"{shorten(error.message)} @ {path_text(error.absolute_path)}") from None
+    Validator(schema)
 
 
 def peer_validator(schema: Schema) -> Validator:

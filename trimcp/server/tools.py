@@ -16,7 +16,7 @@ from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
-from trimcp.schema.validator import Validator, validator_for
+from trimcp.schema.validator import Validator, check_author_schema, validator_for
 from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import as_content, json_text
 from trimcp.session.clock import WorkClock
@@ -187,19 +187,21 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         quota = attrs.evolve(quota or Quota(), running=max_concurrent)
     given, promised = options.get("input_schema"), options.get("output_schema")
     prepared = prepare(function, run=options.get("run", "thread"), runs=_RUNS, schema_given=given is not None)
-    schema = prepared.signature.input_schema if given is None else dict(given)
-    validator = validator_for(schema) if given is None else Validator(schema)
+    schema = prepared.signature.input_schema
+    if given is not None:
+        schema = dict(given)
+        check_author_schema(schema)
     name = options.get("name") or prepared.signature.name
     try:
         mirrors = find_mirrors(schema)
     except ValueError as error:
         raise TypeError(f"the tool {name}: {error}") from None
-    shape, output_validator = None, None
+    shape = None
     if promised is not None:
+        check_author_schema(dict(promised))
         shape = ResultShape(dict(promised))
-        output_validator = Validator(shape.schema)
-    elif options.get("structured", True) and (shape := prepared.result_shape()) is not None:
-        output_validator = validator_for(shape.schema)
+    elif options.get("structured", True):
+        shape = prepared.result_shape()
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
     if prepared.run_mode == "process":
         from trimcp.workers.remote import remote_tool  # few servers have such a tool
@@ -217,9 +219,9 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     return ToolEntry(
         listed=listed,
         prepared=prepared,
-        validator=validator,
+        validator=validator_for(schema),
         shape=shape,
-        output_validator=output_validator,
+        output_validator=validator_for(shape.schema) if shape is not None else None,
         timeout=timeout,
         quota=quota,
         mirrors=mirrors,
