@@ -79,7 +79,8 @@ async def test_where_a_server_may_call_the_handler_waits_in_place(revision: Any)
     assert runs == [1]
 
 
-async def test_a_refusal_by_the_client_is_raised_where_it_was_asked() -> None:
+@pytest.mark.parametrize("force_rerun", [False, True])
+async def test_a_refusal_by_the_client_is_raised_where_it_was_asked(force_rerun: bool) -> None:
     async def answer(job: Any) -> Any:
         raise ValueError("client broke")
 
@@ -89,7 +90,7 @@ async def test_a_refusal_by_the_client_is_raised_where_it_was_asked() -> None:
         except RemoteError as error:
             return f"refused {error.code}"
 
-    async with linked({"run": run}, answers=Answers(answer)) as pair:
+    async with linked({"run": run}, force_rerun=force_rerun, answers=Answers(answer)) as pair:
         assert await pair.call() == f"refused {INTERNAL_ERROR}"
 
 
@@ -482,20 +483,6 @@ async def test_forced_rerunning_shows_what_is_not_repeatable() -> None:
     async with linked({"run": run}, force_rerun=True) as pair:
         assert await pair.call() == "a b"
     assert len(runs) == 3
-
-
-async def test_forced_rerunning_raises_a_refusal_where_it_was_asked() -> None:
-    async def answer(job: Any) -> Any:
-        raise ValueError("client broke")
-
-    async def run(ctx: Any) -> str:
-        try:
-            return await _name(ctx)
-        except RemoteError as error:
-            return f"refused {error.code}"
-
-    async with linked({"run": run}, force_rerun=True, answers=Answers(answer)) as pair:
-        assert await pair.call() == f"refused {INTERNAL_ERROR}"
 
 
 async def test_forced_rerunning_can_be_cancelled_while_it_asks() -> None:

@@ -98,13 +98,14 @@ async def test_reporting_is_a_cancel_point_each_time_and_a_schedule_point_at_lea
             assert "result" in wire.take()[-1]
 
 
-async def test_reports_wait_for_room_and_none_is_lost() -> None:
-    async def run(ctx: Any) -> str:
-        for n in range(100):
-            await ctx.report_progress(n)
-        return "x"
+async def report_much(ctx: Any) -> str:
+    for n in range(100):
+        await ctx.report_progress(n)
+    return "x"
 
-    async with served({"run": run}, limits=Limits(outbox_messages=5)) as (wire, session):
+
+async def test_reports_wait_for_room_and_none_is_lost() -> None:
+    async with served({"run": report_much}, limits=Limits(outbox_messages=5)) as (wire, session):
         wire.hold()
         wire.feed(call(1, token="t"))
         await wait_all_tasks_blocked()
@@ -115,12 +116,7 @@ async def test_reports_wait_for_room_and_none_is_lost() -> None:
 
 
 async def test_a_report_that_waits_for_room_can_be_cancelled() -> None:
-    async def run(ctx: Any) -> str:
-        for n in range(100):
-            await ctx.report_progress(n)
-        return "x"
-
-    async with served({"run": run}, limits=Limits(outbox_messages=5)) as (wire, session):
+    async with served({"run": report_much}, limits=Limits(outbox_messages=5)) as (wire, session):
         wire.hold()
         wire.feed(call(1, token="t"))
         await wait_all_tasks_blocked()
