@@ -19,6 +19,7 @@ from tests.peers.clients import on
 from tests.peers.processes import ENVIRONMENT, KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.serving import SOFTWARE
+from tests.stopwatch import Stopwatch
 from trimcp.budget import DEFAULT_MEMORY
 
 pytestmark = [
@@ -30,7 +31,7 @@ pytestmark = [
 
 @attrs.define
 class Calls:
-    """What became of calls at a steady rate, each counted from when it should have begun."""
+    """What became of calls at a steady rate, each counted from its turn on, less what was waited for a processor."""
 
     seconds: float
     took: list[float] = attrs.field(factory=list)
@@ -47,17 +48,16 @@ class Calls:
             turns = [trio.Lock() for _ in ways]
             for lane in ways:
                 await lane.ask("warm", "echo")
+            began = trio.current_time()
             async with trio.open_nursery() as nursery:
-                began = trio.current_time()
                 for n in range(round(self.seconds * per_second)):
-                    due = began + n / per_second
-                    await trio.sleep_until(due)
-                    nursery.start_soon(self._call, ways[n % lanes], turns[n % lanes], n, due)
+                    await trio.sleep_until(began + n / per_second)
+                    nursery.start_soon(self._call, ways[n % lanes], turns[n % lanes], n, Stopwatch((server.pid,)))
 
-    async def _call(self, lane: Any, turn: trio.Lock, n: int, due: float) -> None:
+    async def _call(self, lane: Any, turn: trio.Lock, n: int, clock: Stopwatch) -> None:
         async with turn:
             answer = await lane.ask(n, "echo", text="beside")
-        self.took.append(trio.current_time() - due)
+        self.took.append(clock.took())
         if answer.get("result", {}).get("content") != [{"type": "text", "text": "beside"}]:
             self.failed.append(answer)
 
