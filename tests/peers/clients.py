@@ -1,4 +1,4 @@
-"""Clients by hand, one kind for each transport, that all can do the same: say anything, and hear what comes of it."""
+"""Clients without a library, one class for each transport, all with the same methods: send any bytes, read messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SLICE = 100
 
 @attrs.define(eq=False)
 class Peer:
-    """A client by hand.
+    """A client that sends any bytes.
 
     Attributes:
         modern: whether every request says which revision it is in, and nothing is said before.
@@ -60,7 +60,7 @@ class Peer:
     heard: list[Any] = attrs.field(factory=list, init=False)
 
     def request(self, id: Any, method: str, **params: Any) -> bytes:
-        """A request in the words of its era."""
+        """A request as its revision writes it."""
         return (modern_request if self.modern else request)(id, method, **params)
 
     def call(self, id: Any, tool: str, **arguments: Any) -> bytes:
@@ -69,11 +69,11 @@ class Peer:
 
     @property
     def unread(self) -> int:
-        """Bytes that the system still holds of what was written: nobody has read them."""
+        """Bytes that were written and that the server has not read, as the kernel counts them."""
         return 0
 
     async def say(self, *texts: bytes) -> None:
-        """Write messages as they are; what comes of them is for `hear`."""
+        """Write messages as they are; `hear` reads what answers them."""
         raise NotImplementedError
 
     async def hear_any(self) -> Any:
@@ -81,7 +81,7 @@ class Peer:
         raise NotImplementedError
 
     async def hear(self) -> Any:
-        """The next answer."""
+        """The next answer; notifications before it go into `heard`."""
         while "method" in (heard := await self.hear_any()):
             self.heard.append(heard)
         return heard
@@ -92,11 +92,11 @@ class Peer:
             await self.say(*texts[first : first + _SLICE])
 
     async def pipeline(self, *texts: bytes) -> None:
-        """Write messages one behind the other and read nothing, before `read_on`."""
+        """Write messages one behind the other, and read nothing until `read_on`."""
         await self.say(*texts)
 
     def read_on(self) -> None:
-        """Take what came meanwhile."""
+        """Read what came meanwhile, and go on reading."""
 
     async def put(self, text: bytes) -> tuple[int, Any]:
         """Send a message and return the status and the message that answers it; None where there is none."""
@@ -110,15 +110,15 @@ class Peer:
         return answer
 
     async def cancel(self, id: Any) -> None:
-        """Give a request up, as its era does."""
+        """Cancel a request, as its revision does."""
         await self.say(notification("notifications/cancelled", requestId=id))
 
     async def hang_up(self) -> None:
-        """Be gone without a word, where that ends all that there is of this peer."""
+        """Close the connection without a closing handshake, where there is one that ends with it."""
         raise NotImplementedError
 
     async def meet(self) -> None:
-        """Do what has to be done before the first request."""
+        """Initialize, where the revision wants that."""
         if not self.modern:
             await self.say(initialize("2025-11-25"))
             assert (await self.hear())["id"] == "hello"
@@ -201,7 +201,7 @@ class DirectPeer(Peer):
         self._readable.set()
 
     def forget(self) -> None:
-        """Let go of what nobody heard."""
+        """Drop the messages that were not read."""
         self._arrived.clear()
 
     async def hang_up(self) -> None:
@@ -225,7 +225,7 @@ class DirectPeer(Peer):
     eof_grace = 0.0
 
     def start_soon(self, *job: Any) -> None:
-        """Nothing is to be wound down here."""
+        """Start nothing: there is nothing to end here."""
 
     async def say(self, *texts: bytes) -> None:
         for text in texts:
@@ -252,7 +252,7 @@ class WebSocketPeer(Peer):
 
     @property
     def unread(self) -> int:
-        """On both sides: what waits to leave and what waits to be read, frames and all."""
+        """In the send buffer of ours and the receive buffer of the server, with frame headers."""
         stream = self.raw.stream
         assert isinstance(stream, trio.SocketStream)
         ours = stream.socket.getsockname()[1]
@@ -285,7 +285,7 @@ class WebSocketPeer(Peer):
         await trio.aclose_forcefully(self.raw.stream)
 
     async def say_goodbye(self) -> None:
-        """Close as RFC 6455 wants it."""
+        """Do the closing handshake (RFC 6455, section 7)."""
         await self.raw.say(b"\x88\x82\0\0\0\0\x03\xe8")
         while (await self.raw.hear())[0] not in (0, FIN | CLOSE):
             pass
@@ -296,7 +296,7 @@ class WebSocketPeer(Peer):
 
 @attrs.define(eq=False)
 class _Exchanges(Peer):
-    """What peers have in common that POST each message: connections, and what came back on them."""
+    """What the peers share that POST each message: connections, and the responses on them."""
 
     server: Place
     nursery: trio.Nursery
@@ -326,7 +326,7 @@ class _Exchanges(Peer):
             pass
 
     def piped(self, answer: Answer) -> None:
-        """Take what came through the pipe."""
+        """Take a response to a pipelined request."""
         raise NotImplementedError
 
     async def connect(self) -> HttpWire:
@@ -503,7 +503,7 @@ async def open_session(server: Place, *lines: str, revision: str = "2025-11-25",
 async def over_the_network(
     transport: str, server: Place, *lines: str, modern: bool, receive_buffer: int | None = None
 ) -> AsyncIterator[Any]:
-    """Yield a peer that has introduced itself; in the end its connections are closed without a word.
+    """Yield a peer that is initialized; in the end its connections are closed without a closing handshake.
 
     Args:
         transport: "http", "sse" or "websocket".
@@ -550,5 +550,5 @@ async def on(server: Place, road: str, *lines: str, **options: Any) -> AsyncIter
 
 
 def in_turn(count: int, make: Callable[[int], bytes]) -> list[bytes]:
-    """As many messages, each made of its number."""
+    """So many messages, each made from its number."""
     return [make(number) for number in range(count)]

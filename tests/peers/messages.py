@@ -1,4 +1,4 @@
-"""JSON-RPC messages as bytes, for peers that write them by hand, and back."""
+"""JSON-RPC messages as bytes, for peers without a library, and parsed ones as JSON."""
 
 from __future__ import annotations
 

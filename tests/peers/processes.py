@@ -1,4 +1,4 @@
-"""What a process costs, and a server that is a child of this one, spoken to byte by byte."""
+"""The memory of processes, and a server that is a child of this one, read and written byte by byte."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def seconds_an_interpreter_needs(modules: str) -> float:
 
 
 class Measured:
-    """A process whose memory is looked at."""
+    """A process whose memory is measured."""
 
     @property
     def pid(self) -> int:

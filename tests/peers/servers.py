@@ -33,7 +33,7 @@ def more_than(base: dict[str, int], counts: dict[str, int]) -> bool:
 
 @attrs.define(eq=False)
 class ServerProcess(Place, Measured):
-    """A server process under attack.
+    """A server in a process of its own, which tells what it holds at `/statistics`.
 
     Attributes:
         process: the process.
@@ -43,7 +43,7 @@ class ServerProcess(Place, Measured):
         base: what it counts of itself when nothing is under way.
         warmed: whether it has done a little of everything.
         lines: headers by which it knows whoever looks after it.
-        roads: that lead to it.
+        roads: where it is reached, of ROADS.
     """
 
     process: subprocess.Popen[str]
@@ -61,7 +61,7 @@ class ServerProcess(Place, Measured):
 
     @property
     def errors(self) -> bytes:
-        """What it complained about."""
+        """What it wrote to its standard error."""
         self.log.seek(0)
         return self.log.read()
 
@@ -100,21 +100,21 @@ class ServerProcess(Place, Measured):
             return
         self.warmed = True
         for road in self.roads:
-            async with on(self, road, *self.lines) as lane:
+            async with on(self, road, *self.lines) as peer:
                 for n in range(times // len(self.roads)):
-                    assert (await lane.ask(n, "echo", text="x" * 1000))["id"] == n
-                await lane.ask("s", "stream", count=20)
+                    assert (await peer.ask(n, "echo", text="x" * 1000))["id"] == n
+                await peer.ask("s", "stream", count=20)
         await self.at_rest()
 
     async def settle(self) -> None:
-        """Let it begin in earnest, and note what it counts of itself when nothing is under way."""
+        """Make a few calls, until it counts the same after each, and note that as what it holds at rest."""
         self.base = await self.counts()
         same = 0
         while same < 3:
             before = self.base
             for road in self.roads:  # after the first call of a server over HTTP one task stays, to run the next
-                async with on(self, road, *self.lines) as lane:
-                    await lane.ask(0, "echo")
+                async with on(self, road, *self.lines) as peer:
+                    await peer.ask(0, "echo")
             await trio.sleep(0.05)
             self.base = await self.counts()
             same = same + 1 if self.base == before else 0
@@ -167,7 +167,7 @@ class ServerPool:
         return [sys.executable, "-W", "default", str(self.program), options]
 
     def close(self) -> None:
-        """End every server; each has to end in order."""
+        """End every server; each has to end with status 0 and an empty log."""
         for server in self._servers.values():
             assert server.process.stdin is not None
             server.process.stdin.close()

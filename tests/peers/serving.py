@@ -1,4 +1,4 @@
-"""A server of a test's own, served in this process over any transport, for our client and for peers by hand."""
+"""A server of a test's own, served in this process over any transport, for our client and for raw ones."""
 
 from __future__ import annotations
 

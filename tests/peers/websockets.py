@@ -1,4 +1,4 @@
-"""WebSocket frames written by hand, and a peer on either side that sends any of them."""
+"""WebSocket frames as bytes, and a peer on either side that sends any of them."""
 
 from __future__ import annotations
 
