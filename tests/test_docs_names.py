@@ -18,6 +18,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+import trimcp
+from tests.pages import PAGES as ALL_PAGES
 from tests.pages import ROOT, blocks_of
 
 PACKAGE = ROOT / "trimcp"
@@ -203,6 +205,13 @@ def test_every_layer_stands_in_the_diagram_of_layers() -> None:
     assert there - named == set()
     folders = set(re.findall(r"\b([a-z]\w*)/", plan)) - {"trimcp"}
     assert {name for name in folders if not any(folder.name == name for folder in _folders())} == set()
+
+
+@pytest.mark.parametrize("page", [*ALL_PAGES, ROOT / "SECURITY.md"], ids=lambda page: page.stem)
+def test_what_a_page_has_of_trimcp_is_public(page: Path) -> None:
+    """Names such as `trimcp.Limits` in running text; those of snippets are run."""
+    found = set(re.findall(r"`@?trimcp\.(\w+)", page.read_text("utf-8"))) - {"hung_up"}
+    assert found - set(trimcp.__all__) - {name.partition(".")[0] for name in package_names().modules} == set()
 
 
 SMALL = names_in(
