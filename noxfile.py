@@ -228,7 +228,7 @@ def interop(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Hold our server and our client against the official conformance suite, in every version."""
-    session.install(".[cli]", NODE)
+    session.install(".[auth,cli]", NODE)
     env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
     with timed(session):
         session.run("python", "tests/conformance/run.py", *session.posargs, env=env)

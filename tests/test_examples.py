@@ -6,7 +6,9 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +28,9 @@ from rich.console import Console
 from trio.testing import MockClock
 
 import trimcp
+from tests.pages import blocks_of
 from tests.peers.serving import connected as connected_over
+from tests.test_docs import compare
 from tests.workers.test_pool import seconds_to_kill_a_family
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import Transcript, connected, every_revision, replay
@@ -746,3 +750,117 @@ async def test_a_slow_reader_is_told_apart_from_fast_ones_and_dropped(capsys: py
     said = capsys.readouterr().out
     assert re.search(r"one more that reads nothing: p99 +[0-9.]+ ms, server [0-9,]+ KiB", said)
     assert "the slow one was dropped: LIMIT" in said
+
+
+# A server that wants an access token
+
+PERSON = """
+import sys, urllib.error, urllib.request
+class Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_): return None
+try:
+    urllib.request.build_opener(Stay).open(sys.argv[1], data=b"user=ann")
+except urllib.error.HTTPError as answer:
+    if "--stay" in sys.argv:
+        print(answer.headers["location"])
+    else:
+        assert b"You can close this window" in urllib.request.urlopen(answer.headers["location"]).read()
+"""
+
+
+@attrs.frozen
+class Protected:
+    """`trimcp run examples/protected.py --http`, on ports of its own, and a home of its own for logins."""
+
+    folder: Path
+    ports: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        browser = f"{sys.executable} {self.folder / 'person.py'} %s"
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XDG_DATA_HOME": str(self.folder / "data"),
+            "HOME": str(self.folder),
+            "BROWSER": browser,
+            "COLUMNS": "80",
+        }
+
+    def told(self, text: str) -> str:
+        """Return a text with the ports that this server has."""
+        return re.sub("800[01]", lambda port: self.ports[port[0]], text)
+
+    def run(self, words: list[str], **more: Any) -> str:
+        command = [sys.executable, "-m", "trimcp.cli", *words]
+        both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, **both, env=self.environment, text=True, timeout=60, **more)
+        return str(done.stdout)
+
+
+@pytest.fixture
+def protected(tmp_path: Path) -> Iterator[Protected]:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = {"8000": str(one.getsockname()[1]), "8001": str(other.getsockname()[1])}
+    there = Protected(tmp_path, ports)
+    example = (ROOT / "examples" / "protected.py").read_text("utf-8")
+    (tmp_path / "protected.py").write_text(there.told(example), "utf-8")
+    (tmp_path / "person.py").write_text(PERSON, "utf-8")
+    command = [sys.executable, "-m", "trimcp.cli", "run", str(tmp_path / "protected.py"), "--http"]
+    with subprocess.Popen(
+        [*command, "--port", ports["8000"]], stderr=subprocess.PIPE, env=there.environment
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert process.stderr.readline().startswith(b"listening on")
+            yield there
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stderr.read()
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_protected_server_is_used_as_the_page_prints_it(protected: Protected) -> None:
+    page = ROOT / "docs" / "howto" / "logging-in.md"
+    blocks = [block for block in blocks_of(page) if block.language == "console" and "8000/mcp" in block.text]
+    steps = [part for block in blocks for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]]
+    assert len(steps) > 8
+    for step in steps:
+        command, _, wanted = protected.told(step).partition("\n")
+        printed = protected.run(shlex.split(command)[1:])
+        compare(wanted, printed, f"$ {command}")
+
+
+@pytest.mark.slow
+def test_somebody_logs_in_without_a_browser(protected: Protected) -> None:
+    url = protected.told("http://127.0.0.1:8000/mcp")
+    command = [sys.executable, "-m", "trimcp.cli", "login", url, "--no-browser"]
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, **pipes, env=protected.environment, text=True) as login:
+        assert login.stderr is not None
+        page = next(line.strip() for line in login.stderr if "/authorize?" in line)
+        person = [sys.executable, str(protected.folder / "person.py"), page, "--stay"]
+        end = subprocess.run(person, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert end.startswith("http://127.0.0.1:8765/callback?")
+        said, _ = login.communicate(end, timeout=60)
+    assert said.startswith(f"Logged in to {url} as ann")
+    assert protected.run(["call", url, "whoami"]) == "ann, with the scopes notes:read\n"
+    [kept] = protected.folder.rglob("credentials.json")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    [entry] = json.loads(kept.read_text("utf-8"))["logins"].values()
+    tokens = json.loads(entry)["tokens"]
+    for words in (["whoami"], ["whoami", "--json"], ["logout", url]):
+        told = protected.run(words)
+        assert url in told
+        assert not [secret for secret in (tokens["access_token"], tokens["refresh_token"]) if secret in told]
+
+
+async def test_over_a_pipe_the_protected_server_asks_nobody_for_a_token() -> None:
+    example = load("protected")
+    server = trimcp.Server("protected", version="1.0")  # without the toy, whose port may be taken
+    server.add_tool(example.whoami)
+    server.add_tool(example.write_note, scopes=["notes:read", "notes:write"])
+    async with connected(server) as session:
+        assert (await session.call_tool("whoami")).text == "nobody, over a pipe"
+        assert (await session.call_tool("write_note", {"text": "milk"})).text == "1 notes"

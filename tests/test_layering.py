@@ -16,16 +16,29 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 600
 
-_WIRE = {"errors", "lazy", "values", "bounds", "rates", "cleaning", "security", "hidden", "wire"}
+_WIRE = {"errors", "principal", "lazy", "values", "bounds", "rates", "cleaning", "security", "hidden", "wire"}
 _CHANNEL = _WIRE | {"framing", "budget", "nurseries", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
-_ANYTHING = _SERVER | {"worker", "transports", "client", "fleet", "run", "net", "testing", "bench", "cli", "trimcp"}
+_ANYTHING = _SERVER | {
+    "auth",
+    "worker",
+    "transports",
+    "client",
+    "fleet",
+    "run",
+    "net",
+    "testing",
+    "bench",
+    "cli",
+    "trimcp",
+}
 
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
     "lazy": {"lazy"},
     "values": {"values"},
+    "principal": {"principal"},
     "bounds": {"bounds"},
     "rates": {"rates"},
     "cleaning": {"cleaning"},
@@ -39,6 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "schema": _WIRE | {"schema"},
     "channel": _CHANNEL,
     "transports": _CHANNEL | {"transports"},
+    "auth": _CHANNEL | {"transports", "auth"},
     "session": _SESSION,
     "guard": _SESSION | {"guard"},
     "workers": _SESSION | {"workers"},

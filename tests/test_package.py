@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 import trimcp
+import trimcp.auth
 
 ROOT = Path(__file__).parent.parent
-PACKAGES: Any = [trimcp, trimcp.fleet, trimcp.guard, trimcp.testing, trimcp.watch, trimcp.wire]
+PACKAGES: Any = [trimcp, trimcp.auth, trimcp.fleet, trimcp.guard, trimcp.testing, trimcp.watch, trimcp.wire]
 WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "h2", "httptools"]
-FOREIGN = [*WEB, "click", "rich", "jsonschema"]
+FOREIGN = [*WEB, "click", "rich", "jsonschema", "joserfc", "cryptography", "filelock"]
 
 
 def test_importing_loads_no_http_websocket_or_command_line_code() -> None:

@@ -1,14 +1,15 @@
 """The Model Context Protocol for Trio: servers and clients whose connections are nursery-scoped actors.
 
-What most programs use is here. What fewer use is in the packages `trimcp.fleet`, `trimcp.guard`, `trimcp.testing`,
-`trimcp.watch` and `trimcp.wire` (payloads), and in the modules `trimcp.channel`, `trimcp.hidden` and `trimcp.security`.
-All of them are found after `import trimcp` and loaded at their first use.
+What most programs use is here. What fewer use is in the packages `trimcp.auth`, `trimcp.fleet`, `trimcp.guard`,
+`trimcp.testing`, `trimcp.watch` and `trimcp.wire` (payloads), and in the modules `trimcp.channel`, `trimcp.hidden` and
+`trimcp.security`. All of them are found after `import trimcp` and loaded at their first use.
 """
 
 from trimcp.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
+    "trimcp.auth": "auth=.",
     "trimcp.channel": "MessageChannel channel=.",
     "trimcp.client.client": "Client Target",
     "trimcp.client.handlers": "fill_defaults",
@@ -46,7 +47,8 @@ _NAMES = {
     "trimcp.transports.http.client.target": "HttpServer",
     "trimcp.transports.http.events_sqlite": "SqliteEvents",
     "trimcp.transports.http.events": "EventStore MemoryEvents",
-    "trimcp.transports.http.identity": "Principal Refused bearer_tokens",
+    "trimcp.principal": "Principal",
+    "trimcp.transports.http.identity": "Refused bearer_tokens",
     "trimcp.transports.http.origins": "Origins",
     "trimcp.transports.http.settings": "HttpLimits HttpSettings",
     "trimcp.transports.memory": "memory_channels",

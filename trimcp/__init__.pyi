@@ -1,5 +1,6 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp import auth as auth
 from trimcp import channel as channel
 from trimcp import fleet as fleet
 from trimcp import guard as guard
@@ -38,6 +39,7 @@ from trimcp.net import run_websocket as run_websocket
 from trimcp.net import serve_http as serve_http
 from trimcp.net import serve_websocket as serve_websocket
 from trimcp.net import websocket as websocket
+from trimcp.principal import Principal as Principal
 from trimcp.run import in_process as in_process
 from trimcp.run import load_servers as load_servers
 from trimcp.run import run_stdio as run_stdio
@@ -73,7 +75,6 @@ from trimcp.transports.http.client.target import HttpServer as HttpServer
 from trimcp.transports.http.events import EventStore as EventStore
 from trimcp.transports.http.events import MemoryEvents as MemoryEvents
 from trimcp.transports.http.events_sqlite import SqliteEvents as SqliteEvents
-from trimcp.transports.http.identity import Principal as Principal
 from trimcp.transports.http.identity import Refused as Refused
 from trimcp.transports.http.identity import bearer_tokens as bearer_tokens
 from trimcp.transports.http.origins import Origins as Origins

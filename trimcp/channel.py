@@ -10,6 +10,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
@@ -19,6 +20,7 @@ import trio
 
 from trimcp.budget import Holding
 from trimcp.errors import LocalError
+from trimcp.principal import Principal
 from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
@@ -101,7 +103,7 @@ class Incoming:
     size: int = 0
     origin: Origin | None = None
     headers: Mapping[str, str] | None = None
-    principal: str | None = None
+    principal: Principal | None = None
 
 
 @attrs.define(eq=False)
@@ -316,6 +318,12 @@ class MessageChannel(ABC):
         """Take in no message of more than `size` bytes from now on; a larger one arrives as `Malformed`.
 
         A session calls it with its `Limits.max_message` before it receives. By default nothing is bounded.
+        """
+
+    def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: B027  # as above
+        """Take what is to be put around a person's time, such as for a login: the clocks of calls stand still then.
+
+        A client calls it before its first message. By default nobody is asked.
         """
 
     @abstractmethod

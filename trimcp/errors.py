@@ -10,6 +10,7 @@
     ├── InvalidReply          the peer answered with something that is no answer to this request
     ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
     │   └── UpstreamDown      ... and was so before: nothing was sent (supervised upstreams)
+    ├── AuthorizationError    no access token could be had, or it does not suffice
     ├── NoGoodAnswer          of several attempts none was answered as the caller wanted it
     ├── ErrorReply            raised *by a handler* to answer with exactly this error
     ├── ResourceNotFound      raised *by a resource* that does not exist
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
+    "AuthorizationError",
     "CannotAsk",
     "ConnectionLost",
     "ErrorReply",
@@ -123,6 +125,18 @@ class UpstreamDown(ConnectionLost):
         self.reasons: tuple[str, ...] = tuple(reasons)
         self.retry_at: float | None = retry_at
         self.given_up: bool = given_up
+
+
+class AuthorizationError(McpError):
+    """No access token could be had for a server, or the one there is does not suffice.
+
+    Attributes:
+        code: the authorization server's code (RFC 6749 sections 4.1.2.1 and 5.2), such as "access_denied", or "".
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code: str = code
 
 
 class NoGoodAnswer(McpError):

@@ -22,6 +22,7 @@ from trimcp.errors import LocalError
 from trimcp.nurseries import open_service_nursery
 from trimcp.run import Served, run_of, signals
 from trimcp.transports.http.face import HttpFace
+from trimcp.transports.http.identity import TokenAuth
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.trace import Write, trace_from_environment
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from trimcp.server.server import Server
     from trimcp.transports.http.asgi.app import AsgiApp
+    from trimcp.transports.http.client.exchanges import ClientAuth
     from trimcp.transports.http.client.policy import Mode, Timeouts
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
@@ -62,6 +64,7 @@ class _Options(TypedDict, total=False):
     host: str | None
     uds: str | Path | None
     sockets: Sequence[socket.socket]
+    auth: TokenAuth | None
     limits: HttpLimits | None
     certfile: str | Path | None
     keyfile: str | Path | None
@@ -97,7 +100,8 @@ async def http_face(server: Served, settings: HttpSettings | None = None) -> Asy
     settings = HttpSettings() if settings is None else settings
     if settings.trace is None:
         settings = attrs.evolve(settings, trace=trace_from_environment())
-    async with run_of(server) as running:
+    judging = nullcontext() if settings.auth is None else settings.auth.running()
+    async with run_of(server) as running, judging:
         face = HttpFace(running, settings)
         running.hosts.append(face.statistics)
         async with open_service_nursery() as nursery:
@@ -117,6 +121,7 @@ async def serve_http(
     port: int = 8000,
     uds: str | Path | None = None,
     sockets: Sequence[socket.socket] = (),
+    auth: TokenAuth | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     certfile: str | Path | None = None,
@@ -138,6 +143,7 @@ async def serve_http(
         port: 0 takes a free one.
         uds: the path of a Unix socket to listen on instead.
         sockets: listening sockets to take instead, as a service manager hands them over.
+        auth: takes access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: what a client may cost and how long it may take.
         certfile, keyfile: PEM files, for TLS; the key may stand in the same file.
@@ -157,7 +163,7 @@ async def serve_http(
     if certfile is not None and ssl_context is not None:
         raise LocalError("pass either certfile or ssl_context: there is one certificate")
     stop = trio.Event() if stop is None else stop
-    settings = HttpSettings() if settings is None else settings
+    settings = _with_auth(settings, auth)
     limits = HttpLimits() if limits is None else limits
     at_port = None if uds is not None or sockets else port
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
@@ -212,6 +218,15 @@ async def serve_http(
         await face.drain(grace)
         drained.set()
         await ended.wait()
+
+
+def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None) -> HttpSettings:
+    settings = HttpSettings() if settings is None else settings
+    if auth is not None:
+        settings = attrs.evolve(settings, auth=auth)
+    if settings.auth is not None and settings.authenticate is not None:
+        raise LocalError("pass either auth or authenticate; ResourceServer(also=...) takes a check of your own")
+    return settings
 
 
 async def _listen(
@@ -314,7 +329,12 @@ async def _run_until_signal(
 
 
 def asgi_app(
-    server: Served, *, settings: HttpSettings | None = None, limits: HttpLimits | None = None, root: str = ""
+    server: Served,
+    *,
+    auth: TokenAuth | None = None,
+    settings: HttpSettings | None = None,
+    limits: HttpLimits | None = None,
+    root: str = "",
 ) -> AsgiApp:
     """Return an ASGI application that serves over HTTP and WebSocket, for Hypercorn on Trio: `app = asgi_app(server)`.
 
@@ -323,12 +343,14 @@ def asgi_app(
 
     Args:
         server: what is served, or a run of it.
+        auth: takes access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: how large and slow requests may be.
         root: the prefix under which it is mounted, for parents that do not say so in `root_path`.
     """
     from trimcp.transports.http.asgi.app import AsgiApp
 
+    settings = _with_auth(settings, auth)
     return AsgiApp(partial(http_face, server, settings), root=root, limits=HttpLimits() if limits is None else limits)
 
 
@@ -339,6 +361,7 @@ def http(
     url: str,
     *,
     headers: Mapping[str, str] | None = None,
+    auth: ClientAuth | None = None,
     mode: Mode = "auto",
     uds: str | None = None,
     client: httpx2.AsyncClient | None = None,
@@ -354,6 +377,7 @@ def http(
     Args:
         url: its endpoint: "http://...", "https://...", or "http+unix://%2Frun%2Fserver.sock/mcp".
         headers: to send with every request, such as `{"Authorization": "Bearer ..."}`.
+        auth: how to get an access token where the server wants one, such as `trimcp.auth.OAuth()`.
         mode: "auto", or "streamable" or "sse" to try one transport only.
         uds: path of a Unix socket to connect to; the host of `url` is then only a name.
         client: an `httpx2.AsyncClient` of your own, with its proxies and certificates.
@@ -371,6 +395,7 @@ def http(
         uds,
         mode,
         client,
+        auth=auth,
         timeouts=Timeouts() if timeouts is None else timeouts,
         retries=retries,
         retry_calls=retry_calls,

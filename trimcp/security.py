@@ -23,6 +23,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "origin_refused": "a page of another origin, or a request for a host that is not ours, was refused (403)",
         "authentication_failed": "nobody we know, or somebody who may not, was refused (401, 403, 400)",
+        "not_allowed": "somebody known asked for what they may not have (403)",
         "foreign_session": "the session, the stream or the events of somebody else were asked for (404)",
         "request_state_refused": "a sealed requestState was altered, has expired or belongs to another request or user",
         "duplicate_id": "a request came with the id of one under way, which goes on untouched",

@@ -126,7 +126,7 @@ def test_one_name_of_an_option_means_one_thing() -> None:
                     kinds.setdefault(name, set()).add(value)
     assert {name: kind for name, kind in kinds.items() if len(kind) > 1} == {"--reply": kinds["--reply"]}
     assert [name for name, command in COMMANDS.items() if any("--json" in each.opts for each in command.params)] == [
-        *("inspect", "call", "read", "prompt", "bench")
+        *("whoami", "inspect", "call", "read", "prompt", "bench")
     ]
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import trio
 
 import trimcp
+from trimcp import auth
 
 client = trimcp.Client("conformance", "1.0", roots=[Path.cwd().as_uri()])
 
@@ -46,6 +49,12 @@ async def use_everything(session: trimcp.ClientSession) -> None:
         await session.get_prompt(prompt.name, {argument.name: "text" for argument in prompt.arguments or ()})
 
 
+async def look_and_call(session: trimcp.ClientSession) -> None:
+    """List tools and call the first one, which is all that protected servers have."""
+    tools = await session.list_tools()
+    await session.call_tool(tools[0].name, {})
+
+
 async def look_at_tools(session: trimcp.ClientSession) -> None:
     """List tools, which is all that some servers answer."""
     await session.list_tools()
@@ -66,6 +75,48 @@ async def return_the_schema(session: trimcp.ClientSession) -> None:
     await session.call_tool("json_schema_echo", {"schema": schema})
 
 
+# Authorization
+
+
+class Robot(auth.UserAgent, auth.Redirect):
+    """A person who always says yes: it asks for the page, and is told where to come back to."""
+
+    uri = "http://localhost:3000/callback"
+
+    @asynccontextmanager
+    async def redirect(self, preferred: str | None) -> AsyncIterator[auth.Redirect]:
+        """Listen to nobody: the way back is read off."""
+        yield self
+
+    async def visit(self, url: str, state: str) -> str:
+        """Return the address to which the page sends."""
+        async with httpx2.AsyncClient() as web:
+            reply = await web.get(url, follow_redirects=False)
+        return reply.headers["location"]
+
+
+def authorization(scenario: str) -> auth.OAuth:
+    """How a scenario wants its token to be got."""
+    context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
+    id, secret = context.get("client_id"), context.get("client_secret")
+    grant: auth.Grant
+    match scenario:
+        case "auth/client-credentials-jwt":
+            key = auth.SigningKey.from_pem(context["private_key_pem"], context["signing_algorithm"])
+            grant = auth.ClientCredentials(id, signing_key=key)
+        case "auth/client-credentials-basic":
+            grant = auth.ClientCredentials(id, secret)
+        case "auth/wif-jwt-bearer":
+            grant = auth.JwtBearer(lambda issuer: context["valid_jwt"])
+        case "auth/enterprise-managed-authorization":
+            idp = context["idp_token_endpoint"], context["idp_client_id"]
+            grant = auth.EnterpriseManaged(id, secret, *idp, lambda endpoint: context["idp_id_token"])
+        case _:
+            document = "https://conformance-test.local/client-metadata.json"
+            grant = auth.AuthorizationCode(id, secret, metadata_url=document)
+    return auth.OAuth(grant, user_agent=Robot(), dpop=scenario.startswith("auth/dpop"))
+
+
 SPECIAL = {
     "http-custom-headers": make_the_calls_asked_for,
     "json-schema-2020-12-preservation": return_the_schema,
@@ -82,9 +133,10 @@ def invent(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def main(url: str) -> None:
-    scenario = SPECIAL.get(os.environ.get("MCP_CONFORMANCE_SCENARIO", ""), use_everything)
-    async with client.connect(trimcp.http(url)) as session:
-        await scenario(session)
+    name = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
+    oauth = authorization(name) if name.startswith("auth/") else None
+    async with client.connect(trimcp.http(url, auth=oauth)) as session:
+        await SPECIAL.get(name, look_and_call if oauth else use_everything)(session)
 
 
 if __name__ == "__main__":

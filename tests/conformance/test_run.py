@@ -59,7 +59,7 @@ def test_reading_the_list() -> None:
     text = (
         "Client scenarios (test against a client):\n  - tools_call [2025-06-18,2025-11-25]\n  - auth/x [2025-11-25]\n"
     )
-    assert read_list(text) == ["tools_call"]
+    assert read_list(text) == ["tools_call", "auth/x"]
 
 
 def test_reading_results(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def counting(to: int, *, ctx: trimcp.Context[Database]) -> str:
     assert_type(ctx.deadline, float)
     assert_type(ctx.peer, trimcp.wire.Implementation | None)
     assert_type(ctx.capabilities, ClientCapabilities)
-    assert_type(ctx.principal, str | None)
+    assert_type(ctx.principal, trimcp.Principal | None)
     assert_type(ctx.trace.get("traceparent"), str | None)
     await ctx.report_progress(1, total=to, message="one")
     ctx.report_progress_nowait(2)

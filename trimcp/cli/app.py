@@ -21,6 +21,7 @@ from trimcp.cli.exits import (
     DEMO_EXIT_CODES,
     EXIT_CODES,
     INTERRUPTED,
+    LOGIN_EXIT_CODES,
     RECORD_EXIT_CODES,
     REPLAY_EXIT_CODES,
     RUN_EXIT_CODES,
@@ -28,7 +29,7 @@ from trimcp.cli.exits import (
     Failure,
 )
 from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
-from trimcp.cli.loading import load_server, trace_of
+from trimcp.cli.loading import load_protected, trace_of
 from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOptions, check_network, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.cli.screen import Screen
@@ -182,15 +183,15 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
         from trimcp.cli.serving import serve  # a server on standard input and output should not pay for it
 
         sys.exit(serve(load, words, options))
-    loaded = load()
+    loaded, _ = load()
     if sys.stdin.isatty():  # a person, who sees nothing happen
         click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
     run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
 
 
-def _load(name: str, gc_threshold: int | None) -> Server[Any]:
+def _load(name: str, gc_threshold: int | None) -> tuple[Server[Any], Any]:
     try:
-        server = load_server(name)
+        server, auth = load_protected(name)
     except Failure:
         raise
     except Exception as error:  # whatever the user's module raises
@@ -199,7 +200,76 @@ def _load(name: str, gc_threshold: int | None) -> Server[Any]:
         gc.collect()
         gc.freeze()  # what is loaded stays, so nobody need look through it
         gc.set_threshold(gc_threshold, 20, 100)
-    return server
+    return server, auth
+
+
+@app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Log in to a server that wants an access token.")
+@click.argument("url")
+@click.option("--client-id", metavar="ID", help="What the client is registered as; by default it registers itself.")
+@click.option("--client-secret", metavar="VARIABLE", help="The environment variable that holds its secret.")
+@click.option("--scopes", default="", metavar="SCOPES", help="What to ask for, with spaces; by default what is wanted.")
+@click.option("--identity", default="", metavar="NAME", help="A name for this login, where there are several.")
+@click.option("--browser/--no-browser", default=True, help="Without one: print the page's address and ask for the end.")
+@click.option("--dpop", is_flag=True, help="Bind tokens to a key of our own, where the server can.")
+def login(
+    url: str,
+    client_id: str | None,
+    client_secret: str | None,
+    scopes: str,
+    identity: str,
+    browser: bool,
+    dpop: bool,
+) -> None:
+    """Log in to the server at URL with a browser, and keep the tokens for call, inspect, bench and record.
+
+    They stand in a file that only its owner can read. `trimcp whoami` shows which there are, `trimcp logout` forgets.
+
+    \b
+    Examples:
+      trimcp login https://mcp.example/mcp
+      trimcp login https://mcp.example/mcp --no-browser --scopes "files:read files:write"
+      trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET
+    """
+    from trimcp.cli.logins import LoginOptions, log_in
+
+    options = LoginOptions(
+        client_id=client_id,
+        secret_from=client_secret,
+        scopes=scopes,
+        identity=identity,
+        browser=browser,
+        dpop=dpop,
+    )
+    log_in(url, options)
+
+
+@app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Forget the login to a server.")
+@click.argument("url")
+@click.option("--identity", default="", metavar="NAME", help="The name of the login, where there are several.")
+def logout(url: str, identity: str) -> None:
+    """Forget the login to the server at URL.
+
+    \b
+    Examples:
+      trimcp logout https://mcp.example/mcp
+    """
+    from trimcp.cli.logins import log_out
+
+    log_out(url, identity)
+
+
+@app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Show which logins are kept.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def whoami(as_json: bool) -> None:
+    """Show which logins are kept: for which server, as whom, by which authorization server, until when. No secrets.
+
+    \b
+    Examples:
+      trimcp whoami
+    """
+    from trimcp.cli.logins import who_am_i
+
+    who_am_i(as_json=as_json)
 
 
 @_talks("inspect", short_help="Show what a server offers.")

@@ -13,6 +13,7 @@ __all__ = [
     "DEMO_EXIT_CODES",
     "EXIT_CODES",
     "INTERRUPTED",
+    "LOGIN_EXIT_CODES",
     "NO_CONNECTION",
     "RECORD_EXIT_CODES",
     "REMOTE_ERROR",
@@ -72,6 +73,15 @@ Exit codes:
   2    the command line is wrong, or there is nothing to search
   3    no connection to the server
   4    the server answered with an error, or something was left
+  130  interrupted by Ctrl-C
+"""
+
+LOGIN_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    it worked
+  2    the command line is wrong, or there is no such login
+  3    the server or its authorization server cannot be reached, or gave no token
   130  interrupted by Ctrl-C
 """
 

@@ -16,13 +16,18 @@ from typing import Any
 from trimcp.cli.exits import Failure
 from trimcp.server.server import Server
 
-__all__ = ["load_server", "trace_of"]
+__all__ = ["load_protected", "load_server", "trace_of"]
 
 _USUAL = ("server", "mcp", "app")
 
 
 def load_server(name: str) -> Server[Any]:
-    """Import `FILE.py[:NAME]` or `package.module[:NAME]` and return its server.
+    """Return the server that a name stands for; see `load_protected`."""
+    return load_protected(name)[0]
+
+
+def load_protected(name: str) -> tuple[Server[Any], Any]:
+    """Import `FILE.py[:NAME]` or `package.module[:NAME]`; return its server, and what is called `auth` beside it.
 
     Without a name it is the one called `server`, `mcp` or `app`, or the only one there is. A name may be that of a
     function without arguments that makes the server.
@@ -35,7 +40,8 @@ def load_server(name: str) -> Server[Any]:
     # Standard output belongs to the protocol from the first byte on.
     with redirect_stdout(sys.stderr):
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
-        return _pick(module, attribute, place)
+        auth = getattr(module, "auth", None)
+        return _pick(module, attribute, place), auth if hasattr(auth, "metadata_paths") else None
 
 
 def trace_of(error: Exception) -> str:

@@ -116,7 +116,9 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("http", "ws", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
         *("workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
-    "Who may come over a network": ("allow_origins", "allowed_hosts", "token_file"),
+    "Who may come over a network": (
+        *("allow_origins", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
+    ),
 }
 """The sections of the help of `trimcp run`, and which options stand in each."""
 
@@ -186,6 +188,16 @@ class RunOptions:
     token_file: str | None = option(
         metavar="FILE", type=_FILE, help="Serve only who has a bearer token; lines of NAME: TOKEN."
     )
+    auth_issuers: tuple[str, ...] = option(
+        "--auth-issuer",
+        multiple=True,
+        metavar="URL",
+        help="Serve only who has an access token of this authorization server. Again for more.",
+    )
+    auth_audience: str | None = option(
+        metavar="URL", help="Where clients reach the server, which tokens have to be for.  [default: its address here]"
+    )
+    scopes: str | None = option(metavar="SCOPES", help="What every token needs, with spaces in between.")
     workers: int = option(
         metavar="N",
         default=1,
@@ -226,6 +238,8 @@ def check_network(options: RunOptions) -> bool:
         raise click.UsageError("--http has WebSocket beside it; write either --http or --ws", context)
     if "uds" in names and names & {"host", "port"}:
         raise click.UsageError("listen either on a --port or on a Unix socket (--uds)", context)
+    if names & {"auth_audience", "scopes"} and "auth_issuers" not in names:
+        raise click.UsageError("--auth-audience and --scopes go with --auth-issuer", context)
     if "keyfile" in names and "certfile" not in names:
         raise click.UsageError("--keyfile goes with --certfile", context)
     return True

@@ -28,7 +28,7 @@ from trimcp.run import signals, watched
 from trimcp.server.server import Server
 from trimcp.transports.http.access import AccessLog, JsonFormatter
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
-from trimcp.transports.http.identity import Authenticate, bearer_tokens
+from trimcp.transports.http.identity import Authenticate, TokenAuth, bearer_tokens
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.settings import HttpSettings
 
@@ -41,11 +41,12 @@ _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
-def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: RunOptions) -> int:
+def serve(load: Callable[[], tuple[Server[Any], Any]], words: Sequence[str], options: RunOptions) -> int:
     """Serve until a signal comes, and return the exit code.
 
     Args:
-        load: returns the server; called only in a process that serves it.
+        load: returns the server and what takes tokens for it, if the module has that; called only in a process that
+            serves it.
         words: the command's own, to start workers with.
         options: how to serve.
 
@@ -61,7 +62,9 @@ def serve(load: Callable[[], Server[Any]], words: Sequence[str], options: RunOpt
             tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
         if options.workers > 1 and worker is None:
             return trio.run(_serve_by_workers, words, options, settings)
-        server = load()
+        server, auth = load()
+        if auth is not None and settings.auth is None and settings.authenticate is None:
+            settings = attrs.evolve(settings, auth=auth)
         _use_state_keys(server)
         _set_up_logging(options)
         return trio.run(_serve_here, server, options, settings, worker)
@@ -141,18 +144,33 @@ def _settings(options: RunOptions) -> HttpSettings:
     if not path.startswith("/") or path in taken:
         raise Failure(f"the endpoint cannot be at {path!r}: write a path such as /mcp")
     try:
+        tokens = None if options.token_file is None else _read_tokens(Path(options.token_file))
         return HttpSettings(
             path=None if options.ws else path,
             sse_path="/sse" if sse else None,
             websocket_path=path if options.ws else "/ws" if options.websocket else None,
             origins=Origins(options.allow_origins, options.allowed_hosts),
-            authenticate=None if options.token_file is None else _read_tokens(Path(options.token_file)),
+            authenticate=None if tokens is None or options.auth_issuers else tokens,
+            auth=_token_auth(options, path, tokens) if options.auth_issuers else None,
             reply=options.reply,
             stateless=options.stateless,
             access_log=AccessLog() if options.access_log else None,
         )
     except ValueError as error:
         raise Failure(str(error)) from None
+
+
+def _token_auth(options: RunOptions, path: str, also: Authenticate | None) -> TokenAuth:
+    """Return what takes the tokens of the authorization servers that the options name."""
+    try:
+        from trimcp.auth import ResourceServer
+    except ImportError:
+        raise Failure('access tokens are checked with joserfc: pip install "trimcp[auth]"') from None
+    if options.auth_audience is None and not options.host.startswith(_LOOPBACK):
+        raise Failure("--auth-audience says at which URL clients reach the server; tokens have to be for that")
+    scheme = "http" if options.certfile is None else "https"
+    resource = options.auth_audience or f"{scheme}://{options.host}:{options.port}{path}"
+    return ResourceServer(resource, options.auth_issuers, scopes=tuple((options.scopes or "").split()), also=also)
 
 
 def _read_tokens(file: Path) -> Authenticate:
@@ -234,7 +252,11 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
             lines.append(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
     addresses = [sock.getsockname() for sock in sockets]
     hosts = [str(address[0]) for address in addresses if isinstance(address, tuple)]  # of a Unix socket it is a path
-    if settings.authenticate is None and not all(host.startswith(_LOOPBACK) for host in hosts):
+    if (
+        settings.authenticate is None
+        and settings.auth is None
+        and not all(host.startswith(_LOOPBACK) for host in hosts)
+    ):
         lines.append("whoever reaches this address can use the server; --token-file asks for tokens")
     return lines
 

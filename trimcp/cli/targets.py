@@ -59,12 +59,27 @@ def find_target(
     try:
         target = _find(text, on_stderr)
         if not headers:
-            return target
+            return _with_login(target)
         if isinstance(target, StdioServer):
             raise Failure("headers are sent to a URL; a program that is started takes environment variables")
-        return attrs.evolve(target, headers={**target.headers, **{name.lower(): headers[name] for name in headers}})
+        headers = {**target.headers, **{name.lower(): headers[name] for name in headers}}
+        return _with_login(attrs.evolve(target, headers=headers))
     except LocalError as error:
         raise Failure(str(error)) from None
+
+
+def _with_login(target: Target) -> Target:
+    """Return the server with the login that is kept for it, if one is."""
+    if isinstance(target, StdioServer):
+        return target
+    from trimcp.auth.stores import default_path
+
+    if not default_path().exists():
+        return target
+    from trimcp.cli.logins import with_login
+
+    found: Target = with_login(target)
+    return found
 
 
 def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
@@ -130,7 +145,8 @@ def token_hint(error: McpError) -> str:
     """Return what to add on the command line where a server wanted to know who asks; nothing for other errors."""
     if _UNAUTHORIZED.search(str(error)) is None:
         return ""
-    return "\nSend a token with --bearer VARIABLE or --bearer @FILE, or another header with --header."
+    ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header"
+    return f"\n{ways}; or log in: trimcp login URL"
 
 
 def _read_token(source: str) -> str:

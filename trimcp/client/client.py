@@ -26,6 +26,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
+from trimcp.session.clock import WorkClock
 from trimcp.session.drive import AnyChannel, DirectEnd, driving
 from trimcp.session.scopes import cancellation_text, guarded
 from trimcp.session.session import Pending, Session, mirrored
@@ -181,15 +182,18 @@ async def connecting(
     if all(each.modern for each in offered):
         probe_timeout = math.inf  # there is no legacy server to turn to
     waited_for, known = "the connection was not opened", None
-    limit = trio.CancelScope(deadline=trio.current_time() + timeout)
-    with limit:
+    limit = WorkClock(timeout, math.inf)  # which stands still while a person logs in
+    with limit.scope:
         for attempt in range(2):
             session = _make(client, offered)
             async with opened(target) as channel, driving(session.session, channel):
+                if isinstance(channel, MessageChannel):
+                    channel.wait_for_persons(session.clocks.person)
                 started = getattr(target, "command", None) is not None
                 negotiation = _Negotiation(session, offered, probe_timeout, channel, started)
                 try:
-                    move = await negotiation.run(move)
+                    with session.clocks.including(limit):
+                        move = await negotiation.run(move)
                 except trio.Cancelled:
                     # Asked now: later a child process would have been ended by us.
                     waited_for, known = f"the server did not answer {negotiation.asked}", channel.close_reason()
@@ -202,8 +206,8 @@ async def connecting(
                     raise ConnectionLost(negotiation.close_reason("server/discover"))
                 if key is not None and not session.revision.modern:
                     client.legacy_targets.add(key)
-                limit.deadline = math.inf  # from here on the body runs, which has no deadline of ours
-                if limit.cancel_called:
+                limit.stop()  # from here on the body runs, which has no deadline of ours
+                if limit.scope.cancel_called:
                     await trio.lowlevel.checkpoint()
                 client.sessions.add(session)
                 actor, logs = session.session, session.logs
@@ -321,7 +325,8 @@ class _Negotiation:
     async def _probe(self, verb: Verb) -> tuple[ProbeResult, dict[str, Any]]:
         """Send the probe, and return its result. An answer that comes later is dropped."""
         try:
-            with trio.move_on_after(self.probe_timeout):
+            limit = WorkClock(self.probe_timeout, math.inf)
+            with self.session.clocks.including(limit), limit.scope:
                 raw = await self._exchange(verb, None)
                 versions = raw.get("supportedVersions")
                 if isinstance(versions, list):

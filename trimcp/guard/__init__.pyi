@@ -5,9 +5,19 @@ from trimcp.guard.filters import HiddenTextFilter as HiddenTextFilter
 from trimcp.guard.filters import PatternFilter as PatternFilter
 from trimcp.guard.filters import SecretsFilter as SecretsFilter
 from trimcp.guard.filters import SizeFilter as SizeFilter
+from trimcp.guard.permission import ASK as ASK
+from trimcp.guard.permission import AccessRequest as AccessRequest
+from trimcp.guard.permission import Allow as Allow
+from trimcp.guard.permission import Decision as Decision
+from trimcp.guard.permission import Denied as Denied
 
 __all__ = [
+    "ASK",
+    "AccessRequest",
+    "Allow",
     "Audit",
+    "Decision",
+    "Denied",
     "HiddenTextFilter",
     "PatternFilter",
     "SecretsFilter",

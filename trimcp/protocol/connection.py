@@ -16,7 +16,16 @@ from typing import Any
 
 import attrs
 
-from trimcp.errors import ConnectionLost, ErrorReply, InvalidReply, LocalError, Overloaded, RemoteError
+from trimcp.errors import (
+    AuthorizationError,
+    ConnectionLost,
+    ErrorReply,
+    InvalidReply,
+    LocalError,
+    Overloaded,
+    RemoteError,
+)
+from trimcp.principal import Principal
 from trimcp.protocol.events import (
     Admission,
     BatchReceived,
@@ -106,7 +115,7 @@ class Connection:
 
     # Receive
 
-    def receive(self, message: jsonrpc.Message, principal: str | None = None) -> Event:
+    def receive(self, message: jsonrpc.Message, principal: Principal | None = None) -> Event:
         """Return what follows from one incoming message. Never raises because of what it contains."""
         if isinstance(message, jsonrpc.Request):
             return self._receive_request(message, principal)
@@ -122,7 +131,7 @@ class Connection:
             return self._receive_loss(message)
         return self._receive_malformed(message)
 
-    def _receive_request(self, request: jsonrpc.Request, principal: str | None) -> Event:
+    def _receive_request(self, request: jsonrpc.Request, principal: Principal | None) -> Event:
         id, name = request.id, request.method
         params: Mapping[str, Any] = {} if request.params is None else request.params
         try:
@@ -146,7 +155,7 @@ class Connection:
         self.inbound[id] = InboundRequest(id, verb, admission)
         return RequestReceived(id, verb, loaded, params, admission)
 
-    def _admit(self, name: str, meta: Any, principal: str | None) -> Admission | None:
+    def _admit(self, name: str, meta: Any, principal: Principal | None) -> Admission | None:
         """Return who asks, in which revision; None for what may come before anything was agreed on.
 
         Raises:
@@ -222,6 +231,8 @@ class Connection:
     def _receive_loss(self, message: jsonrpc.Lost) -> Event:
         if message.id is None:
             return Forgotten(message.message)
+        if message.authorization is not None:
+            return self._receive_reply(message.id, None, AuthorizationError(message.message, message.authorization))
         return self._receive_reply(message.id, None, ConnectionLost(message.message))
 
     def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
@@ -254,7 +265,7 @@ class Connection:
         revision = self.modern.revision or self.legacy.revision
         return revision is None or not revision.error_without_id
 
-    def _receive_notification(self, message: jsonrpc.Notification, principal: str | None) -> Event:
+    def _receive_notification(self, message: jsonrpc.Notification, principal: Principal | None) -> Event:
         params: Mapping[str, Any] = message.params or {}
         name = message.method
         revision = self.modern.revision or self.legacy.revision
@@ -306,7 +317,7 @@ class Connection:
             return self._receive_reply(ours.id, None, ConnectionLost(reason or "the server ended the subscription"))
         return Ignored("a cancellation of nothing that is under way")
 
-    def _receive_batch(self, batch: jsonrpc.Batch, principal: str | None) -> Event:
+    def _receive_batch(self, batch: jsonrpc.Batch, principal: Principal | None) -> Event:
         revision = self.legacy.revision
         if revision is None or not revision.batching:
             if self.role is Role.CLIENT:

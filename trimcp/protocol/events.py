@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from trimcp.principal import Principal
 from trimcp.protocol.vocabulary import Verb
 from trimcp.values import shown
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
@@ -41,7 +42,7 @@ class Admission:
     log_level: LoggingLevel | None = None
     progress_token: RequestId | None = None
     meta: Mapping[str, Any] | None = None
-    principal: str | None = None
+    principal: Principal | None = None
 
 
 class Admitted:
@@ -72,7 +73,7 @@ class Admitted:
         return capabilities
 
     @property
-    def principal(self) -> str | None:
+    def principal(self) -> Principal | None:
         """Who the transport says the sender is; None where nobody authenticates."""
         return self.admission.principal
 

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from trimcp.errors import ErrorReply, InvalidReply, LocalError
+from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
@@ -154,7 +155,7 @@ class Legacy:
         """Note that the connection is gone."""
         self._fire(HandshakeStep.CLOSE)
 
-    def admit(self, meta: Mapping[str, Any] | None, principal: str | None) -> Admission:
+    def admit(self, meta: Mapping[str, Any] | None, principal: Principal | None) -> Admission:
         """Return what is known of a request on this connection.
 
         Raises:

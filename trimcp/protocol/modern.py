@@ -13,6 +13,7 @@ import attrs
 import orjson
 
 from trimcp.errors import ErrorReply, InvalidReply
+from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.vocabulary import Verb
@@ -69,7 +70,7 @@ class Modern:
 
     # As a server
 
-    def admit(self, meta: Mapping[str, Any] | None, principal: str | None) -> Admission:
+    def admit(self, meta: Mapping[str, Any] | None, principal: Principal | None) -> Admission:
         """Check a request's envelope and return who asks.
 
         Raises:

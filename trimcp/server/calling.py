@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar, cast, get_args, get_origin
 
 import attrs
@@ -33,6 +33,7 @@ from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 
 if TYPE_CHECKING:
+    from trimcp.guard.permission import Allow
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
@@ -306,6 +307,8 @@ class ListedOptions(TypedDict, total=False):
         icons, meta: sent in the listing.
         quota: how many may run at once, begin per second and wait, of a template all its resources together; by default
             what `Limits.tool`, `Limits.resource` and `Limits.prompt` say.
+        scopes: that a token needs to use it, all of them; who lacks one does not see it in the list either.
+        allow: a function of the request, sync or async, that allows it, denies it, or has a tool's user asked.
     """
 
     name: str | None
@@ -314,6 +317,8 @@ class ListedOptions(TypedDict, total=False):
     icons: list[Icon] | None
     meta: Mapping[str, Any] | None
     quota: Quota | None
+    scopes: Iterable[str]
+    allow: Allow | None
 
 
 def listed_members(options: ListedOptions, name: str, description: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
     from trimcp.guard.confirmation import Fallback
     from trimcp.guard.filters import AppliedFilter, Filter
+    from trimcp.guard.permission import Allow, Permission
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
 
@@ -135,6 +136,7 @@ class Offering:
             from trimcp.guard.confirmation import Confirmation
 
             entry.confirmation = Confirmation(entry.listed, self.confirm_fallback)
+        entry.permission = _permission(options, entry)
         self._add(self.tools, entry.listed.name, entry)
 
     def remove_tool(self, name: str) -> None:
@@ -169,7 +171,7 @@ class Offering:
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.resources import from_function
 
-            self._add_resource(from_function(uri, function, options, run=run, guard=guard))
+            self._add_resource(from_function(uri, function, options, run=run, guard=guard), options)
             return function
 
         return decorate
@@ -179,9 +181,10 @@ class Offering:
         """Offer fixed text or bytes, or a file that is read anew each time; also while the server runs."""
         from trimcp.server.resources import from_content
 
-        self._add_resource(from_content(uri, content, options))
+        self._add_resource(from_content(uri, content, options), options)
 
-    def _add_resource(self, entry: ResourceEntry) -> None:
+    def _add_resource(self, entry: ResourceEntry, options: ResourceOptions) -> None:
+        entry.permission = _permission(options)
         self._add(self.resources if entry.template is None else self.templates, entry.address, entry)
 
     def remove_resource(self, uri: str) -> None:
@@ -225,6 +228,7 @@ class Offering:
         from trimcp.server.prompts import prompt_entry
 
         entry = prompt_entry(function, options)
+        entry.permission = _permission(options)
         self._add(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
@@ -232,7 +236,13 @@ class Offering:
         self._remove(self.prompts, name)
 
     def complete(
-        self, target: str | Callable[..., Any], argument: str, *, quota: Quota | None = None
+        self,
+        target: str | Callable[..., Any],
+        argument: str,
+        *,
+        quota: Quota | None = None,
+        scopes: Iterable[str] = (),
+        allow: Allow | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
         """Suggest values for an argument: `@server.complete("review", "path")`.
 
@@ -243,6 +253,8 @@ class Offering:
             target: a prompt's name or function, or a resource template.
             argument: the prompt's argument or the template's variable.
             quota: how many may run at once, begin per second and wait; by default what `Limits.completion` says.
+            scopes: that a token needs to get suggestions, all of them.
+            allow: a function of the request, sync or async, that allows or denies it.
         """
         name = target if isinstance(target, str) else target.__name__
 
@@ -250,7 +262,9 @@ class Offering:
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.prompts import Completer
 
-            self.completers[(name, argument)] = Completer(prepare(function), quota)
+            self.completers[(name, argument)] = Completer(
+                prepare(function), quota, _permission({"scopes": scopes, "allow": allow})
+            )
             self._declare()
             return function
 
@@ -384,8 +398,9 @@ class Offering:
         entry = self.tools.get(tool)
         return entry is not None and entry.prepared.run_mode == "thread" and not entry.prepared.is_async
 
-    def _add(self, registry: Registry[EntryT], name: str, entry: EntryT) -> None:
-        registry.add(name, entry, live=self._live)
+    def _add(self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry) -> None:
+        scopes = frozenset() if entry.permission is None else entry.permission.scopes
+        registry.add(name, entry, live=self._live, scopes=scopes)
         self._declare()
 
     def _remove(self, registry: Registry[Any], name: str) -> None:
@@ -417,6 +432,18 @@ class Offering:
             logging={},
             extensions=self.extensions or ABSENT,
         )
+
+
+def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:
+    """Return what is needed to use something, or None where everybody may."""
+    scopes, allow = options.get("scopes"), options.get("allow")
+    if not scopes and allow is None:
+        return None
+    from trimcp.guard.permission import permission_of  # few servers have such tools
+
+    if tool is None:
+        return permission_of(scopes, allow)
+    return permission_of(scopes, allow, tool.listed, tool.confirmation)
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from trimcp.wire.prompts import (
 )
 
 if TYPE_CHECKING:
+    from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
 
 __all__ = ["Completer", "PromptEntry", "PromptOptions", "prompt_entry", "suggestions"]
@@ -47,6 +48,7 @@ class PromptEntry:
     validator: Validator
     choices: Mapping[str, Sequence[str]]
     quota: Quota | None = None
+    permission: Permission | None = None
 
     async def get(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
         """Return the prompt filled in. Raises ErrorReply (-32602) for missing, unknown and wrong arguments."""
@@ -122,6 +124,7 @@ class Completer:
 
     prepared: PreparedFunction
     quota: Quota | None = None
+    permission: Permission | None = None
 
     async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         names = list(self.prepared.signature.parameters)

@@ -11,6 +11,7 @@ from typing import Generic, TypeAlias, TypeVar
 import attrs
 
 from trimcp.errors import ErrorReply, LocalError
+from trimcp.principal import Principal
 from trimcp.protocol.connection import Encoded
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.fields import ABSENT, Absent
@@ -20,7 +21,7 @@ __all__ = ["Bus", "Change", "Listener", "Registry"]
 
 EntryT = TypeVar("EntryT")
 
-# Pages kept encoded: revisions times pages times principals. More than this many are not worth remembering.
+# Pages kept encoded: revisions times pages times sets of rights. More than this many are not worth remembering.
 _MOST_PAGES = 64
 
 
@@ -72,7 +73,8 @@ class Registry(Generic[EntryT]):
     change: Change
     touched: bool = attrs.field(init=False, default=False)
     _entries: dict[str, EntryT] = attrs.field(init=False, factory=dict)
-    _pages: dict[tuple[Revision, str | None, str | None], Encoded] = attrs.field(init=False, factory=dict)
+    _needed: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict)  # scopes, of entries that need any
+    _pages: dict[tuple[Revision, frozenset[str] | None, str | None], Encoded] = attrs.field(init=False, factory=dict)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -86,14 +88,18 @@ class Registry(Generic[EntryT]):
     def get(self, name: str) -> EntryT | None:
         return self._entries.get(name)
 
-    def add(self, name: str, entry: EntryT, *, live: bool) -> None:
+    def add(self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset()) -> None:
         """Add an entry; `live` says that clients may have seen the list already.
+
+        Who lacks one of `scopes` does not see it in the list.
 
         Raises LocalError if there is one of that name: replacing one by accident is a bug, so remove it first.
         """
         if name in self._entries:
             raise LocalError(f"there is a {self.kind} named {name!r} already; remove it first")
         self._entries[name] = entry
+        if scopes:
+            self._needed[name] = scopes
         self._changed(live)
 
     def remove(self, name: str, *, live: bool) -> None:
@@ -101,6 +107,7 @@ class Registry(Generic[EntryT]):
         if name not in self._entries:
             raise KeyError(f"there is no {self.kind} named {name!r}")
         del self._entries[name]
+        self._needed.pop(name, None)
         self._changed(live)
 
     def _changed(self, live: bool) -> None:
@@ -109,11 +116,18 @@ class Registry(Generic[EntryT]):
             self.touched = True
             self.bus.publish(self.change)
 
+    def rights_of(self, principal: Principal | None) -> frozenset[str] | None:
+        """Return what of somebody's scopes matters here, None where they see every entry. It is the same for many."""
+        if not self._needed or principal is None or principal.scopes is None:
+            return None
+        needed = frozenset().union(*self._needed.values())
+        return None if needed <= principal.scopes else needed & principal.scopes
+
     def page(
         self,
         cursor: str | Absent,
         page_size: int | None,
-        key: tuple[Revision, str | None],
+        key: tuple[Revision, frozenset[str] | None],
         encode: Callable[[list[EntryT], str | Absent], Encoded],
     ) -> Encoded:
         """Return one page of the list, encoded, from the cache where it stands.
@@ -121,7 +135,7 @@ class Registry(Generic[EntryT]):
         Args:
             cursor: where the page begins, as an earlier one said, or ABSENT for the first.
             page_size: entries to a page; None for all on one.
-            key: what else the page depends on: the revision and the principal.
+            key: what else the page depends on: the revision, and what `rights_of` returned for who asks.
             encode: makes the page from its entries and the cursor of the next one.
 
         Raises:
@@ -131,7 +145,8 @@ class Registry(Generic[EntryT]):
         cached = self._pages.get(place)
         if cached is not None:
             return cached
-        names = list(self._entries)
+        rights = key[1]
+        names = [name for name in self._entries if rights is None or self._needed.get(name, rights) <= rights]
         try:
             after = None if cursor is ABSENT else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
             first = 0 if after is None else names.index(after) + 1

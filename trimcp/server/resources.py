@@ -25,6 +25,7 @@ from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
 if TYPE_CHECKING:
+    from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
 
 __all__ = ["ResourceEntry", "ResourceOptions", "from_content", "from_function", "missing", "read_result"]
@@ -44,6 +45,7 @@ class ResourceEntry:
         quota: its own, if it has one.
         template: the RFC 6570 template of a family; `source` is its function.
         validator: checks the variables of a family.
+        permission: what is needed to read it; None where everybody may.
         guard: refuse variables that climb out of a directory.
     """
 
@@ -56,6 +58,7 @@ class ResourceEntry:
     template: UriTemplate | None = None
     validator: Validator | None = None
     guard: bool = True
+    permission: Permission | None = None
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
         """Return the variables of a URI of this family, or None if it is not in it."""

@@ -359,13 +359,15 @@ class Running:
         async def list_page(ctx: Context[Any], params: PageParams) -> Encoded:
             session, job = ctx.internals
 
+            rights = registry.rights_of(ctx.principal)
+
             def encode_page(entries: list[Any], cursor: Any) -> Encoded:
                 listed = {member: [entry.listed for entry in entries]}
                 caching = {"ttl_ms": server.list_ttl_ms, "cache_scope": server.list_cache_scope}
                 page = result(**listed, next_cursor=cursor, **caching)
                 return Encoded(encode(session.engine.dump_result(job.request, page)))
 
-            return registry.page(params.cursor, server.page_size, (ctx.revision, ctx.principal), encode_page)
+            return registry.page(params.cursor, server.page_size, (ctx.revision, rights), encode_page)
 
         return list_page
 
@@ -375,12 +377,17 @@ class Running:
         entry = self.server.tools.get(params.name)
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
+        if entry.permission is not None:
+            entry.permission.check_scopes(ctx, params.name)
         return await entry.call(self.pools, ctx, params)
 
     async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
         uri = params.uri
         entry, variables = self.server.find_resource(uri)
         if entry is not None:
+            if entry.permission is not None:
+                entry.permission.check_scopes(ctx, uri)
+                await entry.permission.obtain(ctx, uri, variables or {})
             try:
                 return await self.pools.in_turn(ctx, "resource", entry.address, entry.quota, entry.read, uri, variables)
             except ResourceNotFound:
@@ -394,6 +401,9 @@ class Running:
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
         arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
+        if entry.permission is not None:
+            entry.permission.check_scopes(ctx, params.name)
+            await entry.permission.obtain(ctx, params.name, arguments)
         return await self.pools.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
@@ -404,6 +414,9 @@ class Running:
         completer = self.server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
+            if completer.permission is not None:
+                completer.permission.check_scopes(ctx, name)
+                await completer.permission.obtain(ctx, target)
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
         if isinstance(ref, PromptReference):
             prompt = self.server.prompts.get(target)

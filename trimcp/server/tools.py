@@ -30,6 +30,7 @@ from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotati
 
 if TYPE_CHECKING:
     from trimcp.guard.confirmation import Confirmation
+    from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
 
 __all__ = ["RunMode", "ToolEntry", "ToolOptions", "error_text", "tool_entry"]
@@ -88,6 +89,7 @@ class ToolEntry:
     quota: Quota | None
     mirrors: tuple[Mirror, ...] = ()
     confirmation: Confirmation | None = None
+    permission: Permission | None = None
 
     async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
         """Carry out a call and return its result, also for `ToolError`s and, in later revisions, wrong arguments."""
@@ -99,6 +101,8 @@ class ToolEntry:
         try:
             if not self.validator.is_valid(arguments):
                 return self._refuse(ctx, self.validator.problems(arguments))
+            if self.permission is not None:
+                await self.permission.obtain(ctx, self.listed.name, arguments)
             if self.confirmation is not None:
                 await self.confirmation.obtain(ctx, arguments)
             if self.timeout is not None:

@@ -96,6 +96,17 @@ class Clocks:
         return until if self.cap is None else min(until, trio.current_time() + self.cap)
 
     @contextmanager
+    def including(self, clock: WorkClock) -> Iterator[None]:
+        """Let a clock stand still with those of the calls, while the block runs."""
+        if self.asked:
+            clock.pause()
+        self._running.add(clock)
+        try:
+            yield
+        finally:
+            self._running.discard(clock)
+
+    @contextmanager
     def running(self) -> Iterator[WorkClock]:
         """Run a clock around the block.
 
@@ -103,14 +114,8 @@ class Clocks:
             trio.TooSlowError: the clock fired and cancelled the block.
         """
         clock = WorkClock(math.inf if self.limit is None else self.limit, math.inf if self.cap is None else self.cap)
-        if self.asked:
-            clock.pause()
-        self._running.add(clock)
-        try:
-            with clock.scope:
-                yield clock
-        finally:
-            self._running.discard(clock)
+        with self.including(clock), clock.scope:
+            yield clock
         if clock.scope.cancelled_caught:
             raise trio.TooSlowError("the peer took too long without a sign of progress")
 

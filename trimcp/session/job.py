@@ -26,6 +26,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope, log_crash
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
+    FORBIDDEN,
     INTERNAL_ERROR,
     INVALID_REQUEST,
     MISSING_CAPABILITY,
@@ -151,6 +152,7 @@ class Job:
         task: what runs it, or None.
         reply: its answer, once there is one.
         error: the code of the error that answers it, or None.
+        required: scopes that a token needs for it, if that is what the error says.
         retry_after: seconds after which it makes sense to try again, if that is what the error says.
         failed: whether its result says `isError`; looked at only where `Session.on_finished` is told.
         reason: why it was cancelled, or None; `detail` is the text that the canceller gave.
@@ -180,6 +182,7 @@ class Job:
     reply: bytes | None = attrs.field(init=False, default=None)
     error: int | None = attrs.field(init=False, default=None)
     retry_after: float | None = attrs.field(init=False, default=None)
+    required: tuple[str, ...] = attrs.field(init=False, default=())
     failed: bool = attrs.field(init=False, default=False)
     reason: CancelReason | None = attrs.field(init=False, default=None)
     detail: str | None = attrs.field(init=False, default=None)
@@ -407,6 +410,8 @@ class Job:
             seconds: Any = answer.data.get("retryAfter")
             if type(seconds) in (int, float) and 0 <= seconds < math.inf:
                 self.retry_after = seconds
+        elif answer.code == FORBIDDEN and isinstance(answer.data, dict):
+            self.required = tuple(answer.data.get("requiredScopes", ()))
         return self._error(answer)
 
     def _error(self, answer: ErrorReply) -> bytes:
@@ -465,7 +470,11 @@ class Job:
         if session.counts.untold and wanted and admitted:
             session.tell_dropped_logs(self)
         if wanted and reply is not None:
-            headers = None if self.retry_after is None else {"retry-after": str(math.ceil(self.retry_after))}
+            headers = None
+            if self.retry_after is not None:
+                headers = {"retry-after": str(math.ceil(self.retry_after))}
+            elif self.required:
+                headers = {"scope": " ".join(self.required)}
             sink.post(Outgoing(reply, Kind.REPLY, id, self.origin, headers, self.error))
         else:
             sink.unanswered(id)

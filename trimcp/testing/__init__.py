@@ -7,6 +7,7 @@ _NAMES = {
     "trimcp.testing.connect": "connected every_revision",
     "trimcp.testing.contract": "check_channel",
     "trimcp.testing.faults": "CutStream Fault Faults FaultyChannel FaultyStream SlowChannel faulty",
+    "trimcp.testing.issuer": "ToyIssuer toy_issuer",
     "trimcp.testing.leaks": "Leak LeakWatch",
     "trimcp.testing.transcript": "Transcript replay",
 }

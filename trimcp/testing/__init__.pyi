@@ -10,6 +10,8 @@ from trimcp.testing.faults import FaultyChannel as FaultyChannel
 from trimcp.testing.faults import FaultyStream as FaultyStream
 from trimcp.testing.faults import SlowChannel as SlowChannel
 from trimcp.testing.faults import faulty as faulty
+from trimcp.testing.issuer import ToyIssuer as ToyIssuer
+from trimcp.testing.issuer import toy_issuer as toy_issuer
 from trimcp.testing.leaks import Leak as Leak
 from trimcp.testing.leaks import LeakWatch as LeakWatch
 from trimcp.testing.transcript import Transcript as Transcript
@@ -24,10 +26,12 @@ __all__ = [
     "Leak",
     "LeakWatch",
     "SlowChannel",
+    "ToyIssuer",
     "Transcript",
     "check_channel",
     "connected",
     "every_revision",
     "faulty",
     "replay",
+    "toy_issuer",
 ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
-from trimcp.channel import MessageChannel
+import attrs
+
+from trimcp.channel import Incoming, MessageChannel
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.nurseries import open_service_nursery
+from trimcp.principal import Principal
 from trimcp.server.server import Server
 from trimcp.session.drive import AnyChannel, direct_ends, drive
 from trimcp.testing.faults import Faults, FaultyChannel
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
 __all__ = ["connected", "every_revision"]
@@ -29,6 +33,16 @@ def every_revision(test: _TestT) -> _TestT:
     return cast(_TestT, pytest.mark.parametrize("revision", REVISIONS, ids=names)(cast(Any, test)))
 
 
+@attrs.define(eq=False, repr=False)
+class _FromPrincipal(WrappedChannel):
+    """Says of every message who sent it."""
+
+    principal: Principal
+
+    async def receive(self) -> Sequence[Incoming]:
+        return [attrs.evolve(incoming, principal=self.principal) for incoming in await self.channel.receive()]
+
+
 @asynccontextmanager
 async def connected(
     server: Server[Any],
@@ -37,6 +51,7 @@ async def connected(
     revision: Revision = LATEST,
     framed: bool = False,
     force_rerun: bool = False,
+    principal: Principal | None = None,
     wrap: Callable[[MessageChannel], MessageChannel] | None = None,
     faults: Faults | None = None,
 ) -> AsyncIterator[ClientSession]:
@@ -50,14 +65,16 @@ async def connected(
         revision: the one they use.
         framed: pass every message through line framing and a small pipe.
         force_rerun: let questions run handlers again in every revision, so that one that cannot bear it fails here.
+        principal: as whom the client is known, as if its token had said so; None for nobody.
         wrap: put around the client's channel, such as a `SlowChannel`.
         faults: applied between the two, in both directions; `faults.journal` says which were.
     """
     client = client or Client("test")
     ours: AnyChannel
     theirs: AnyChannel
-    if framed or wrap is not None or faults is not None:
+    if framed or principal is not None or wrap is not None or faults is not None:
         ours, channel = memory_channels(framed=framed)
+        ours = ours if principal is None else _FromPrincipal(ours, principal)
         channel = channel if wrap is None else wrap(channel)
         theirs = channel if faults is None else FaultyChannel(channel, faults)
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 
 import attrs
 
@@ -35,6 +36,9 @@ class WrappedChannel(MessageChannel):
 
     def set_max_message(self, size: int) -> None:
         self.channel.set_max_message(size)
+
+    def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:
+        self.channel.wait_for_persons(person)
 
     async def aclose(self) -> None:
         await self.channel.aclose()

@@ -38,6 +38,8 @@ CANCELLED_BY_DRAIN: Final = 1002
 """Ours: the receiver is shutting down and cut this call; it may be half done."""
 TIMED_OUT: Final = 1003
 """Ours: the call passed the time limit its tool was given and was stopped; it may be half done."""
+FORBIDDEN: Final = 1004
+"""Ours: who asks may not do this; `data.requiredScopes` names the scopes that a token needs for it."""
 
 
 @attrs.frozen
@@ -77,6 +79,7 @@ ERRORS: Final[dict[int, ErrorKind]] = {
         ErrorKind(UNSUPPORTED_VERSION, "UnsupportedProtocolVersion", 400, False, "unsupported_version"),
         ErrorKind(OVERLOADED, "Overloaded", 503, True, "overloaded"),
         ErrorKind(CANCELLED_BY_DRAIN, "CancelledByDrain", 503, False, "drain"),
+        ErrorKind(FORBIDDEN, "Forbidden", 403, False, "forbidden"),
         ErrorKind(TIMED_OUT, "TimedOut", 200, False, "deadline"),
     )
 }

@@ -88,10 +88,12 @@ class Lost:
     Attributes:
         id: the request of ours that gets no answer; None where the peer has lost our subscriptions.
         message: why, as one line for a person.
+        authorization: where no access token could be had: the authorization server's code, or ""; else None.
     """
 
     id: RequestId | None
     message: str
+    authorization: str | None = None
 
 
 @attrs.frozen

@@ -29,6 +29,7 @@ import attrs
 import orjson
 
 from trimcp.errors import LocalError
+from trimcp.principal import Principal
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.server.threads import ThreadContext
 from trimcp.server.tools import ToolEntry, tool_entry
@@ -141,7 +142,7 @@ class RemoteContext(Admitted):
             log_level=facts["log_level"],
             progress_token=facts["progress_token"],
             meta=facts["meta"],
-            principal=facts["principal"],
+            principal=None if facts["principal"] is None else Principal(**facts["principal"]),
         )
         left = facts["seconds_left"]
         deadline = math.inf if left is None else time.monotonic() + left

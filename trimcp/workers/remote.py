@@ -160,7 +160,7 @@ def facts_of(ctx: Context[Any]) -> dict[str, JSON]:
         "log_level": session.engine.log_level(admission),
         "progress_token": admission.progress_token,
         "meta": dict(ctx.meta),
-        "principal": ctx.principal,
+        "principal": None if ctx.principal is None else ctx.principal.facts(),
         "headers": dict(ctx.headers),
         "seconds_left": None if ctx.deadline == float("inf") else ctx.deadline - trio.current_time(),
     }

@@ -11,7 +11,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens, identify
+from trimcp.principal import Principal
+from trimcp.transports.http.identity import Identity, Refused, bearer_tokens, identify
 from trimcp.transports.http.seams import Head
 
 ADA, BOB = "ada-token-1", "bob.token~2=="

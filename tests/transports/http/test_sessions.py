@@ -12,9 +12,10 @@ import trio.testing
 from tests.transports.http.face import LEGACY, Answer, Visitor, visiting
 from tests.transports.http.test_exchange import make_server
 from trimcp.errors import LocalError
+from trimcp.principal import Principal
 from trimcp.session.context import Context
 from trimcp.transports.http.events import MemoryEvents
-from trimcp.transports.http.identity import Identity, Principal, Refused
+from trimcp.transports.http.identity import Identity, Refused
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.revisions import REVISIONS, Revision

@@ -22,7 +22,7 @@ from trimcp.transports.http.routing import PostPlan, id_of
 from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
 from trimcp.transports.http.sessions import HttpSession, Shared
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
-from trimcp.wire.codes import ERRORS, OVERLOADED
+from trimcp.wire.codes import ERRORS, FORBIDDEN, OVERLOADED
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 
 __all__ = ["Exchange", "Forms", "SessionDelete", "SessionGet"]
@@ -215,6 +215,8 @@ class Exchange(Handler, StreamSink):
                 first = stream.prime(self.shared.settings.retry)
         self._stream = stream
         stream.open(reply, self.head.reply_headers, first)
+        if self.plan.always_streams:  # a call that was let in may finish; who listens may do so until the token ends
+            stream.until, stream.on_lapse = self.head.until, self._lapse
         return stream
 
     def _answer(self, outgoing: Outgoing) -> None:
@@ -235,6 +237,12 @@ class Exchange(Handler, StreamSink):
         elif not self._gone and reply is not None:
             reply.send(self._whole(outgoing))
 
+    def _lapse(self) -> None:
+        own, self.own = self.own, None
+        if own is not None and not self.at_rest:
+            self._end()
+            own.disconnect("the access token has expired")
+
     def _open(self, error: int | None) -> None:
         """Let the new session be found from now on, and tell the client its id."""
         session = self.session
@@ -254,7 +262,12 @@ class Exchange(Handler, StreamSink):
     def _whole(self, outgoing: Outgoing) -> HttpResponse:
         """Return a response that says all there is to say, in one write."""
         status, headers, data = 200, self.head.reply_headers, outgoing.data
-        if outgoing.error is not None and self.plan.statuses:
+        if outgoing.error == FORBIDDEN:
+            status = 403  # in every revision, as for a token that is no good
+            auth, scope = self.shared.settings.auth, outgoing.headers and outgoing.headers.get("scope")
+            if auth is not None and scope:
+                headers = (*headers, *auth.insufficient(scope.split()).headers)
+        elif outgoing.error is not None and self.plan.statuses:
             kind = ERRORS.get(outgoing.error)
             status = 200 if kind is None else kind.http_status
             if status == 503:
@@ -329,6 +342,7 @@ class SessionGet(Handler):
         last = self.head.headers.get("last-event-id") if session.resumable else None
         if not last:
             self._stream, self._reply = session.listen(reply, self.head.reply_headers), reply
+            self._stream.until = self.head.until
             return
         found = session.find_stream(last)
         if found is None:
@@ -343,6 +357,7 @@ class SessionGet(Handler):
             session.stream_ended(stream, delivered=True)
         else:
             self._stream, self._reply = stream, reply
+            stream.until = self.head.until
 
     def disconnected(self, slow: str | None = None) -> None:
         if self._stream is not None and self._stream.reply is self._reply:

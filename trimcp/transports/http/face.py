@@ -6,20 +6,22 @@ answers it, and does not come back here. (basic/transports, "Streamable HTTP".)
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
-from trimcp.budget import Budget, Holding, give_back, owner_of
+from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
-from trimcp.transports.http.identity import Refused, identify
+from trimcp.transports.http.identity import Authenticate, Refused, identify
 from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.settings import HttpSettings
@@ -28,6 +30,8 @@ from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED
 
 __all__ = ["HttpFace"]
+
+_log = logging.getLogger("trimcp.http")
 
 _SUBPROTOCOL: Final = "mcp"
 _KEY: Final = re.compile(r"[+/0-9A-Za-z]{22}==")  # 16 bytes in base64 (RFC 6455, section 4.2.1)
@@ -60,6 +64,7 @@ class HttpFace:
     connections: int = attrs.field(init=False, default=0)
     deadlines: Deadlines = attrs.field(init=False)
     budget: Budget = attrs.field(init=False)
+    _hook: Authenticate | None = attrs.field(init=False)
     _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -67,6 +72,7 @@ class HttpFace:
         self.sse2024 = Sse2024(self.shared)
         self.deadlines = self.shared.deadlines
         self.budget = self.shared.budget
+        self._hook = self.settings.authenticate or self.settings.auth
 
     def statistics(self) -> dict[str, int]:
         """Return how many connections, exchanges, sessions and streams of HTTP+SSE there are now."""
@@ -108,6 +114,8 @@ class HttpFace:
 
     async def _find(self, head: Head) -> Admitted:
         settings, path = self.settings, head.path
+        if settings.auth is not None and path in settings.auth.metadata_paths:
+            return await settings.auth.describe(head)
         extra = settings.routes.get(path)
         if extra is None and path not in (
             settings.path,
@@ -119,16 +127,16 @@ class HttpFace:
         preflight = settings.origins.preflight(head)
         if preflight is not None:
             return preflight
-        identity = None if settings.authenticate is None else await identify(settings.authenticate, head)
+        identity = None if self._hook is None else await identify(self._hook, head)
         if isinstance(identity, Refused):
             # Who shows no credentials is only asking which are wanted, and a check that broke has an ERROR of its own.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
                 security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
             return refusal(identity.status, identity.message, *identity.headers)
         if identity is not None:
-            head.principal = identity.id
+            head.principal = identity
             if head.holding is not None:
-                head.holding.move(owner_of(identity.id, None))
+                head.holding.move(owner_of(identity, None))
         if extra is not None:
             return await extra(head)
         if path == settings.path:
@@ -194,13 +202,16 @@ class HttpFace:
             return refusal(503, "shutting down")
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
-        serve, most = partial(self._serve, head.holding), self.service.max_message
+        serve, most = partial(self._serve, head), self.service.max_message
         return Upgrade(serve, agreed, most, head.principal, head.headers)
 
-    async def _serve(self, holding: Holding | None, channel: MessageChannel) -> None:
-        channel.holding = holding
+    async def _serve(self, head: Head, channel: MessageChannel) -> None:
+        channel.holding = head.holding
         write = self.settings.trace
-        await self.service.serve(channel if write is None else traced(channel, write), self.shared.sessions)
+        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
+            await self.service.serve(channel if write is None else traced(channel, write), self.shared.sessions)
+        if scope.cancelled_caught:
+            _log.info("a WebSocket of %s was closed: the access token has expired", head.principal)
 
     def _health(self, head: Head) -> HttpResponse:
         if head.method not in ("GET", "HEAD"):

@@ -10,35 +10,23 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol, TypeAlias
 
 import attrs
 
 from trimcp.bounds import TOKEN
-from trimcp.transports.http.seams import Head
+from trimcp.principal import Principal
+from trimcp.transports.http.seams import Head, HttpResponse
 
-__all__ = ["Authenticate", "Identity", "Principal", "Refused", "bearer_tokens", "identify"]
+__all__ = ["Authenticate", "Identity", "Refused", "TokenAuth", "bearer_tokens", "identify"]
 
 _log = logging.getLogger("trimcp.http")
 
 _CREDENTIALS: Final = re.compile(rf"({TOKEN})(?: +(.*))?", re.ASCII | re.DOTALL)
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*", re.ASCII)
 _REALM: Final = re.compile(r"[ !#-\[\]-~]*", re.ASCII)
-
-
-@attrs.frozen
-class Principal:
-    """Who asks.
-
-    Attributes:
-        id: what tells this one from others, the same for each of its requests and not secret: it stands in logs.
-        claims: what else is known about it, for the application.
-    """
-
-    id: str = attrs.field(validator=attrs.validators.min_len(1))
-    claims: Mapping[str, Any] = attrs.field(factory=lambda: MappingProxyType({}), repr=False, eq=False)
 
 
 @attrs.frozen
@@ -60,6 +48,31 @@ Identity: TypeAlias = Principal | Refused
 
 Authenticate: TypeAlias = Callable[[Head], Identity | Awaitable[Identity]]
 """The application's check, sync or async. It sees the head of each request before anything of the body is read."""
+
+
+class TokenAuth(Protocol):
+    """Takes access tokens; `trimcp.auth.ResourceServer` is one. It is an `Authenticate` that is run and described."""
+
+    @property
+    def metadata_paths(self) -> Collection[str]:
+        """The paths at which anybody may read what it says of itself."""
+        ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Return a context manager in which it can judge."""
+        ...
+
+    async def describe(self, head: Head, /) -> HttpResponse:
+        """Answer a request for what it says of itself."""
+        ...
+
+    def insufficient(self, scopes: Sequence[str], /) -> Refused:
+        """Return the answer to a request whose token lacks some of these scopes, which it needs."""
+        ...
+
+    def __call__(self, head: Head, /) -> Identity | Awaitable[Identity]:
+        """Return who asks, or the answer that refuses it."""
+        ...
 
 
 async def identify(hook: Authenticate, head: Head) -> Identity:

@@ -14,6 +14,7 @@ run (`trimcp.server.running.Running`) is one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -21,6 +22,7 @@ import attrs
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, Sink
+from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
@@ -60,6 +62,7 @@ class Head:
         peer: the other side's address, for logs ("127.0.0.1:40312", "unix").
         loopback: whether it came in over a loopback address or a Unix socket.
         secure: whether it came in over TLS.
+        certificate: the digest of the certificate that the client showed, as tokens name it (RFC 8705), or None.
         root: the prefix under which the face is mounted, or "".
         websocket: whether it asks for an upgrade to WebSocket.
         holding: counts the memory that its connection makes us keep; None counts nothing.
@@ -75,12 +78,19 @@ class Head:
     peer: str = ""
     loopback: bool = True
     secure: bool = False
+    certificate: str | None = None
     root: str = ""
     websocket: bool = False
     holding: Holding | None = None
-    principal: str | None = None
+    principal: Principal | None = None
     began: float | None = None
     reply_headers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def until(self) -> float:
+        """Seconds since 1970 until which whoever asks is let in, for streams that outlive a request."""
+        ends = None if self.principal is None else self.principal.expires_at
+        return math.inf if ends is None else ends
 
 
 @attrs.define(eq=False)
@@ -202,7 +212,7 @@ class Upgrade:
     serve: Callable[[MessageChannel], Awaitable[None]]
     subprotocol: str | None
     max_message: int
-    principal: str | None = None
+    principal: Principal | None = None
     headers: Mapping[str, str] | None = None
 
 

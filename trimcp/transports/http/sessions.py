@@ -16,6 +16,7 @@ from trimcp.budget import Amount, Budget, Holding
 from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
+from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
 from trimcp.transports.http.events import EventStore, MemoryEvents, event_id, parse_event_id
@@ -47,7 +48,7 @@ class HttpSession(StreamSink):
     """
 
     shared: Shared
-    principal: str | None
+    principal: Principal | None
     owner: str  # in whose share of the table it is
     id: str = attrs.field(init=False, factory=new_session_id)  # the secret in `Mcp-Session-Id`
     fresh: bool = attrs.field(init=False, default=True)  # nothing was asked or listened to

@@ -10,7 +10,7 @@ import attrs
 from trimcp.bounds import checked
 from trimcp.transports.http.access import AccessLog
 from trimcp.transports.http.events import EventStore
-from trimcp.transports.http.identity import Authenticate
+from trimcp.transports.http.identity import Authenticate, TokenAuth
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.seams import Admitted, Head, HttpResponse
 from trimcp.transports.trace import Write
@@ -41,6 +41,7 @@ class HttpSettings:
         dialects: other protocols on the endpoint.
         origins: which pages and host names may reach it.
         authenticate: who asks; None lets everybody in.
+        auth: takes access tokens, in place of `authenticate`: `trimcp.auth.ResourceServer(...)`.
         reply: how POSTs are answered.
         stateless: serve legacy clients without sessions: any worker can answer, nothing can be asked or watched.
         events: keeps events for clients that come back; None makes one in memory. `resumable` False keeps none.
@@ -69,6 +70,7 @@ class HttpSettings:
     dialects: Sequence[Dialect] = ()
     origins: Origins = attrs.field(factory=Origins)
     authenticate: Authenticate | None = None
+    auth: TokenAuth | None = None
     reply: ReplyForm = attrs.field(default="auto", validator=attrs.validators.in_(("auto", "json", "sse")))
     stateless: bool = False
     events: EventStore | None = None

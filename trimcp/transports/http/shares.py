@@ -14,6 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import attrs
 
 from trimcp.cleaning import digest
+from trimcp.principal import Principal
 from trimcp.security import security_event
 
 __all__ = ["FAR", "Shares", "Table", "Tabled"]
@@ -158,7 +159,7 @@ class Tabled(Owned, Protocol):
     """What a client holds open and names by an id."""
 
     id: str  # what the client sends to name it; secret
-    principal: str | None  # whose it is
+    principal: Principal | None  # whose it is
     fresh: bool  # whether it was never used
 
     def end(self, why: str) -> None:
@@ -205,7 +206,7 @@ class Table(Generic[S]):
         item.fresh = False
         self._shares.use(item)
 
-    def find(self, id: str, principal: str | None) -> S | None:
+    def find(self, id: str, principal: Principal | None) -> S | None:
         """Return what this principal has under an id; what is another's is not there."""
         item = self._found.get(id)
         if item is not None and item.principal != principal:

@@ -7,6 +7,7 @@ The stream is the session: its first event says where to post, and the session e
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 from urllib.parse import parse_qs, quote
 
@@ -15,6 +16,7 @@ import attrs
 from trimcp.budget import owner_of
 from trimcp.channel import Incoming
 from trimcp.framing.sse import encode_event
+from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.seams import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
@@ -73,7 +75,7 @@ class LegacyStream(Handler, StreamSink):
     shared: Shared
     table: Table[LegacyStream]
     head: Head
-    principal: str | None
+    principal: Principal | None
     owner: str
     fresh: bool = attrs.field(init=False, default=True)
     id: str = attrs.field(init=False, factory=new_session_id)  # in the address to post to; secret
@@ -98,6 +100,8 @@ class LegacyStream(Handler, StreamSink):
         self.table.add(self)
         place = f"{quote(self.head.root)}{shared.settings.messages_path}?{_ID}{self.id}"
         self._stream.open(reply, self.head.reply_headers, encode_event(place.encode(), event="endpoint"))
+        self._stream.until = self.head.until
+        self._stream.on_lapse = partial(self.end, "the access token has expired")
 
     def disconnected(self, slow: str | None = None) -> None:
         """End the session: the stream is all there is of it."""

@@ -7,7 +7,9 @@ basic/transports, "Resumability and Redelivery"; WHATWG HTML, "Server-sent event
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 import attrs
@@ -88,8 +90,13 @@ class OpenStreams:
         self._read.pop(stream, None)
 
     def _look(self) -> None:
+        now = time.time()
         for stream in list(self._read):
-            stream.keep_alive()
+            if stream.until <= now:
+                stream.until = math.inf
+                stream.lapse()
+            else:
+                stream.keep_alive()
         if self._read:
             self._deadline.set(self.keep_alive / 2)
 
@@ -104,6 +111,8 @@ class EventStream:
     event: str | None = None  # the type each names; 2024-11-05 wants "message"
     counts: LaneCounts | None = None  # of what gave way because the reader was slow or gone
     reply: HttpReply | None = attrs.field(init=False, default=None)  # what carries it to its reader now
+    until: float = attrs.field(init=False, default=math.inf)  # seconds since 1970; then whoever reads it may not
+    on_lapse: Callable[[], object] | None = attrs.field(init=False, default=None)  # ends more than the response
     ended: bool = attrs.field(init=False, default=False)  # whether its last event was written
     written: bool = attrs.field(init=False, default=True)  # whether anything was since `keep_alive`
     _seq: int = attrs.field(init=False, default=0)
@@ -153,6 +162,12 @@ class EventStream:
         if self.reply is not None and self.events is not None and not self.ended:
             self.reply.write(b"retry: %d\n\n" % retry)
             self._leave()
+
+    def lapse(self) -> None:
+        """End the response, since the reader's token has ended; with a new one the client may come back."""
+        self._leave(b": the access token has expired\n\n")
+        if self.on_lapse is not None:
+            self.on_lapse()
 
     def keep_alive(self) -> None:
         """Write a comment if nothing was written since the last time, so that no proxy closes the connection."""

@@ -25,6 +25,7 @@ from trimcp.budget import Holding
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.nurseries import open_service_nursery
+from trimcp.principal import Principal
 from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
 from trimcp.transports.http.seams import Head, Upgrade
 from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, KeepAlive
@@ -91,7 +92,7 @@ class WebSocketChannel(MessageChannel):
         keep_alive: KeepAlive = KEEP_ALIVE,
         early: bytes = b"",
         holding: Holding | None = None,
-        principal: str | None = None,
+        principal: Principal | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         # Upper bound of unread input: one batch and two windows, each with what one read may bring beyond it and the

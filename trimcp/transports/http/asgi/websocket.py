@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
+from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
     HUNG_UP,
     MESSAGES,
@@ -110,7 +111,7 @@ class AsgiWebSocket(MessageChannel):
     half_open = False
 
     max_message: int  # bytes; a larger one ends the connection with 1009
-    principal: str | None = None  # of every `Incoming`
+    principal: Principal | None = None  # of every `Incoming`
     headers: Mapping[str, str] | None = None  # likewise
     stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that takes nothing
     # Until the server knows that the peer is gone, if it can tell before all that it sent was received.

@@ -8,7 +8,8 @@ connection.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import attrs
@@ -66,6 +67,10 @@ class HttpChannel(MessageChannel):
         if mode == "sse":
             self._events = SseConnection(self._state)
             nursery.start_soon(self._read_events, self._events)
+
+    def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:
+        if self.http.authorizer is not None:
+            self.http.authorizer.person = person
 
     def set_max_message(self, size: int) -> None:
         self._inbox.max_message = size

@@ -11,16 +11,24 @@ import socket
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from functools import partial
 from http.cookiejar import Cookie, CookieJar
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Protocol
 from urllib.request import getproxies
 
 import attrs
 import httpx2
 import trio
 
+from trimcp.errors import AuthorizationError
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
@@ -30,9 +38,12 @@ from trimcp.wire.jsonrpc import ErrorResponse
 __all__ = [
     "EVENT_STREAM",
     "JSON_TEXT",
+    "Authorizes",
     "BoundedCookieJar",
+    "ClientAuth",
     "ExchangeBroken",
     "Http",
+    "NotAuthorized",
     "OpenReply",
     "TooLarge",
     "opened_http",
@@ -66,6 +77,40 @@ class ExchangeBroken(Exception):
         super().__init__(why)
         self.why = why
         self.nothing_sent = nothing_sent
+
+
+class NotAuthorized(ExchangeBroken):
+    """The server wants an access token, and there is none to be had; `code` is the authorization server's, or ""."""
+
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class Authorizes(Protocol):
+    """Gives the requests of one connection what lets them in, or raises `AuthorizationError`.
+
+    Attributes:
+        person: is put around the time in which a person logs in.
+    """
+
+    person: Callable[[], AbstractContextManager[None]]
+
+    async def headers(self, method: str, url: str, /) -> Mapping[str, str]:
+        """Return the headers that a request needs."""
+        ...
+
+    async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int, /) -> bool:
+        """Do what a 401 or 403 asks for, and return whether to send the request again."""
+        ...
+
+
+class ClientAuth(Protocol):
+    """How a client gets access tokens; `trimcp.auth.OAuth` is one."""
+
+    def connected(self, server: str, /) -> AbstractAsyncContextManager[Authorizes]:
+        """Return a context manager that yields what lets requests to one server in, while a connection is open."""
+        ...
 
 
 class TooLarge(Exception):
@@ -107,6 +152,11 @@ class OpenReply:
         stream = self._response.extensions.get("network_stream")
         found = None if stream is None else stream.get_extra_info("socket")
         return found if isinstance(found, trio.socket.SocketType) else None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """All headers, by name in lower case; one that came more than once has its values joined with ", "."""
+        return {name.lower(): value for name, value in self._response.headers.items()}
 
     def header(self, name: str) -> str:
         """Return a header's value, or "" where there is none."""
@@ -168,6 +218,8 @@ class Http:
 
     Attributes:
         url: where requests go unless they say otherwise.
+        authorizer: gives requests what lets them in; None where nothing does but `headers`.
+        max_redirects: that are followed, within the origin.
         last_status: what the server last answered, or None before its first answer.
     """
 
@@ -178,6 +230,8 @@ class Http:
     _timeout: httpx2.Timeout
     _auth: httpx2.BasicAuth | None = attrs.field(repr=False)
     _socket: str | None = None
+    authorizer: Authorizes | None = attrs.field(default=None, repr=False)
+    max_redirects: int = _MAX_REDIRECTS
     _warned: bool = attrs.field(init=False, default=False)
     _moved: dict[httpx2.URL, httpx2.URL] = attrs.field(init=False, factory=dict)
 
@@ -202,11 +256,13 @@ class Http:
 
         Raises:
             ExchangeBroken: there is no reply.
+            NotAuthorized: the server wants a token that cannot be had.
         """
         token = _ours.set(True)
         try:
             with self.cuts():
-                response = await self._send(method, {**self._headers, **headers}, content, url or self.url, written)
+                send = self._send if self.authorizer is None else partial(self._authorized, self.authorizer)
+                response = await send(method, {**self._headers, **headers}, content, url or self.url, written)
             try:
                 self.last_status = status_text(response.status_code)
                 self._note_version(response)
@@ -215,6 +271,31 @@ class Http:
                 await response.aclose()
         finally:
             _ours.reset(token)
+
+    async def _authorized(
+        self,
+        authorizer: Authorizes,
+        method: str,
+        headers: Mapping[str, str],
+        content: bytes | None,
+        url: httpx2.URL,
+        written: Callable[[], object] | None,
+    ) -> httpx2.Response:
+        """Send a request with what lets it in, and again where the server asks for something else."""
+        tries = 0
+        try:
+            while True:
+                sent = await authorizer.headers(method, str(url))
+                response = await self._send(method, {**headers, **sent}, content, url, written)
+                if response.status_code not in (401, 403):
+                    return response
+                said = {name.lower(): value for name, value in response.headers.items()}
+                await response.aclose()
+                if not await authorizer.refused(response.status_code, said, sent, tries):
+                    return response
+                tries += 1
+        except AuthorizationError as error:
+            raise NotAuthorized(str(error), error.code) from error
 
     async def _send(
         self,
@@ -241,7 +322,7 @@ class Http:
             if target is not None and origin(target) != origin(url):
                 security_event("redirect_refused", server=origin(url), to=origin(target))
                 return response
-            if target is None or redirects == _MAX_REDIRECTS:
+            if target is None or redirects == self.max_redirects:
                 return response
             if method != "GET" and response.status_code not in (301, 307, 308):
                 return response  # it asks for a GET instead, or many believe it does
@@ -300,6 +381,7 @@ async def opened_http(
     timeouts: Timeouts,
     uds: str | None = None,
     client: httpx2.AsyncClient | None = None,
+    authorizer: Authorizes | None = None,
 ) -> AsyncIterator[Http]:
     """Yield exchanges with the server at `address`, which all carry `headers`.
 
@@ -311,7 +393,7 @@ async def opened_http(
     timeout = httpx2.Timeout(connect=timeouts.connect, write=timeouts.write, read=timeouts.silence, pool=None)
     used = client or _client(url, uds)
     try:
-        yield Http(url.copy_with(userinfo=b""), used, headers, timeout, auth, uds)
+        yield Http(url.copy_with(userinfo=b""), used, headers, timeout, auth, uds, authorizer)
     finally:
         if client is None:
             # It closes idle sockets without waiting, so it may do so while everything is being cancelled.

@@ -83,6 +83,7 @@ class Trouble:
         answer: the error it refused the request with, or None.
         nonsense: it replied with something that is no answer.
         status: the status of its reply, or 0 without one.
+        authorization: where no access token could be had: the authorization server's code, or ""; else None.
         forgotten: the id of the session that the server does not know (any more), or None.
     """
 
@@ -93,6 +94,7 @@ class Trouble:
     answer: ErrorResponse | None = None
     nonsense: bool = False
     status: int = 0
+    authorization: str | None = None
     forgotten: str | None = attrs.field(default=None, repr=False)
 
 

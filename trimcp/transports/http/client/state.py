@@ -17,7 +17,15 @@ import trio
 
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import Event
-from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, Http, OpenReply, TooLarge
+from trimcp.transports.http.client.exchanges import (
+    EVENT_STREAM,
+    JSON_TEXT,
+    ExchangeBroken,
+    Http,
+    NotAuthorized,
+    OpenReply,
+    TooLarge,
+)
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
 from trimcp.wire.codes import INVALID_REQUEST
@@ -244,7 +252,11 @@ class ClientState:
             try:
                 trouble = await attempt()
             except ExchangeBroken as broken:
-                trouble = Trouble(broken.why, untouched=broken.nothing_sent, passing=True)
+                unauthorized = broken.code if isinstance(broken, NotAuthorized) else None
+                passing = unauthorized is None
+                trouble = Trouble(
+                    broken.why, untouched=broken.nothing_sent, passing=passing, authorization=unauthorized
+                )
             if trouble is None:
                 return None
             if renewable and trouble.forgotten is not None:
@@ -261,7 +273,7 @@ class ClientState:
     def give_up(self, id: RequestId | None, trouble: Trouble) -> None:
         """Put into the inbox what a request came to that brought no answer."""
         self.last_failure = trouble.why
-        message: Message = Lost(id, trouble.why)
+        message: Message = Lost(id, trouble.why, trouble.authorization)
         if trouble.answer is not None:
             message = trouble.answer
         elif trouble.nonsense:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +22,7 @@ from trimcp.transports.trace import Write, traced
 if TYPE_CHECKING:
     import httpx2
 
-    from trimcp.transports.http.client.exchanges import Http
+    from trimcp.transports.http.client.exchanges import ClientAuth, Http
 
 __all__ = ["HttpServer"]
 
@@ -50,6 +50,8 @@ class HttpServer:
         uds: path of a Unix socket to connect to; the host of `url` is then only a name.
         mode: which of the two transports to speak. "auto" begins with Streamable HTTP and turns to HTTP+SSE when
             the server knows neither it nor the handshake.
+        auth: how to get an access token where the server wants one, such as `trimcp.auth.OAuth()`; None sends `headers`
+            alone.
         client: an `httpx2.AsyncClient` of your own, with its proxies, certificates and authentication; it is not
             closed. Its limits have to allow as many connections as there are calls under way, its timeouts are
             not used, and it should speak HTTP/1.1: over HTTP/2 httpx2 does not tell a server that a call was given up.
@@ -67,6 +69,7 @@ class HttpServer:
     uds: str | None = None
     mode: Mode = attrs.field(default="auto", validator=_check_mode)
     client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
+    auth: ClientAuth | None = attrs.field(default=None, repr=False, kw_only=True)
     retries: int = attrs.field(default=3, kw_only=True)
     retry_calls: bool = attrs.field(default=False, kw_only=True)
     max_posts: int = attrs.field(default=256, kw_only=True)
@@ -121,8 +124,14 @@ class HttpServer:
             finally:
                 channel.let_go()
 
-    def exchanges(self) -> AbstractAsyncContextManager[Http]:
-        """Return a context manager that yields HTTP exchanges with the server, below any channel."""
+    @asynccontextmanager
+    async def exchanges(self) -> AsyncIterator[Http]:
+        """Yield HTTP exchanges with the server, below any channel."""
         from trimcp.transports.http.client.exchanges import opened_http
 
-        return opened_http(self.address, self.headers, self.timeouts, self.socket, self.client)
+        authorized = nullcontext() if self.auth is None else self.auth.connected(self.address)
+        async with (
+            authorized as authorizer,
+            opened_http(self.address, self.headers, self.timeouts, self.socket, self.client, authorizer) as http,
+        ):
+            yield http

@@ -57,7 +57,7 @@ class H1Connection:
 
     __slots__ = (
         *("_deadline", "_face", "_hosting", "_limits", "_parked", "_parser", "_peer", "_reply", "_wire", "writer"),
-        *("_closing", "_dry", "_holding", "_lost", "_reset", "_rested", "_upgraded"),
+        *("_closing", "_dry", "_holding", "_lost", "_reset", "_rested", "_secure", "_upgraded"),
     )
 
     def __init__(
@@ -67,6 +67,7 @@ class H1Connection:
         self._face = hosting.face
         self._limits = hosting.limits
         self._wire = wire
+        self._secure = secure
         self._peer = peer
         owner = owner_of(None, peer)
         self._holding = holding = hosting.face.budget.holding(owner, self)
@@ -200,6 +201,8 @@ class H1Connection:
 
     async def _take(self, request: H1Request) -> None:
         try:
+            if self._secure:
+                request.head.certificate = self._wire.certificate
             admitted = await self._face.admit(request.head)
         except Exception:
             log.exception("judging a request from %s crashed", self._peer)
@@ -394,9 +397,10 @@ class H1Connection:
         status, reason = refusal.status, refusal.reason
         if status in (408, 503):  # for 503 the budget has reported it
             log.debug("refused a request from %s: %d, %s", self._peer, status, reason)
+        elif status in (413, 431):
+            security_event("oversize", status=status, why=reason, peer=self._peer)
         else:
-            kind = "oversize" if status in (413, 431) else "garbage"
-            security_event(kind, status=status, why=reason, peer=self._peer)
+            security_event("garbage", status=status, why=reason, peer=self._peer)
         self._closing = True
         body = f"{HTTPStatus(status).phrase}: {reason}\n".encode()
         again = (("Retry-After", "1"),) if status == 503 else ()

@@ -6,7 +6,9 @@ only what the system refuses should cost a task.
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import socket
 import struct
 import sys
@@ -39,6 +41,11 @@ class Wire(ABC):
         self._open = True
         self._scope: trio.CancelScope | None = None  # around a wait that `wake` ends
         self.timed_out: bool = False
+
+    @property
+    def certificate(self) -> str | None:
+        """The digest of the certificate that the client showed (RFC 8705 section 3.1), or None."""
+        return None
 
     @abstractmethod
     async def read(self, max_bytes: int) -> bytes | None:
@@ -192,12 +199,21 @@ class SocketWire(Wire):
 class StreamWire(Wire):
     """A Trio stream, owned from here on. It takes nothing at once, so each response costs a task. For TLS and tests."""
 
-    __slots__ = ("_heard", "_stream")
+    __slots__ = ("_certificate", "_heard", "_stream")
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         super().__init__()
         self._stream = stream
+        self._certificate: str | None = None
         self._heard = False  # whether the peer has sent anything: before that, TLS could not be closed in order
+
+    @property
+    def certificate(self) -> str | None:
+        if self._certificate is None and self._heard and isinstance(self._stream, trio.SSLStream):
+            shown = self._stream.getpeercert(binary_form=True)
+            digest = b"" if shown is None else base64.urlsafe_b64encode(hashlib.sha256(shown).digest())
+            self._certificate = digest.rstrip(b"=").decode()
+        return self._certificate or None
 
     async def read(self, max_bytes: int) -> bytes | None:
         with trio.CancelScope() as self._scope:

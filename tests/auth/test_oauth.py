@@ -1,0 +1,403 @@
+"""Tokens for a client: one login or renewal at a time, kept, renewed in time, and given up when nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx2
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.auth.authority import ISSUER, REDIRECT, SERVER, Authority, reply
+from trimcp.auth.browser import Redirect, UserAgent
+from trimcp.auth.credentials import Credentials, Registration, StoreKey, Tokens
+from trimcp.auth.grants import ClientCredentials
+from trimcp.auth.oauth import Authorizer, OAuth
+from trimcp.auth.steps import Fetch, Visit
+from trimcp.auth.stores import CredentialStore, FileStore, MemoryStore
+from trimcp.errors import AuthorizationError
+
+KEY = StoreKey(SERVER)
+UNAUTHORIZED = {"www-authenticate": "Bearer"}
+
+
+@attrs.define(eq=False)
+class Person(UserAgent, Redirect):
+    """Says yes when `says_yes` is set."""
+
+    authority: Authority
+    uri: str = REDIRECT
+    says_yes: trio.Event = attrs.field(factory=trio.Event)
+    here: int = 0
+
+    def redirect(self, preferred: str | None) -> AbstractAsyncContextManager[Redirect]:
+        @asynccontextmanager
+        async def being_here() -> AsyncIterator[Redirect]:
+            self.here += 1
+            try:
+                yield self
+            finally:
+                self.here -= 1
+
+        return being_here()
+
+    async def visit(self, url: str, state: str) -> str:
+        await self.says_yes.wait()
+        return self.authority.visit(Visit(url, state))
+
+
+@attrs.define(eq=False)
+class Clock:
+    now: float = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@attrs.define(eq=False)
+class World:
+    authority: Authority = attrs.field(factory=Authority)
+    clock: Clock = attrs.field(factory=Clock)
+    person: Person = attrs.field(init=False)
+    oauth: OAuth = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.person = Person(self.authority)
+        self.oauth = self.make()
+
+    def make(self, **more: Any) -> OAuth:
+        async def answer(request: httpx2.Request) -> httpx2.Response:
+            await trio.lowlevel.checkpoint()
+            fetch = Fetch(str(request.url), request.method, dict(request.headers), request.content or None)
+            answer = self.authority.answer(fetch)
+            return reply(answer.status, answer.body, answer.headers)
+
+        web = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+        return OAuth(user_agent=self.person, http_client=web, now=self.clock, **more)
+
+    def of(self, path: str) -> int:
+        return sum(url.endswith(path) for url in self.authority.urls)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def ask(authorizer: Authorizer, good: Callable[[str], bool] = bool, tries: int = 0) -> str:
+    """Make a request as the transport does, to a server that takes only tokens that are `good`; return the token."""
+    while True:
+        sent = await authorizer.headers("POST", SERVER)
+        token = sent.get("authorization", "").partition(" ")[2]
+        if token and good(token):
+            return token
+        assert await authorizer.refused(401, UNAUTHORIZED, sent, tries)
+        tries += 1
+
+
+async def test_a_refusal_leads_to_a_login_and_the_token_is_kept(world: World) -> None:
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await authorizer.headers("POST", SERVER) == {}
+        assert await ask(authorizer) == "token-1"
+        assert await authorizer.headers("GET", SERVER) == {"authorization": "Bearer token-1"}
+        assert await authorizer.headers("GET", "https://other.example/mcp") == {}
+    async with world.oauth.connected(SERVER) as again:
+        assert await again.headers("POST", SERVER) == {"authorization": "Bearer token-1"}
+    kept = await world.oauth.store.load(KEY)
+    assert kept is not None
+    assert kept.issuer == ISSUER
+    assert await world.oauth.logout(SERVER)
+    async with world.oauth.connected(SERVER) as after:
+        assert await after.headers("POST", SERVER) == {}
+
+
+async def test_all_who_need_a_token_wait_for_one_login(world: World) -> None:
+    got: list[str] = []
+
+    async def need(authorizer: Authorizer) -> None:
+        got.append(await ask(authorizer))
+
+    async with (
+        world.oauth.connected(SERVER) as one,
+        world.oauth.connected(SERVER) as two,
+        trio.open_nursery() as nursery,
+    ):
+        for authorizer in (one, two) * 5:
+            nursery.start_soon(need, authorizer)
+        await wait_all_tasks_blocked()
+        world.person.says_yes.set()
+    assert got == ["token-1"] * 10
+    assert (world.of("/register"), world.of("/token"), len(world.authority.visited)) == (1, 1, 1)
+
+
+async def test_one_who_leaves_does_not_end_a_login_that_others_wait_for_and_the_last_does(world: World) -> None:
+    async with world.oauth.connected(SERVER) as authorizer, trio.open_nursery() as nursery:
+        scopes = [trio.CancelScope() for _ in range(3)]
+
+        async def need(scope: trio.CancelScope) -> None:
+            with scope:
+                await ask(authorizer)
+
+        for scope in scopes:
+            nursery.start_soon(need, scope)
+        await wait_all_tasks_blocked()
+        for scope in scopes[:2]:
+            scope.cancel()
+            await wait_all_tasks_blocked()
+            assert world.person.here == 1
+        scopes[2].cancel()
+        await wait_all_tasks_blocked()
+        assert world.person.here == 0  # no port, page or task is left
+        world.person.says_yes.set()
+        assert await ask(authorizer) == "token-1"
+
+
+async def test_a_login_whose_connection_ends_is_begun_again_by_who_waits_on_another(world: World) -> None:
+    got: list[str] = []
+
+    async def use(scope: trio.CancelScope) -> None:
+        with scope:
+            async with world.oauth.connected(SERVER) as authorizer:
+                got.append(await ask(authorizer))
+
+    first, second = trio.CancelScope(), trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(use, first)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(use, second)
+        await wait_all_tasks_blocked()
+        first.cancel()
+        await wait_all_tasks_blocked()
+        assert world.person.here == 1
+        world.person.says_yes.set()
+    assert got == ["token-1"]
+    assert len(world.authority.visited) == 1
+
+
+async def test_a_login_that_fails_is_told_to_each_who_waited(world: World) -> None:
+    world.authority.refuses = [{"error": "server_error"}]
+    world.person.says_yes.set()
+    failed = []
+
+    async def need(authorizer: Authorizer) -> None:
+        with pytest.raises(AuthorizationError, match="server_error") as caught:
+            await ask(authorizer)
+        failed.append(caught.value)
+
+    async with world.oauth.connected(SERVER) as authorizer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(need, authorizer)
+            nursery.start_soon(need, authorizer)
+        assert await ask(authorizer) == "token-1"
+    assert len({id(error) for error in failed}) == 2
+
+
+async def test_what_a_program_raises_is_logged_and_ends_nothing_else(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(issuer: str) -> str:
+        raise RuntimeError("the vault is closed")
+
+    from trimcp.auth.grants import JwtBearer
+
+    oauth = world.make(grant=JwtBearer(broken))
+    async with oauth.connected(SERVER) as authorizer:
+        with pytest.raises(AuthorizationError, match="RuntimeError; the log has"):
+            await ask(authorizer)
+    assert "the vault is closed" in caplog.text
+
+
+# Renewed
+
+
+def keep(world: World, **more: Any) -> None:
+    tokens = Tokens("old", expires_at=world.clock.now + 600, lifetime=600, **more)
+    store = world.oauth.store
+    assert isinstance(store, MemoryStore)
+    store._kept[KEY] = Credentials(SERVER, ISSUER, Registration("me"), tokens)
+
+
+async def test_a_token_is_renewed_before_it_ends_beside_what_goes_on(world: World) -> None:
+    keep(world, refresh_token="again")
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await authorizer.headers("POST", SERVER) == {"authorization": "Bearer old"}
+        world.clock.now += 541
+        for _ in range(3):
+            assert await authorizer.headers("POST", SERVER) == {"authorization": "Bearer old"}
+        await wait_all_tasks_blocked()
+        assert await authorizer.headers("POST", SERVER) == {"authorization": "Bearer token-1"}
+    assert world.of("/token") == 1
+    assert not world.authority.visited
+
+
+async def test_one_that_has_ended_is_waited_for(world: World) -> None:
+    keep(world, refresh_token="again")
+    world.clock.now += 601
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await authorizer.headers("POST", SERVER) == {"authorization": "Bearer token-1"}
+
+
+async def test_one_that_has_ended_for_good_is_not_sent(world: World) -> None:
+    keep(world)
+    world.clock.now += 601
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await authorizer.headers("POST", SERVER) == {}
+        assert await ask(authorizer) == "token-1"
+
+
+async def test_a_refresh_token_that_is_over_leads_to_a_login(world: World) -> None:
+    keep(world, refresh_token="again")
+    world.authority.refuses = [{"error": "invalid_grant"}]
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await ask(authorizer, good=lambda token: token != "old") == "token-1"
+    assert len(world.authority.visited) == 1
+
+
+async def test_a_token_that_somebody_renewed_meanwhile_is_taken(world: World) -> None:
+    keep(world, refresh_token="again")
+    async with world.oauth.connected(SERVER) as authorizer:
+        sent = await authorizer.headers("POST", SERVER)
+        authorizer.account.take(attrs.evolve(authorizer.account.credentials, tokens=Tokens("newer")), False)
+        assert await authorizer.refused(401, UNAUTHORIZED, sent, 0)
+    assert not world.authority.asked
+
+
+async def test_one_that_another_process_renewed_is_taken(world: World) -> None:
+    keep(world, refresh_token="again")
+    async with world.oauth.connected(SERVER) as authorizer:
+        store = world.oauth.store
+        found = await store.load(KEY)
+        assert found is not None
+        await store.save(KEY, attrs.evolve(found, tokens=Tokens("theirs")))
+        assert await ask(authorizer, good=lambda token: token != "old") == "theirs"
+    assert not world.authority.asked
+
+
+async def test_a_server_that_refuses_every_token_is_told_of(world: World) -> None:
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        with pytest.raises(AuthorizationError, match="refuses the token"):
+            await ask(authorizer, good=lambda token: False)
+    assert 1 <= len(world.authority.visited) <= 3
+
+
+async def test_a_server_that_always_wants_more_is_given_up(world: World) -> None:
+    world.person.says_yes.set()
+    wants = {"www-authenticate": 'Bearer error="insufficient_scope", scope="more"'}
+    async with world.oauth.connected(SERVER) as authorizer:
+        await ask(authorizer)
+        for _ in range(3):
+            with pytest.raises(AuthorizationError, match="more than could be had: more"):
+                for tries in range(5):
+                    sent = await authorizer.headers("POST", SERVER)
+                    assert await authorizer.refused(403, wants, sent, tries)
+    assert 2 <= len(world.authority.visited) <= 4
+    assert world.authority.visited[-1]["scope"] == "more"
+
+
+async def test_a_403_that_asks_for_no_scope_is_the_servers_last_word(world: World) -> None:
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert not await authorizer.refused(403, {}, {}, 0)
+        assert not await authorizer.refused(403, {"www-authenticate": 'Bearer error="invalid_token"'}, {}, 0)
+
+
+async def test_a_proof_goes_with_each_request_and_holds_the_nonce(world: World) -> None:
+    world.authority.metadata["dpop_signing_alg_values_supported"] = ["ES256"]
+    world.person.says_yes.set()
+    oauth = world.make(dpop=True)
+    async with oauth.connected(SERVER) as authorizer:
+        await ask(authorizer)
+        first, second = [await authorizer.headers("POST", SERVER) for _ in range(2)]
+        assert first["authorization"] == "DPoP token-1"
+        assert first["dpop"] != second["dpop"]
+        wanted = {"www-authenticate": 'DPoP error="use_dpop_nonce"', "dpop-nonce": "n"}
+        assert await authorizer.refused(401, wanted, first, 0)
+        key = authorizer.account.proof_key
+        assert key is not None
+        assert key.nonces == {"https://mcp.example": "n"}
+
+
+async def test_a_program_of_its_own_needs_nobody(world: World) -> None:
+    oauth = world.make(grant=ClientCredentials("robot", "s"))
+    world.authority.metadata["token_endpoint_auth_methods_supported"] = ["client_secret_post"]
+    async with oauth.connected(SERVER) as authorizer:
+        assert await ask(authorizer) == "token-1"
+    assert world.authority.form()["client_secret"] == "s"
+
+
+# Kept
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CredentialStore:
+    return MemoryStore() if request.param == "memory" else FileStore(tmp_path / "deep" / "logins.json")
+
+
+async def test_a_store_keeps_what_it_is_given(store: CredentialStore) -> None:
+    one, two = StoreKey("HTTPS://MCP.example:443/", "me"), StoreKey(SERVER)
+    first = Credentials("r", "i", Registration("c", "s"), Tokens("t"))
+    assert await store.load(one) is None
+    await store.save(one, first)
+    await store.save(two, attrs.evolve(first, issuer="j"))
+    assert await store.load(StoreKey("https://mcp.example", "me")) == first
+    assert sorted(map(str, await store.keys())) == ["https://mcp.example as me", SERVER]
+    assert await store.remove(one)
+    assert not await store.remove(one)
+    assert await store.load(one) is None
+    assert await store.load(two) is not None
+
+
+async def test_one_at_a_time_may_get_a_token(store: CredentialStore) -> None:
+    inside = most = 0
+
+    async def get(key: StoreKey) -> None:
+        nonlocal inside, most
+        async with store.exclusively(key):
+            inside += 1
+            most = max(most, inside)
+            await trio.lowlevel.checkpoint()
+            inside -= 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(get, KEY)
+    assert most == 1
+    async with store.exclusively(KEY), store.exclusively(StoreKey("https://other.example")):
+        pass
+
+
+async def test_a_file_is_its_owners_alone_and_survives_what_is_no_login(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "logins.json"
+    store = FileStore(path)
+    await store.save(KEY, Credentials("r", "i", Registration("c"), Tokens("t")))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.write_text('{"logins": 3}')
+    with pytest.raises(AuthorizationError, match="move it away"):
+        await store.load(KEY)
+    path.write_text('{"logins": {"[\\"https://mcp.example/mcp\\", \\"\\"]": "{}"}}')
+    with pytest.raises(AuthorizationError, match="log in again"):
+        await store.load(KEY)
+
+
+async def test_two_processes_do_not_lose_what_the_other_keeps(tmp_path: Path) -> None:
+    path = tmp_path / "logins.json"
+    one, two = FileStore(path), FileStore(path)
+
+    async def keep_many(store: FileStore, name: str) -> None:
+        for number in range(10):
+            key = StoreKey(f"https://{name}{number}.example")
+            await store.save(key, Credentials("r", "i", Registration("c")))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_many, one, "a")
+        nursery.start_soon(keep_many, two, "b")
+    assert len(await one.keys()) == 20

@@ -1,0 +1,468 @@
+"""A server that takes tokens: every way in which one may not be good, keys that come and go, and what is answered."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from inspect import isawaitable
+from typing import Any
+
+import attrs
+import httpx2
+import pytest
+import trio
+from joserfc import jwt
+from joserfc.jwk import ECKey, RSAKey
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.auth.authority import reply
+from trimcp.auth.challenges import parse_challenges
+from trimcp.auth.fetching import opened_fetcher
+from trimcp.auth.jose import ProofKey
+from trimcp.auth.resource_server import Introspection, ResourceServer
+from trimcp.auth.steps import Fetch
+from trimcp.principal import Principal
+from trimcp.transports.http.identity import Refused, bearer_tokens
+from trimcp.transports.http.seams import Head
+
+RESOURCE = "https://mcp.example/mcp"
+ISSUER = "https://auth.example"
+METADATA = "https://mcp.example/.well-known/oauth-protected-resource/mcp"
+NOW = 1_000_000.0
+KEY = ECKey.generate_key("P-256", {"kid": "k1"})
+OTHER = ECKey.generate_key("P-256", {"kid": "k2"})
+RSA = RSAKey.generate_key(2048, {"kid": "r1"})
+
+
+def token(key: Any = KEY, header: dict[str, Any] | None = None, **claims: Any) -> str:
+    said = {
+        "iss": ISSUER,
+        "sub": "ann",
+        "aud": RESOURCE,
+        "exp": NOW + 600,
+        "iat": NOW,
+        "client_id": "app",
+        "scope": "read write",
+        **claims,
+    }
+    head = {"alg": "ES256", "typ": "at+jwt", "kid": "k1", **(header or {})}
+    said = {name: value for name, value in said.items() if value is not None}
+    head = {name: value for name, value in head.items() if value is not None}
+    return jwt.encode(head, said, key, algorithms=[str(head["alg"])], default_type=None)
+
+
+@attrs.define(eq=False)
+class Published:
+    """What the issuer has on its pages."""
+
+    keys: list[Any] = attrs.field(factory=lambda: [KEY, RSA])
+    body: bytes | None = None
+    status: int = 200
+    headers: dict[str, str] = attrs.field(factory=dict)
+    metadata: dict[str, Any] = attrs.field(factory=dict)
+    asked: list[str] = attrs.field(factory=list)
+    introspected: dict[str, Any] = attrs.field(factory=lambda: {"active": False})
+
+    async def answer(self, request: httpx2.Request) -> httpx2.Response:
+        await trio.lowlevel.checkpoint()
+        path = request.url.path
+        self.asked.append(path)
+        if path == "/.well-known/oauth-authorization-server":
+            return reply(200, {"issuer": ISSUER, "jwks_uri": f"{ISSUER}/keys", **self.metadata})
+        if path == "/introspect":
+            return reply(self.status, self.introspected)
+        said = {"keys": [key.as_dict(private=False) for key in self.keys]}
+        content = json.dumps(said).encode() if self.body is None else self.body
+        return reply(self.status, content, self.headers)
+
+    @property
+    def fetches(self) -> int:
+        return self.asked.count("/keys")
+
+
+@pytest.fixture
+def published() -> Published:
+    return Published()
+
+
+@attrs.define(eq=False)
+class Now:
+    now: float = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@asynccontextmanager
+async def serving(published: Published, **settings: Any) -> AsyncIterator[ResourceServer]:
+    web = httpx2.AsyncClient(transport=httpx2.MockTransport(published.answer))
+    more = {"now": Now(), "issuers": [ISSUER], **settings}
+    server = ResourceServer(RESOURCE, http_client=web, **more)
+    async with server.running():
+        yield server
+
+
+async def ask(server: ResourceServer, text: str | None, scheme: str = "Bearer", **more: Any) -> Principal | Refused:
+    headers = {} if text is None else {"authorization": f"{scheme} {text}"}
+    found = server(Head("POST", "/mcp", more.pop("query", ""), {**headers, **more.pop("headers", {})}, **more))
+    found = await found if isawaitable(found) else found
+    assert isinstance(found, Principal | Refused)
+    return found
+
+
+def challenge(refused: Principal | Refused) -> dict[str, str]:
+    assert isinstance(refused, Refused), refused
+    [found, *_] = parse_challenges(", ".join(text for name, text in refused.headers if name == "WWW-Authenticate"))
+    return dict(found.parameters)
+
+
+async def test_a_good_token_says_who_asks_and_is_looked_up_the_next_time(published: Published) -> None:
+    async with serving(published) as server:
+        text = token()
+        found = await ask(server, text)
+        assert found == Principal(
+            f"{ISSUER}#ann", subject="ann", client_id="app", scopes=frozenset({"read", "write"}), expires_at=NOW + 600
+        )
+        again = server(Head("POST", "/mcp", "", {"authorization": f"bearer {text}"}))
+        assert again is found  # at once, and nothing was verified again
+    assert published.asked == ["/.well-known/oauth-authorization-server", "/keys"]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "another audience": ({"aud": "https://other.example"}, "another audience"),
+    "a list without us": ({"aud": ["https://other.example", 3]}, "another audience"),
+    "no audience": ({"aud": None}, "another audience"),
+    "another issuer": ({"iss": "https://evil.example"}, "another issuer"),
+    "no issuer": ({"iss": None}, "another issuer"),
+    "expired": ({"exp": NOW - 31}, "expired"),
+    "without end": ({"exp": None}, "expired"),
+    "not yet": ({"nbf": NOW + 31}, "not good yet"),
+    "from the future": ({"iat": NOW + 31}, "future"),
+    "an end that is none": ({"exp": "tomorrow"}, "no time"),
+    "nobody": ({"sub": None, "client_id": None}, "for whom"),
+    "bound in an unknown way": ({"cnf": {"x": "y"}}, "not known here"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_token_that_is_not_good(published: Published, name: str) -> None:
+    claims, why = BAD[name]
+    async with serving(published) as server:
+        refused = await ask(server, token(**claims))
+        said = challenge(refused)
+        assert (said["error"], said["resource_metadata"]) == ("invalid_token", METADATA)
+        assert why in said["error_description"]
+        assert isinstance(refused, Refused)
+        assert refused.status == 401
+
+
+@pytest.mark.parametrize(
+    "claims", [{"exp": NOW - 29}, {"nbf": NOW + 29}, {"iat": NOW + 29}, {"aud": ["x", RESOURCE]}, {"scope": None}]
+)
+async def test_a_token_that_is_good_all_the_same(published: Published, claims: dict[str, Any]) -> None:
+    async with serving(published) as server:
+        assert isinstance(await ask(server, token(**claims)), Principal)
+
+
+def _none() -> str:
+    parts = token().split(".")
+    return f"eyJhbGciOiJub25lIiwidHlwIjoiYXQrand0In0.{parts[1]}."
+
+
+def _confused(key: Any) -> str:
+    """A token that takes the public key for a shared secret."""
+    header = {"alg": "HS256", "typ": "at+jwt", "kid": key.kid}
+    claims = {"iss": ISSUER, "sub": "eve", "aud": RESOURCE, "exp": NOW + 600}
+    parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header, claims)]
+    signature = hmac.digest(key.as_pem(private=False), b".".join(parts), "sha256")
+    return b".".join((*parts, base64.urlsafe_b64encode(signature).rstrip(b"="))).decode()
+
+
+FORGED = {
+    "alg none": _none,
+    "HS256 with the public key": lambda: _confused(KEY),
+    "HS256 with the public RSA key": lambda: _confused(RSA),
+    "signed by another": lambda: token(OTHER),
+    "a changed claim": lambda: ".".join(
+        (*token().split(".")[:1], token(sub="eve").split(".")[1], token().split(".")[2])
+    ),
+    "an algorithm that the key is not for": lambda: token(RSA, {"alg": "RS256", "kid": "k1"}),
+    "an id token": lambda: token(header={"typ": "JWT"}),
+    "without type": lambda: token(header={"typ": None}),
+    "no JWT": lambda: "abc",
+    "nearly a JWT": lambda: "a.b.c",
+    "empty parts": lambda: "..",
+    "numbers": lambda: "MQ.MQ.MQ",
+    "deep": lambda: "W1tb" * 3000 + ".W10.W10",
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+async def test_a_token_that_is_forged(published: Published, name: str) -> None:
+    async with serving(published) as server:
+        refused = await ask(server, FORGED[name]())
+        assert challenge(refused)["error"] == "invalid_token"
+        assert not server._verified
+
+
+@pytest.mark.parametrize("text", ["x" * 20_000, "ä", "a\tb", "a b"])
+async def test_a_header_that_is_malformed_or_huge(published: Published, text: str) -> None:
+    async with serving(published) as server:
+        refused = await ask(server, text)
+        assert isinstance(refused, Refused)
+        assert refused.status in (400, 401)
+
+
+async def test_without_a_token_a_client_learns_where_to_go(published: Published) -> None:
+    async with serving(published, scopes=("read",)) as server:
+        refused = await ask(server, None)
+        assert challenge(refused) == {"scope": "read", "resource_metadata": METADATA}
+        described = await server.describe(Head("GET", server.metadata_paths[0]))
+        assert json.loads(described.body) == {
+            **server.metadata,
+            "resource": RESOURCE,
+            "authorization_servers": [ISSUER],
+            "scopes_supported": ["read"],
+            "dpop_bound_access_tokens_required": False,
+        }
+        assert (await server.describe(Head("POST", server.metadata_paths[0]))).status == 405
+
+
+async def test_a_token_that_lacks_a_scope_is_told_all_that_it_needs(published: Published) -> None:
+    async with serving(published, scopes=("read", "delete")) as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.status == 403
+        assert (challenge(refused)["error"], challenge(refused)["scope"]) == ("insufficient_scope", "read delete")
+
+
+async def test_a_token_in_an_address_is_refused(published: Published) -> None:
+    async with serving(published) as server:
+        refused = await ask(server, None, query=f"access_token={token()}")
+        assert isinstance(refused, Refused)
+        assert refused.status == 400
+
+
+async def test_a_token_that_ends_is_good_no_more(published: Published) -> None:
+    now = Now()
+    async with serving(published, now=now) as server:
+        text = token()
+        assert isinstance(await ask(server, text), Principal)
+        now.now += 631
+        assert "expired" in challenge(await ask(server, text))["error_description"]
+
+
+# Keys
+
+
+async def test_a_storm_of_unknown_keys_costs_one_fetch(published: Published, autojump_clock: MockClock) -> None:
+    async with serving(published) as server:
+        await wait_all_tasks_blocked()
+        assert published.fetches == 1
+        await trio.sleep(31)
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(ask, server, token(OTHER, {"kid": f"unknown {number}"}))
+        assert published.fetches == 2
+        published.keys.append(OTHER)
+        assert isinstance(await ask(server, token(OTHER, {"kid": "k2"})), Refused)
+        await trio.sleep(31)
+        assert isinstance(await ask(server, token(OTHER, {"kid": "k2"})), Principal)
+
+
+async def test_old_keys_stay_good_while_the_issuer_is_down(published: Published, autojump_clock: MockClock) -> None:
+    published.headers["cache-control"] = "public, max-age=60"
+    async with serving(published) as server:
+        assert isinstance(await ask(server, token()), Principal)
+        published.status = 503
+        await trio.sleep(1_000)
+        assert published.fetches > 10
+        assert isinstance(await ask(server, token(sub="bob")), Principal)
+        published.status, published.keys = 200, [OTHER]
+        await trio.sleep(100)
+        assert isinstance(await ask(server, token(sub="cy")), Refused)
+
+
+async def test_without_any_keys_nobody_is_let_in_and_it_is_not_the_clients_fault(published: Published) -> None:
+    published.status = 500
+    async with serving(published) as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b"[]",
+        b'{"keys": []}',
+        b'{"keys": [1, {}]}',
+        b"[" * 100_000,
+        json.dumps({"keys": [KEY.as_dict(private=False)] * 101}).encode(),
+        b'{"keys": "' + b"x" * 2_000_000 + b'"}',
+    ],
+)
+async def test_keys_that_are_none_or_without_end(published: Published, body: bytes) -> None:
+    published.body = body
+    async with serving(published) as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+
+
+async def test_a_redirect_to_keys_is_not_followed(published: Published) -> None:
+    published.status, published.headers["location"] = 302, "http://127.0.0.1:1/keys"
+    async with serving(published) as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+    assert published.fetches == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "localhost"])
+async def test_what_metadata_names_is_not_fetched_from_a_private_address(host: str) -> None:
+    async with opened_fetcher() as fetcher:
+        reply = await fetcher.fetch(Fetch(f"https://{host}:1/keys"))
+        assert reply.status == 0
+        assert "not a public one" in reply.why
+    async with opened_fetcher({host.strip("[]")}) as fetcher:
+        reply = await fetcher.fetch(Fetch(f"https://{host}:1/keys"))
+        assert "not a public one" not in reply.why
+
+
+async def test_metadata_of_another_issuer_gives_no_keys(published: Published) -> None:
+    published.metadata["issuer"] = "https://evil.example"
+    async with serving(published) as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+    assert published.fetches == 0
+
+
+# Tokens that say nothing by themselves
+
+
+async def test_the_issuer_is_asked_about_a_token_and_the_answer_is_kept_until_it_ends(published: Published) -> None:
+    now = Now()
+    asking = Introspection(f"{ISSUER}/introspect", "me", "s3cret", ISSUER)
+    async with serving(published, introspection=asking, now=now) as server:
+        refused = await ask(server, "opaque")
+        assert challenge(refused)["error"] == "invalid_token"
+        said = {"active": True, "sub": "ann", "aud": RESOURCE, "scope": "read", "exp": NOW + 20}
+        published.introspected = said
+        for _ in range(3):
+            found = await ask(server, "opaque")
+            assert isinstance(found, Principal)
+        assert published.asked.count("/introspect") == 2
+        now.now += 51  # 20 and what clocks may differ
+        assert isinstance(await ask(server, "opaque"), Refused)
+        published.introspected = {**said, "aud": "https://other.example"}
+        assert isinstance(await ask(server, "another"), Refused)
+        published.status = 500
+        refused = await ask(server, "third")
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+
+
+async def test_a_check_of_ones_own_stays_possible(published: Published) -> None:
+    async with serving(published, also=bearer_tokens({"fixed-token": "robot"})) as server:
+        assert await ask(server, "fixed-token") == Principal("robot")
+        assert isinstance(await ask(server, token()), Principal)
+        assert challenge(await ask(server, "wrong"))["error"] == "invalid_token"
+
+
+async def test_no_more_tokens_are_remembered_than_may_be(published: Published) -> None:
+    async with serving(published, max_tokens=3) as server:
+        for number in range(10):
+            await ask(server, token(sub=f"user {number}"))
+        assert len(server._verified) == 3
+
+
+# Proof of possession
+
+
+def proof(key: ProofKey, text: str, method: str = "POST", url: str = RESOURCE) -> dict[str, str]:
+    return {"dpop": key.proof(method, url, text)}
+
+
+async def test_a_bound_token_goes_with_a_proof_each(published: Published) -> None:
+    key = attrs.evolve(ProofKey.generate(), now=lambda: NOW)
+    text = token(cnf={"jkt": key.thumbprint})
+    async with serving(published) as server:
+        one = proof(key, text)
+        assert isinstance(await ask(server, text, "DPoP", headers=one), Principal)
+        used = await ask(server, text, "DPoP", headers=one)
+        assert "used before" in challenge(used)["error_description"]
+        assert isinstance(await ask(server, text, "DPoP", headers=proof(key, text)), Principal)
+        assert isinstance(await ask(server, text, "Bearer"), Refused)  # as if it were bound to nothing
+        assert isinstance(await ask(server, text, "DPoP"), Refused)
+        assert isinstance(await ask(server, token(), "DPoP", headers=proof(key, text)), Refused)
+
+
+async def test_a_proof_that_is_for_something_else(published: Published) -> None:
+    key = attrs.evolve(ProofKey.generate(), now=lambda: NOW)
+    late = attrs.evolve(key, now=lambda: NOW - 301)
+    text = token(cnf={"jkt": key.thumbprint})
+    other = attrs.evolve(ProofKey.generate(), now=lambda: NOW)
+    async with serving(published) as server:
+        for why, headers in {
+            "another request": proof(key, text, "GET"),
+            "for another request": proof(key, text, url="https://mcp.example/other"),
+            "another token": proof(key, token()),
+            "another key": proof(other, text),
+            "too old": proof(late, text),
+            "not a JWT": {"dpop": "x"},
+        }.items():
+            refused = await ask(server, text, "DPoP", headers=headers)
+            assert why in challenge(refused)["error_description"]
+
+
+async def test_a_nonce_is_asked_for_and_is_good_for_a_while(published: Published) -> None:
+    now = Now()
+    key = attrs.evolve(ProofKey.generate(), now=now)
+    text = token(cnf={"jkt": key.thumbprint})
+    async with serving(published, nonces=True, now=now) as server:
+        refused = await ask(server, text, "DPoP", headers=proof(key, text))
+        assert isinstance(refused, Refused)
+        assert challenge(refused)["error"] == "use_dpop_nonce"
+        key.nonces["https://mcp.example"] = dict(refused.headers)["DPoP-Nonce"]
+        assert isinstance(await ask(server, text, "DPoP", headers=proof(key, text)), Principal)
+        now.now += 301
+        assert isinstance(await ask(server, text, "DPoP", headers=proof(key, text)), Principal)
+        now.now += 301
+        again = await ask(server, token(cnf={"jkt": key.thumbprint}, exp=NOW + 6000), "DPoP", headers=proof(key, text))
+        assert isinstance(again, Refused)
+
+
+async def test_where_binding_is_required_a_plain_token_is_refused(published: Published) -> None:
+    async with serving(published, binding="required") as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.headers[0][1].startswith("DPoP ")
+
+
+async def test_a_token_that_is_bound_to_a_certificate(published: Published) -> None:
+    text = token(cnf={"x5t#S256": "digest"})
+    async with serving(published) as server:
+        assert isinstance(await ask(server, text), Refused)
+        assert isinstance(await ask(server, text, certificate="another"), Refused)
+        assert isinstance(await ask(server, text, certificate="digest"), Principal)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"resource": "http://mcp.example/mcp"},
+        {"issuers": ["http://auth.example"]},
+        {"issuers": []},
+        {"algorithms": ("HS256",)},
+        {"algorithms": ("ES256", "none")},
+    ],
+)
+def test_settings_that_would_not_be_safe_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"https|issuer|signature"):
+        ResourceServer(**{"resource": RESOURCE, "issuers": [ISSUER], **settings})

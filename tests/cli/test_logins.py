@@ -1,0 +1,175 @@
+"""`trimcp login`, `logout` and `whoami`, and a server protected from the command line: real processes, a toy issuer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+TRIMCP = [sys.executable, "-m", "trimcp.cli"]
+SERVER = Path(__file__).with_name("protected_for_cli.py")
+BROWSER = Path(__file__).with_name("browser_for_cli.py")
+SECONDS = 60
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+@attrs.define
+class Protected:
+    url: str
+    issuer: str
+    environment: dict[str, str]
+
+    def run(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*TRIMCP, *words],
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def good(self, *words: str, stdin: str | None = None) -> str:
+        done = self.run(*words, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def bad(self, *words: str) -> str:
+        done = self.run(*words)
+        assert done.returncode not in (0, 1), done.stdout
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+
+@contextmanager
+def protected(home: Path, *options: str, by: str = "module") -> Iterator[Protected]:
+    port, issuer = free_ports()
+    environment = {
+        **os.environ,
+        "XDG_DATA_HOME": str(home),
+        "PROTECTED_PORT": str(port),
+        "ISSUER_PORT": str(issuer),
+        "PROTECTED_BY": by,
+        "BROWSER": f"{sys.executable} {BROWSER} %s",
+    }
+    options = tuple(option.format(issuer=f"http://127.0.0.1:{issuer}") for option in options)
+    command = [*TRIMCP, "run", str(SERVER), "--http", "--port", str(port), *options]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert "listening" in server.stdout.readline()
+            yield Protected(f"http://127.0.0.1:{port}/mcp", f"http://127.0.0.1:{issuer}", environment)
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[Protected]:
+    with protected(tmp_path) as found:
+        yield found
+
+
+def test_from_a_refusal_to_a_login_and_back(there: Protected) -> None:
+    assert "trimcp login" in there.bad("call", there.url, "whoami")
+    assert "Not logged in anywhere" in there.good("whoami")
+    assert there.good("login", there.url).startswith(f"Logged in to {there.url} as ann by {there.issuer}")
+    assert there.good("call", there.url, "whoami") == "ann\n"
+    assert "whoami" in there.good("inspect", there.url)
+    assert "write" not in there.good("inspect", there.url)
+    shown = there.good("whoami") + there.good("whoami", "--json")
+    [facts] = json.loads(there.good("whoami", "--json"))
+    assert (facts["server"], facts["subject"], facts["renewable"]) == (there.url, "ann", True)
+    kept = (Path(there.environment["XDG_DATA_HOME"]) / "trimcp" / "credentials.json").read_text()
+    for secret in re.findall(r'_token\\": ?\\"([^"\\]+)', kept):
+        assert secret not in shown
+    assert "Logged out" in there.good("logout", there.url)
+    assert "there is no login" in there.bad("logout", there.url)
+    assert "trimcp login" in there.bad("call", there.url, "whoami")
+
+
+def test_more_scopes_are_asked_for_by_logging_in_again(there: Protected) -> None:
+    there.good("login", there.url, "--scopes", "write")
+    assert there.good("call", there.url, "write") == "written\n"
+
+
+def test_without_a_browser_the_address_is_pasted(there: Protected) -> None:
+    with subprocess.Popen(
+        [*TRIMCP, "login", there.url, "--no-browser"],
+        env=there.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as login:
+        try:
+            assert login.stderr is not None
+            page = next(found[0] for line in login.stderr if (found := re.search(r"http://\S+/authorize\S+", line)))
+
+            class NoRedirect(urllib.request.HTTPRedirectHandler):
+                def redirect_request(self, *args: object) -> None:  # type: ignore[override]  # it follows none
+                    return None
+
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.build_opener(NoRedirect).open(page, data=b"user=bob", timeout=SECONDS)
+            out, _ = login.communicate(f"nonsense\n{caught.value.headers['location']}\n", timeout=SECONDS)
+            assert " as bob by " in out
+        finally:
+            login.kill()
+
+
+def test_several_logins_for_one_server(there: Protected) -> None:
+    there.good("login", there.url, "--identity", "work")
+    assert f"{there.url} as work as ann" in there.good("whoami")
+    assert "trimcp login" in there.bad("call", there.url, "whoami")
+    there.good("logout", there.url, "--identity", "work")
+
+
+def test_a_server_that_cannot_be_logged_in_to(there: Protected) -> None:
+    assert "no login to" in there.bad("login", "http://127.0.0.1:1/mcp")
+    assert "URL" in there.bad("login", "nonsense")
+    secret = there.bad("login", there.url, "--client-id", "x", "--client-secret", "NO_SUCH_VARIABLE")
+    assert "environment variable" in secret
+
+
+def test_a_server_is_protected_from_the_command_line(tmp_path: Path) -> None:
+    words = ("--auth-issuer", "{issuer}", "--scopes", "read")
+    with protected(tmp_path, *words, by="options") as there:
+        assert "401" in there.bad("call", there.url, "whoami")
+        assert " for read " in there.good("login", there.url)
+        assert there.good("call", there.url, "whoami") == "ann\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--http", "--scopes", "a"), "go with --auth-issuer"),
+        (("--http", "--auth-issuer", "http://issuer.example"), "https"),
+        (("--http", "--auth-issuer", "https://issuer.example", "--host", "0.0.0.0"), "--auth-audience"),
+    ],
+)
+def test_options_that_would_not_protect_are_refused(words: tuple[str, ...], why: str, tmp_path: Path) -> None:
+    port, issuer = free_ports()
+    environment = {**os.environ, "PROTECTED_PORT": str(port), "ISSUER_PORT": str(issuer), "PROTECTED_BY": "options"}
+    there = Protected("", "", environment)
+    assert why in there.bad("run", str(SERVER), *words)

@@ -1,0 +1,133 @@
+"""Requests to authorization servers: one at a time, bounded, without redirects, and not into somebody's own network.
+
+The addresses come from strangers: a server names its authorization server, and that names its endpoints. So a name is
+resolved here, every address is checked, and the connection goes to the one that was checked.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Container
+from contextlib import asynccontextmanager
+from ipaddress import IPv6Address, ip_address
+from typing import Any
+
+import attrs
+import httpx2
+import trio
+
+from trimcp.auth.metadata import secure_url
+from trimcp.auth.steps import Fetch, Fetched
+from trimcp.transports.http.client.exchanges import ExchangeBroken, Http, TooLarge
+
+__all__ = ["Fetcher", "PrivateAddress", "opened_fetcher"]
+
+
+class PrivateAddress(httpx2.ConnectError):
+    """A name stands for an address that is not public, and is not allowed by name."""
+
+
+@attrs.define(eq=False)
+class Fetcher:
+    """Carries out `Fetch`.
+
+    Attributes:
+        max_body: bytes of the largest reply that is read.
+        timeout: seconds for one request, from its beginning to the end of its reply.
+    """
+
+    _client: httpx2.AsyncClient
+    max_body: int = 1024 * 1024
+    timeout: float = 30.0
+
+    async def fetch(self, step: Fetch) -> Fetched:
+        """Make one request; what goes wrong below HTTP is status 0. Cancelling it cuts the connection."""
+        if not secure_url(step.url):
+            return Fetched(0, why="it is neither https nor on this machine")
+        try:
+            with trio.fail_after(self.timeout):
+                return await self._fetch(step)
+        except trio.TooSlowError:
+            return Fetched(0, why=f"it took longer than {self.timeout:g} s")
+        except TooLarge:
+            return Fetched(0, why=f"its reply is larger than {self.max_body:,} bytes")
+        except ExchangeBroken as broken:
+            return Fetched(0, why=broken.why)
+        except httpx2.InvalidURL:
+            return Fetched(0, why="it is no URL")
+
+    async def _fetch(self, step: Fetch) -> Fetched:
+        timeout = httpx2.Timeout(self.timeout)
+        headers = {"user-agent": "trimcp", "accept-encoding": "gzip"}
+        http = Http(httpx2.URL(step.url), self._client, headers, timeout, None, max_redirects=0)
+        async with http.open(step.method, step.headers, step.body) as reply:
+            return Fetched(reply.status, reply.headers, await reply.body(self.max_body))
+
+
+@asynccontextmanager
+async def opened_fetcher(
+    allowed: Container[str] = (),
+    *,
+    private: bool = False,
+    client: httpx2.AsyncClient | None = None,
+    timeout: float = 30.0,
+) -> AsyncIterator[Fetcher]:
+    """Yield what carries out requests.
+
+    Args:
+        allowed: hosts that may have addresses that are not public, by name.
+        private: whether all may.
+        client: a client of the user's own, with its proxies and certificates; it is not closed, and no address is
+            checked, since it may be a proxy that resolves names.
+        timeout: seconds for one request.
+    """
+    if client is not None:
+        yield Fetcher(client, timeout=timeout)
+        return
+    transport = _Guarded(httpx2.AsyncHTTPTransport(), allowed, private)
+    async with httpx2.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as own:
+        yield Fetcher(own, timeout=timeout)
+
+
+@attrs.define(eq=False)
+class _Guarded(httpx2.AsyncBaseTransport):
+    _transport: httpx2.AsyncHTTPTransport
+    _allowed: Container[str]
+    _private: bool
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request to an address that was checked."""
+        host = request.url.host
+        if not self._private and host not in self._allowed:
+            address = await _public_address(host, request.url.port or 443)
+            # The name stays in `Host`, and is what the certificate is checked for.
+            request.extensions = {**request.extensions, "sni_hostname": host}
+            request.url = request.url.copy_with(host=address)
+        return await self._transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._transport.aclose()
+
+
+async def _public_address(host: str, port: int) -> str:
+    """Return a public address that a name stands for, if it stands for no other.
+
+    Raises:
+        PrivateAddress: one of them is not public.
+        httpx2.ConnectError: the name cannot be resolved.
+    """
+    try:
+        found: list[Any] = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise httpx2.ConnectError(f"the name cannot be resolved: {error.strerror}") from None
+    addresses = [str(entry[4][0]) for entry in found]
+    for text in addresses:
+        address = ip_address(text.partition("%")[0])
+        if isinstance(address, IPv6Address):
+            address = address.ipv4_mapped or address.sixtofour or address
+        if not address.is_global or address.is_multicast:
+            raise PrivateAddress("its address is not a public one; allow its host by name if it is meant")
+    if not addresses:
+        raise httpx2.ConnectError("the name has no address")
+    return addresses[0]

@@ -1,0 +1,153 @@
+"""The keys of issuers: fetched, kept, and refreshed beside what goes on.
+
+A key that is known is used without waiting. One that is not is looked for once in a while, whoever asks how often.
+Keys that were good stay so while an issuer cannot be reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+from joserfc.jwk import Key
+
+from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, secure_url
+from trimcp.auth.steps import Fetch, Fetched
+from trimcp.auth.verifying import key_for, read_keys
+from trimcp.errors import AuthorizationError
+
+if TYPE_CHECKING:
+    from trimcp.auth.fetching import Fetcher
+
+__all__ = ["Issuer", "IssuerKeys"]
+
+_log = logging.getLogger("trimcp.auth")
+
+_AGE: Final = re.compile(r"(?:^|[\s,])max-age=([0-9]{1,9})", re.IGNORECASE)
+
+
+@attrs.frozen
+class Issuer:
+    """An authorization server whose tokens are taken.
+
+    Attributes:
+        name: its identifier, a URL, compared character by character with a token's `iss`.
+        jwks_uri: where its keys are; None to look it up in its metadata.
+        max_age: seconds after which keys are fetched anew, where the issuer does not say; at least a minute and at
+            most a day in any case.
+        interval: seconds between two fetches, whatever asks for them.
+    """
+
+    name: str
+    jwks_uri: str | None = None
+    max_age: float = 600.0
+    interval: float = 30.0
+
+    def __attrs_post_init__(self) -> None:
+        for url in (self.name, self.jwks_uri):
+            if url is not None and not secure_url(url):
+                raise ValueError(f"an issuer and its keys are at https, or on this machine: {url!r:.200}")
+
+
+@attrs.define(eq=False)
+class IssuerKeys:
+    """The keys of one issuer.
+
+    Args:
+        issuer: whose they are.
+        fetcher: makes the requests.
+        clock: returns seconds, for ages and pauses.
+    """
+
+    issuer: Issuer
+    fetcher: Fetcher
+    clock: Callable[[], float] = trio.current_time
+    metadata: AuthorizationServer | None = attrs.field(init=False, default=None)
+    fetches: int = attrs.field(init=False, default=0)
+    _keys: dict[str, Key] = attrs.field(init=False, factory=dict)
+    _stale_at: float = attrs.field(init=False, default=0.0)
+    _again_at: float = attrs.field(init=False, default=float("-inf"))
+    _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+
+    def known(self, header: Mapping[str, Any]) -> Key | None:
+        """Return the key for a token's header, or None if it is not among those that were fetched."""
+        return key_for(self._keys, header)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is time to fetch them anew, and that may be done now."""
+        now = self.clock()
+        return now >= self._stale_at and now >= self._again_at and not self._lock.locked()
+
+    async def find(self, header: Mapping[str, Any]) -> Key | None:
+        """Return the key for a token's header, fetched if it is not known and that was not tried just now.
+
+        Raises:
+            AuthorizationError: there are no keys at all, since the issuer could not be asked.
+        """
+        key = self.known(header)
+        if key is None:
+            await self.refresh()
+            key = self.known(header)
+        return key
+
+    async def refresh(self) -> None:
+        """Fetch the keys, unless that was tried just now. One fetch is under way at a time; others wait for it.
+
+        Raises:
+            AuthorizationError: it failed, and there are none of earlier.
+        """
+        async with self._lock:
+            if self.clock() < self._again_at:
+                if not self._keys:
+                    raise AuthorizationError("the issuer's keys could not be fetched")
+                return
+            self._again_at = self.clock() + self.issuer.interval
+            try:
+                await self._fetch()
+            except (AuthorizationError, ValueError) as error:
+                _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, error)
+                if not self._keys:
+                    raise AuthorizationError("the issuer's keys could not be fetched") from error
+
+    async def _fetch(self) -> None:
+        self.fetches += 1
+        url = self.issuer.jwks_uri or (await self.describe()).jwks_uri
+        if not url:
+            raise AuthorizationError("its metadata names no keys (jwks_uri)")
+        reply = await self.fetcher.fetch(Fetch(url))
+        if reply.status != 200:
+            raise AuthorizationError(_why(reply))
+        keys = read_keys(reply.body)
+        if not keys:
+            raise AuthorizationError("there are no keys for signatures")
+        said = _AGE.search(reply.headers.get("cache-control", ""))
+        age = self.issuer.max_age if said is None else float(said[1])
+        self._keys, self._stale_at = keys, self.clock() + min(max(age, 60.0), 86_400.0)
+
+    async def describe(self) -> AuthorizationServer:
+        """Return the issuer's metadata, fetched once (RFC 8414; OpenID Connect Discovery).
+
+        Raises:
+            AuthorizationError: there is none, or it is of another issuer.
+        """
+        if self.metadata is None:
+            reply = Fetched(0)
+            for url in issuer_metadata_urls(self.issuer.name):
+                reply = await self.fetcher.fetch(Fetch(url))
+                if reply.status == 200:
+                    found = read_json(AuthorizationServer, reply.body, "its metadata")
+                    if found.issuer != self.issuer.name:
+                        raise AuthorizationError("its metadata is of another issuer")
+                    self.metadata = found
+                    return found
+            raise AuthorizationError(f"its metadata: {_why(reply)}")
+        return self.metadata
+
+
+def _why(reply: Fetched) -> str:
+    return f"it answered {reply.status}" if reply.status else reply.why

@@ -1,0 +1,199 @@
+"""What a protected resource and an authorization server say of themselves, and where it is found.
+
+RFC 9728 (protected resources), RFC 8414 and OpenID Connect Discovery 1.0 (authorization servers); specification,
+"Authorization Server Discovery". Nothing here does input or output.
+"""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_address
+from typing import Any, Final, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+import attrs
+
+from trimcp.errors import AuthorizationError
+
+__all__ = [
+    "AuthorizationServer",
+    "ProtectedResource",
+    "canonical_url",
+    "covers",
+    "host_of",
+    "is_loopback",
+    "issuer_metadata_urls",
+    "origin_of",
+    "read_json",
+    "resource_metadata_urls",
+    "secure_url",
+]
+
+T = TypeVar("T")
+
+RESOURCE_METADATA: Final = "/.well-known/oauth-protected-resource"
+_OAUTH: Final = "/.well-known/oauth-authorization-server"
+_OPENID: Final = "/.well-known/openid-configuration"
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@attrs.frozen
+class ProtectedResource:
+    """The metadata of a protected resource (RFC 9728 section 2).
+
+    Attributes:
+        resource: its identifier, a URL.
+        authorization_servers: the issuers whose tokens it takes.
+        scopes_supported: the scopes that basic use needs, or None where it does not say.
+        dpop_bound_access_tokens_required: whether it takes only tokens that are bound to a key (RFC 9449).
+    """
+
+    resource: str
+    authorization_servers: tuple[str, ...] = ()
+    scopes_supported: tuple[str, ...] | None = None
+    dpop_bound_access_tokens_required: bool = False
+
+
+@attrs.frozen
+class AuthorizationServer:
+    """The metadata of an authorization server (RFC 8414 section 2; OpenID Connect Discovery section 3).
+
+    Attributes:
+        issuer: its identifier, a URL; compared character by character.
+        authorization_endpoint, token_endpoint, registration_endpoint: URLs, "" where there is none.
+        introspection_endpoint, revocation_endpoint, jwks_uri: likewise.
+        scopes_supported: the scopes it knows, or None where it does not say.
+        grant_types_supported: likewise.
+        token_endpoint_auth_methods_supported: how clients may authenticate; None stands for `client_secret_basic`.
+        code_challenge_methods_supported: methods of PKCE; None where it has none, or does not say.
+        authorization_response_iss_parameter_supported: whether `iss` always comes back (RFC 9207).
+        client_id_metadata_document_supported: whether a client id may be the URL of a document about the client.
+        dpop_signing_alg_values_supported: algorithms of proofs (RFC 9449), or None.
+    """
+
+    issuer: str
+    authorization_endpoint: str = ""
+    token_endpoint: str = ""
+    registration_endpoint: str = ""
+    introspection_endpoint: str = ""
+    revocation_endpoint: str = ""
+    jwks_uri: str = ""
+    scopes_supported: tuple[str, ...] | None = None
+    grant_types_supported: tuple[str, ...] | None = None
+    token_endpoint_auth_methods_supported: tuple[str, ...] | None = None
+    code_challenge_methods_supported: tuple[str, ...] | None = None
+    authorization_response_iss_parameter_supported: bool = False
+    client_id_metadata_document_supported: bool = False
+    dpop_signing_alg_values_supported: tuple[str, ...] | None = None
+
+
+def read_json(cls: type[T], body: bytes, where: str) -> T:
+    """Return metadata of this class, read from a JSON object; members it does not know are ignored.
+
+    Raises:
+        AuthorizationError: it is not such an object, or a member has the wrong type.
+    """
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise AuthorizationError(f"{where} is not a JSON object")
+    members: dict[str, Any] = {}
+    for field in attrs.fields(cls):  # type: ignore[arg-type]  # one of the classes above
+        value = said.get(field.name)
+        if value is None:
+            continue
+        kind = str(field.type)
+        if kind.startswith("tuple"):
+            fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            value = tuple(value) if fits else value
+        else:
+            fits = isinstance(value, bool if kind == "bool" else str)
+        if not fits:
+            raise AuthorizationError(f"{field.name!r} of {where} has the wrong type")
+        members[field.name] = value
+    required = next(field.name for field in attrs.fields(cls))  # type: ignore[arg-type]  # as above
+    if not members.get(required):
+        raise AuthorizationError(f"{where} has no {required!r}")
+    return cls(**members)
+
+
+# URLs
+
+
+def canonical_url(url: str) -> str:
+    """Return a server's URL as a resource identifier: scheme and host in lower case, nothing that says nothing.
+
+    Without fragment, credentials and default port, and without a path that is only "/" (specification, "Canonical
+    Server URI"; RFC 8707 section 2).
+    """
+    parts = urlsplit(url)
+    path = "" if parts.path == "/" and not parts.query else parts.path
+    return parts._replace(scheme=parts.scheme.lower(), netloc=_host(parts), path=path, fragment="").geturl()
+
+
+def origin_of(url: str) -> str:
+    """Return the scheme, host and port of a URL."""
+    parts = urlsplit(url)
+    return f"{parts.scheme.lower()}://{_host(parts)}"
+
+
+def _host(parts: SplitResult) -> str:
+    host = (parts.hostname or "").lower()
+    host = f"[{host}]" if ":" in host else host
+    return host if parts.port in (None, _PORTS.get(parts.scheme.lower())) else f"{host}:{parts.port}"
+
+
+def host_of(url: str) -> str:
+    """Return the host of a URL, in lower case; "" where it has none."""
+    return urlsplit(url).hostname or ""
+
+
+def secure_url(url: str) -> bool:
+    """Return whether a URL may carry secrets: it is https, or http on this machine (OAuth 2.1 section 1.5)."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or parts.username is not None or parts.password is not None:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address stands for this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def covers(resource: str, server: str) -> bool:
+    """Return whether a resource identifier is that of a server's URL, or of what contains it.
+
+    It is the URL, or has the same origin and is a whole beginning of the path: a server at "/mcp" may belong to a
+    resource that is the whole host (RFC 9728 section 3.3; RFC 8707 section 2).
+    """
+    try:
+        resource, server = canonical_url(resource), canonical_url(server)
+    except ValueError:
+        return False
+    return resource == server or server.startswith(resource.rstrip("/") + "/")
+
+
+def resource_metadata_urls(server: str) -> tuple[str, ...]:
+    """Return where the metadata of a server may stand that does not say so, in the order to ask (RFC 9728, 3.1)."""
+    path = urlsplit(server).path.rstrip("/")
+    root = origin_of(server) + RESOURCE_METADATA
+    return (root + path, root) if path else (root,)
+
+
+def issuer_metadata_urls(issuer: str) -> tuple[str, ...]:
+    """Return where the metadata of an issuer may stand, in the order to ask (RFC 8414 section 3.1 and 5)."""
+    path = urlsplit(issuer).path.rstrip("/")
+    origin = origin_of(issuer)
+    if not path:
+        return (origin + _OAUTH, origin + _OPENID)
+    return (origin + _OAUTH + path, origin + _OPENID + path, origin + path + _OPENID)

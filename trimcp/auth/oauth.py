@@ -1,0 +1,357 @@
+"""Tokens for a client: got when a server asks for one, kept, and renewed before they end.
+
+The way to a token is `flow`'s; here it is carried out, once for all who need it. What is sent to the MCP server is not
+known here: its transport asks for headers, and tells of refusals.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from trimcp.auth.browser import Browser, Redirect, UserAgent
+from trimcp.auth.challenges import AuthChallenge, find_challenge
+from trimcp.auth.credentials import Credentials, StoreKey, Tokens
+from trimcp.auth.flow import Flow, Login
+from trimcp.auth.grants import AuthorizationCode, Grant
+from trimcp.auth.jose import ProofKey
+from trimcp.auth.metadata import host_of, is_loopback, origin_of
+from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
+from trimcp.auth.stores import CredentialStore, MemoryStore
+from trimcp.errors import AuthorizationError
+from trimcp.nurseries import open_service_nursery
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from trimcp.auth.fetching import Fetcher
+
+__all__ = ["Authorizer", "OAuth"]
+
+_log = logging.getLogger("trimcp.auth")
+
+_MOST_TRIES: Final = 2  # that one request may cost: a token that was renewed, then one that is new
+
+
+@attrs.define(eq=False)
+class OAuth:
+    """How a client gets access tokens for the servers it connects to: `trimcp.http(url, auth=OAuth())`.
+
+    May be used for several connections and servers. At most one login or renewal is under way for each server and
+    identity; all who need the token wait for it, and it is given up when nobody waits any more.
+
+    Attributes:
+        grant: what the client has to show; by default a person logs in with a browser.
+        store: where logins are kept; by default until the program ends.
+        identity: whose login it is, where there are several for one server.
+        scopes: what to ask for, whatever the server suggests; None to go by the server.
+        user_agent: how a person is asked to log in.
+        dpop: bind tokens to a key of our own where the authorization server can (RFC 9449).
+        allowed_hosts: names of authorization servers that may have addresses that are not public. All may, for a
+            server that has none itself.
+        http_client: an `httpx2.AsyncClient` of your own for requests to authorization servers, with its proxies and
+            certificates; it is not closed.
+        timeout: seconds for one request to an authorization server. A person may take as long as they like.
+        now: returns the seconds since 1970.
+    """
+
+    grant: Grant = attrs.field(factory=AuthorizationCode)
+    store: CredentialStore = attrs.field(factory=MemoryStore)
+    identity: str = ""
+    scopes: tuple[str, ...] | None = None
+    user_agent: UserAgent = attrs.field(factory=Browser)
+    dpop: bool = False
+    allowed_hosts: frozenset[str] = frozenset()
+    http_client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
+    timeout: float = 30.0
+    now: Callable[[], float] = attrs.field(default=time.time, repr=False)
+    _accounts: dict[StoreKey, _Account] = attrs.field(init=False, factory=dict, repr=False)
+
+    @asynccontextmanager
+    async def connected(self, server: str) -> AsyncIterator[Authorizer]:
+        """Yield what gives tokens to requests to one server, and is told when they are refused.
+
+        Leaving gives up what is under way for this connection.
+
+        Args:
+            server: the URL of the MCP server.
+        """
+        from trimcp.auth.fetching import opened_fetcher
+
+        key = StoreKey(server, self.identity)
+        account = self._accounts.setdefault(key, _Account(key))
+        if account.credentials is None:
+            account.take(await self.store.load(key), self.dpop)
+        fetching = opened_fetcher(
+            self.allowed_hosts, private=is_loopback(host_of(server)), client=self.http_client, timeout=self.timeout
+        )
+        async with fetching as fetcher, open_service_nursery() as nursery:
+            authorizer = Authorizer(self, server, account, fetcher, nursery)
+            account.connected.add(authorizer)
+            try:
+                yield authorizer
+            finally:
+                account.connected.discard(authorizer)
+
+    async def login(self, server: str) -> Credentials:
+        """Get a token for a server now, whatever is kept, and keep it.
+
+        Raises:
+            AuthorizationError: there is no token to be had.
+        """
+        async with self.connected(server) as authorizer:
+            await authorizer.renew(await authorizer.ask(), anew=True)
+            assert authorizer.account.credentials is not None
+            return authorizer.account.credentials
+
+    async def logout(self, server: str) -> bool:
+        """Forget the login for a server; return whether there was one."""
+        key = StoreKey(server, self.identity)
+        self._accounts.pop(key, None)
+        return await self.store.remove(key)
+
+
+@attrs.define(eq=False)
+class _Account:
+    """What is known of one login, for all connections that use it."""
+
+    key: StoreKey
+    credentials: Credentials | None = None
+    proof_key: ProofKey | None = None
+    attempt: _Attempt | None = None
+    connected: set[Authorizer] = attrs.field(factory=set)
+    step_ups: dict[frozenset[str], int] = attrs.field(factory=dict)
+
+    def take(self, credentials: Credentials | None, dpop: bool) -> None:
+        """Use these from now on."""
+        self.credentials = credentials
+        if credentials is not None and credentials.proof_key is not None:
+            if self.proof_key is None or self.proof_key.jwk != credentials.proof_key:
+                self.proof_key = ProofKey.from_jwk(credentials.proof_key)
+        elif dpop and self.proof_key is None:
+            self.proof_key = ProofKey.generate()
+
+    @property
+    def tokens(self) -> Tokens | None:
+        return None if self.credentials is None else self.credentials.tokens
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    """A login or renewal under way, and how many wait for it."""
+
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    done: trio.Event = attrs.field(factory=trio.Event)
+    waiting: int = 0
+    error: BaseException | None = None
+    ended: bool = False
+
+    async def wait(self) -> None:
+        """Wait until it has ended; if nobody waits any more, it is given up."""
+        self.waiting += 1
+        try:
+            await self.done.wait()
+        finally:
+            self.waiting -= 1
+            if not self.waiting and not self.done.is_set():
+                self.scope.cancel(reason="nobody waits for the login any more")
+
+
+@attrs.define(eq=False)
+class Authorizer:
+    """Gives tokens to the requests of one connection. Made by `OAuth.connected`.
+
+    Attributes:
+        account: what is known of the login, for all connections that use it.
+        person: is put around the time in which a person logs in.
+    """
+
+    _oauth: OAuth
+    _server: str
+    account: _Account
+    _fetcher: Fetcher
+    _nursery: trio.Nursery
+    person: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    async def headers(self, method: str, url: str) -> Mapping[str, str]:
+        """Return the headers that a request needs: none before the server has asked for a token.
+
+        Waits only where the token has ended and is being renewed.
+
+        Raises:
+            AuthorizationError: it has ended, and there is no other to be had.
+        """
+        tokens = self.account.tokens
+        if tokens is None or origin_of(url) != origin_of(self._server):
+            return {}
+        if tokens.expires_at is not None and tokens.due(self._oauth.now()):
+            tokens = await self._renewed(tokens)
+            if tokens is None:
+                return {}
+        if tokens.token_type == "bearer":
+            return {"authorization": f"Bearer {tokens.access_token}"}
+        key = self.account.proof_key
+        assert key is not None
+        proof = key.proof(method, url, tokens.access_token)
+        return {"authorization": f"DPoP {tokens.access_token}", "dpop": proof}
+
+    async def _renewed(self, tokens: Tokens) -> Tokens | None:
+        """Renew a token that ends soon, beside what goes on, or at once if it has ended."""
+        if tokens.refresh_token is None:
+            return None if tokens.expired(self._oauth.now()) else tokens
+        if not tokens.expired(self._oauth.now()):
+            if self.account.attempt is None:
+                attempt = self._begin(None, tokens)
+                attempt.waiting += 1  # nobody waits for it, and it is not given up for that
+            return tokens
+        await self.renew(None)
+        return self.account.tokens
+
+    async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int) -> bool:
+        """Do what a refusal asks for, and return whether to send the request again.
+
+        Args:
+            status: of the reply.
+            headers: of the reply, by name in lower case.
+            sent: what `headers` returned for the request.
+            tries: how often this request was sent again before.
+
+        Raises:
+            AuthorizationError: there is no token to be had, or what there is does not suffice.
+        """
+        challenge = find_challenge(headers.get("www-authenticate", ""))
+        error = "" if challenge is None else challenge.parameters.get("error", "")
+        key = self.account.proof_key
+        if key is not None and (nonce := headers.get("dpop-nonce")) is not None:
+            fresh = key.nonces.get(origin_of(self._server)) != nonce
+            key.nonces[origin_of(self._server)] = nonce
+            if error == "use_dpop_nonce" and fresh:
+                return True
+        used = sent.get("authorization", "").partition(" ")[2]
+        if status == 403 and error != "insufficient_scope":
+            return False
+        if tries >= _MOST_TRIES:
+            raise AuthorizationError(
+                "the server refuses the token that the authorization server gave for it"
+                if status == 401
+                else f"the server wants more than could be had: {' '.join(challenge.scopes) if challenge else ''}",
+                error,
+            )
+        tokens = self.account.tokens
+        if tokens is not None and used and tokens.access_token != used:
+            return True  # it was renewed while this request was under way
+        if status == 403:
+            self._count_step_up(challenge)
+        await self.renew(challenge, anew=status == 403 or tries > 0)
+        return True
+
+    def _count_step_up(self, challenge: AuthChallenge | None) -> None:
+        wanted = frozenset(() if challenge is None else challenge.scopes)
+        count = self.account.step_ups[wanted] = self.account.step_ups.get(wanted, 0) + 1
+        if count > _MOST_TRIES:
+            raise AuthorizationError(f"the server wants more than could be had: {' '.join(sorted(wanted))}")
+
+    # One login or renewal at a time
+
+    async def renew(self, challenge: AuthChallenge | None, *, anew: bool = False) -> None:
+        """Get another token, or wait for whoever is getting one.
+
+        Args:
+            challenge: with which the server refused the last one.
+            anew: ask for a new one even where the old could be refreshed.
+
+        Raises:
+            AuthorizationError: there is none to be had.
+        """
+        before = self.account.tokens
+        while True:
+            attempt = self.account.attempt or self._begin(challenge, before, anew)
+            await attempt.wait()
+            if attempt.error is not None:
+                # One error of its own for each who waited: a raised one collects tracebacks.
+                code = getattr(attempt.error, "code", "")
+                raise AuthorizationError(str(attempt.error), code) from attempt.error
+            if attempt.ended or self.account.tokens is not before:
+                return
+
+    def _begin(self, challenge: AuthChallenge | None, before: Tokens | None, anew: bool = False) -> _Attempt:
+        attempt = self.account.attempt = _Attempt()
+        self._nursery.start_soon(self._run, attempt, challenge, before, anew)
+        return attempt
+
+    async def _run(self, attempt: _Attempt, challenge: AuthChallenge | None, before: Tokens | None, anew: bool) -> None:
+        try:
+            with attempt.scope:
+                await self._get(challenge, before, anew)
+                attempt.ended = True
+        except AuthorizationError as error:
+            attempt.error = error
+        except Exception as error:  # a store's, a browser's or an assertion's: it must not end the connection
+            _log.exception("a login failed")
+            attempt.error = AuthorizationError(f"the login failed: {type(error).__name__}; the log has the details")
+        finally:
+            self.account.attempt = None
+            attempt.done.set()
+
+    async def _get(self, challenge: AuthChallenge | None, before: Tokens | None, anew: bool) -> None:
+        oauth, account = self._oauth, self.account
+        async with oauth.store.exclusively(account.key):
+            kept = await oauth.store.load(account.key)
+            tokens = None if kept is None else kept.tokens
+            account.take(kept, oauth.dpop)
+            other = tokens is not None and before is not None and tokens.access_token != before.access_token
+            if tokens is not None and other and not anew and not tokens.expired(oauth.now()):
+                return  # another process has renewed it
+            login = Login(self._server, oauth.grant, oauth.now, oauth.scopes, account.proof_key)
+            new: Credentials | None = None
+            if kept is not None and not anew:
+                new = await self._carry_out(login.refresh(kept))
+            if new is None:
+                new = await self._carry_out(login.begin(challenge, kept))
+            await oauth.store.save(account.key, new)
+            account.take(new, oauth.dpop)
+
+    async def _carry_out(self, flow: Flow[Any]) -> Any:
+        """Do what a flow asks for, step by step, and return what it returns."""
+        async with AsyncExitStack() as stack:
+            redirect: list[Redirect] = []
+
+            async def do(step: Step) -> object:
+                if isinstance(step, Fetch):
+                    return await self._fetch(step)
+                if isinstance(step, Listen):
+                    redirect[:] = [await stack.enter_async_context(self._oauth.user_agent.redirect(step.preferred))]
+                    return redirect[0].uri
+                if isinstance(step, Visit):
+                    with ExitStack() as persons:  # whoever waits for this login
+                        for authorizer in self.account.connected:
+                            persons.enter_context(authorizer.person())
+                        return await redirect[0].visit(step.url, step.state)
+                found = step.function(step.argument)
+                return await found if isawaitable(found) else found
+
+            try:
+                step = next(flow)
+                while True:
+                    step = flow.send(await do(step))
+            except StopIteration as end:
+                return end.value
+            finally:
+                flow.close()
+
+    async def ask(self) -> AuthChallenge | None:
+        """Ask the server without a token which one it wants; None where it does not say."""
+        reply = await self._fetch(Fetch(self._server, headers={"accept": "text/event-stream"}))
+        return find_challenge(reply.headers.get("www-authenticate", "")) if reply.status in (401, 403) else None
+
+    async def _fetch(self, step: Fetch) -> Fetched:
+        reply = await self._fetcher.fetch(step)
+        _log.debug("%s %s: %s", step.method, origin_of(step.url), reply.status or reply.why)
+        return reply

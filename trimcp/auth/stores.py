@@ -1,0 +1,279 @@
+"""Where logins are kept: in memory, in a file, in the system's keyring, or wherever a program likes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from trimcp.auth.credentials import Credentials, StoreKey
+from trimcp.errors import AuthorizationError
+
+__all__ = ["CredentialStore", "FileStore", "KeyringStore", "MemoryStore", "default_path"]
+
+_SERVICE: Final = "trimcp"
+_MAX_FILE: Final = 16 * 1024 * 1024
+
+
+class CredentialStore(ABC):
+    """Keeps credentials, one for each key. Implement it to keep them elsewhere; no method may log what it is given."""
+
+    @abstractmethod
+    async def load(self, key: StoreKey) -> Credentials | None:
+        """Return what is kept under this key, or None."""
+
+    @abstractmethod
+    async def save(self, key: StoreKey, credentials: Credentials) -> None:
+        """Keep these in place of what was kept under this key."""
+
+    @abstractmethod
+    async def remove(self, key: StoreKey) -> bool:
+        """Forget what is kept under this key; return whether there was something."""
+
+    @abstractmethod
+    async def keys(self) -> list[StoreKey]:
+        """Return all keys under which something is kept."""
+
+    @abstractmethod
+    def exclusively(self, key: StoreKey) -> AbstractAsyncContextManager[None]:
+        """Return a context manager during which no other task or process gets or refreshes a token for this key.
+
+        Waiting for it can be cancelled.
+        """
+
+
+class MemoryStore(CredentialStore):
+    """Keeps credentials until the program ends."""
+
+    def __init__(self) -> None:
+        self._kept: dict[StoreKey, Credentials] = {}
+        self._locks: defaultdict[StoreKey, trio.Lock] = defaultdict(trio.Lock)
+
+    async def load(self, key: StoreKey) -> Credentials | None:
+        """Return what is kept under this key, or None."""
+        return self._kept.get(key)
+
+    async def save(self, key: StoreKey, credentials: Credentials) -> None:
+        """Keep these in place of what was kept under this key."""
+        self._kept[key] = credentials
+
+    async def remove(self, key: StoreKey) -> bool:
+        """Forget what is kept under this key; return whether there was something."""
+        return self._kept.pop(key, None) is not None
+
+    async def keys(self) -> list[StoreKey]:
+        """Return all keys under which something is kept."""
+        return list(self._kept)
+
+    @asynccontextmanager
+    async def exclusively(self, key: StoreKey) -> AsyncIterator[None]:
+        """Wait until no other task gets or refreshes a token for this key; see `CredentialStore.exclusively`."""
+        async with self._locks[key]:
+            yield
+
+
+def default_path() -> Path:
+    """Return where the command keeps logins: `trimcp/credentials.json` where the system keeps data of programs."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Application Support"
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return base / "trimcp" / "credentials.json"
+
+
+class FileStore(CredentialStore):
+    """Keeps credentials in a file that only its owner can read (0600), shared by all processes that use it.
+
+    It is replaced as a whole, so that a process that is killed leaves the old one or the new one. On Windows the
+    file has the access rights of its folder.
+
+    Args:
+        path: of the file; by default `default_path()`. Its folder is made, for the owner alone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path: Path = default_path() if path is None else Path(path)
+        self._locks: defaultdict[StoreKey, trio.Lock] = defaultdict(trio.Lock)
+
+    async def load(self, key: StoreKey) -> Credentials | None:
+        """Return what is kept under this key, or None.
+
+        Raises:
+            AuthorizationError: the file cannot be read, or is none of this class.
+        """
+        text = (await self._read()).get(_entry(key))
+        return None if text is None else _read_credentials(text, self.path)
+
+    async def save(self, key: StoreKey, credentials: Credentials) -> None:
+        """Keep these in place of what was kept under this key.
+
+        Raises:
+            AuthorizationError: the file cannot be written.
+        """
+        text = credentials.to_json()
+        await trio.to_thread.run_sync(self._change, _entry(key), text)
+
+    async def remove(self, key: StoreKey) -> bool:
+        """Forget what is kept under this key; return whether there was something."""
+        return await trio.to_thread.run_sync(self._change, _entry(key), None)
+
+    async def keys(self) -> list[StoreKey]:
+        """Return all keys under which something is kept."""
+        return [_key(entry) for entry in await self._read()]
+
+    @asynccontextmanager
+    async def exclusively(self, key: StoreKey) -> AsyncIterator[None]:
+        """Wait until no other task or process gets or refreshes a token for this key.
+
+        The system lets go of what a process held that has ended.
+        """
+        from filelock import FileLock
+
+        digest = hashlib.sha256(_entry(key).encode()).hexdigest()[:16]
+        async with self._locks[key]:
+            await trio.to_thread.run_sync(self._folder)
+            lock = FileLock(self.path.with_name(f".{self.path.name}.{digest}.lock"), thread_local=False, mode=0o600)
+            while not lock.is_locked:
+                await trio.to_thread.run_sync(_try_lock, lock)
+                if not lock.is_locked:
+                    await trio.sleep(0.1)  # another process has it, and the system tells nobody when it lets go
+            try:
+                yield
+            finally:
+                lock.release()
+
+    async def _read(self) -> dict[str, str]:
+        return await trio.to_thread.run_sync(self._entries)
+
+    def _entries(self) -> dict[str, str]:
+        try:
+            with self.path.open("rb") as file:
+                said: Any = json.loads(file.read(_MAX_FILE))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise AuthorizationError(f"{self.path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            said = None
+        kept = said.get("logins") if isinstance(said, dict) else None
+        if not isinstance(kept, dict) or not all(isinstance(text, str) for text in kept.values()):
+            raise AuthorizationError(f"{self.path} does not hold logins of trimcp; move it away to begin anew")
+        return kept
+
+    def _folder(self) -> None:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise AuthorizationError(f"{self.path.parent} cannot be made: {error.strerror}") from None
+
+    def _change(self, entry: str, text: str | None) -> bool:
+        from filelock import FileLock
+
+        self._folder()
+        with FileLock(self.path.with_name(f".{self.path.name}.lock"), mode=0o600):
+            entries = self._entries()
+            there = entry in entries
+            if text is not None:
+                entries[entry] = text
+            elif there:
+                del entries[entry]
+            else:
+                return False
+            self._replace(json.dumps({"logins": entries}, indent=1).encode())
+        return there
+
+    def _replace(self, data: bytes) -> None:
+        try:
+            # It is made for its owner alone, before anything is in it.
+            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(name, self.path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise AuthorizationError(f"{self.path} cannot be written: {error.strerror}") from None
+
+
+class KeyringStore(CredentialStore):
+    """Keeps credentials in the keyring of the system, by the `keyring` package, and their keys in a file.
+
+    Args:
+        path: of the file that names what there is and holds no secret; by default beside `default_path()`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        try:
+            import keyring
+        except ImportError:
+            raise AuthorizationError(
+                'logins are kept in the keyring with: pip install "trimcp[auth]" keyring'
+            ) from None
+        self._keyring: Any = keyring
+        self._index = FileStore(default_path().with_name("keyring.json") if path is None else path)
+
+    async def load(self, key: StoreKey) -> Credentials | None:
+        """Return what is kept under this key, or None."""
+        text = await trio.to_thread.run_sync(self._keyring.get_password, _SERVICE, _entry(key))
+        return None if text is None else _read_credentials(text, "the keyring")
+
+    async def save(self, key: StoreKey, credentials: Credentials) -> None:
+        """Keep these in place of what was kept under this key."""
+        await trio.to_thread.run_sync(self._keyring.set_password, _SERVICE, _entry(key), credentials.to_json())
+        await trio.to_thread.run_sync(self._index._change, _entry(key), "")
+
+    async def remove(self, key: StoreKey) -> bool:
+        """Forget what is kept under this key; return whether there was something."""
+        there = await trio.to_thread.run_sync(self._index._change, _entry(key), None)
+        if there:
+            await trio.to_thread.run_sync(self._keyring.delete_password, _SERVICE, _entry(key))
+        return there
+
+    async def keys(self) -> list[StoreKey]:
+        """Return all keys under which something is kept."""
+        return await self._index.keys()
+
+    def exclusively(self, key: StoreKey) -> AbstractAsyncContextManager[None]:
+        """Wait until no other task or process gets or refreshes a token for this key."""
+        return self._index.exclusively(key)
+
+
+def _try_lock(lock: Any) -> None:
+    from filelock import Timeout
+
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        pass
+
+
+def _entry(key: StoreKey) -> str:
+    return json.dumps([key.resource, key.identity])
+
+
+def _key(entry: str) -> StoreKey:
+    resource, identity = json.loads(entry)
+    return StoreKey(resource, identity)
+
+
+def _read_credentials(text: str, where: object) -> Credentials:
+    try:
+        return Credentials.from_json(text)
+    except ValueError as error:
+        raise AuthorizationError(f"{where}: {error}; log in again (trimcp login)") from None

@@ -1,0 +1,221 @@
+"""`trimcp login`, `logout` and `whoami`, and the logins that other commands use. No secret is ever shown."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import trio
+
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure
+from trimcp.cli.screen import Screen
+from trimcp.errors import AuthorizationError, LocalError
+from trimcp.transports.http.client.target import HttpServer
+
+if TYPE_CHECKING:
+    from trimcp.auth.browser import UserAgent
+    from trimcp.auth.credentials import Credentials, StoreKey
+    from trimcp.auth.oauth import OAuth
+
+__all__ = ["LoginOptions", "log_in", "log_out", "stored_login", "who_am_i", "with_login"]
+
+_MISSING: Final = 'logins need joserfc: pip install "trimcp[auth]"'
+_DAY: Final = 86_400
+
+
+@attrs.frozen(kw_only=True)
+class LoginOptions:
+    """How to log in.
+
+    Attributes:
+        client_id: what the client is registered as, or None.
+        secret_from: the environment variable that holds its secret, or None.
+        scopes: what to ask for, whatever the server suggests; "" to go by the server.
+        identity: a name for this login, where there are several for one server.
+        browser: open the page in a browser here; else print its address, and ask for the one it ends at.
+        dpop: bind tokens to a key of our own.
+    """
+
+    client_id: str | None = None
+    secret_from: str | None = None
+    scopes: str = ""
+    identity: str = ""
+    browser: bool = True
+    dpop: bool = False
+
+
+def log_in(url: str, options: LoginOptions) -> None:
+    """Log in to a server and keep what that gives.
+
+    Raises:
+        Failure: it did not work; the text says why.
+    """
+    oauth = _oauth(options)
+    try:
+        credentials = trio.run(oauth.login, _server(url))
+    except AuthorizationError as error:
+        raise Failure(f"no login to {url}: {error}", NO_CONNECTION) from None
+    except KeyboardInterrupt:
+        raise Failure("the login was given up", INTERRUPTED) from None
+    Screen(quiet=False).show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
+
+
+def log_out(url: str, identity: str) -> None:
+    """Forget the login to a server."""
+    oauth = _oauth(LoginOptions(identity=identity))
+    try:
+        there = trio.run(oauth.logout, _server(url))
+    except AuthorizationError as error:
+        raise Failure(str(error)) from None
+    if not there:
+        raise Failure(f"there is no login to {url}; trimcp whoami shows which there are")
+    Screen(quiet=False).show(
+        f"Logged out of {url}. Its authorization server was not told: what it gave ends by itself."
+    )
+
+
+def who_am_i(*, as_json: bool) -> None:
+    """Show which logins are kept: for whom, from whom and until when."""
+    screen = Screen(quiet=False)
+    found = trio.run(_all_logins)
+    if as_json:
+        screen.show(json.dumps([_facts(key, credentials) for key, credentials in found], indent=2))
+        return
+    for key, credentials in found:
+        screen.show(_line(key, credentials))
+    if not found:
+        screen.show("Not logged in anywhere. Log in with: trimcp login URL")
+
+
+def stored_login(url: str) -> OAuth | None:
+    """Return the login that is kept for a URL, or None; it is renewed where that needs nobody."""
+    try:
+        from trimcp.auth.stores import default_path
+    except ImportError:
+        return None
+    if not default_path().exists():
+        return None
+    oauth = _oauth(LoginOptions())
+    kept = trio.run(oauth.store.load, _key(url, ""))
+    return None if kept is None else attrs.evolve(oauth, user_agent=_nobody(), dpop=kept.proof_key is not None)
+
+
+def with_login(target: Any) -> Any:
+    """Return what to connect to, with the login that is kept for it where no other credentials were given."""
+    if not isinstance(target, HttpServer) or any(name.lower() == "authorization" for name in target.headers):
+        return target
+    try:
+        login = stored_login(target.address)
+    except AuthorizationError as error:
+        raise Failure(str(error)) from None
+    return target if login is None else attrs.evolve(target, auth=login)
+
+
+def _oauth(options: LoginOptions) -> OAuth:
+    try:
+        from trimcp.auth import AuthorizationCode, Browser, FileStore, OAuth, PastedUrl
+    except ImportError:
+        raise Failure(_MISSING) from None
+    secret = None
+    if options.secret_from is not None:
+        secret = os.environ.get(options.secret_from)
+        if not secret:
+            raise Failure("--client-secret names an environment variable that holds the secret; there is no such one")
+    grant = AuthorizationCode(options.client_id, secret)
+    scopes = tuple(options.scopes.split()) or None
+    agent = Browser() if options.browser else PastedUrl(_ask)
+    return OAuth(grant, FileStore(), options.identity, scopes, agent, options.dpop)
+
+
+def _nobody() -> UserAgent:
+    """Return an agent that asks nobody: only `trimcp login` opens a browser."""
+    from trimcp.auth.browser import Browser
+
+    def refuse(url: str) -> None:
+        raise AuthorizationError("the login has ended; log in again: trimcp login URL")
+
+    return Browser(open=refuse, notify=lambda text: None)
+
+
+async def _ask(text: str) -> str:
+    print(text, file=sys.stderr, flush=True)
+    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+
+
+async def _all_logins() -> list[tuple[StoreKey, Credentials]]:
+    from trimcp.auth.stores import FileStore
+
+    store = FileStore()
+    try:
+        found = [(key, await store.load(key)) for key in await store.keys()]
+    except AuthorizationError as error:
+        raise Failure(str(error)) from None
+    return [(key, credentials) for key, credentials in found if credentials is not None]
+
+
+def _server(url: str) -> str:
+    try:
+        return HttpServer(url).address
+    except LocalError as error:
+        raise Failure(str(error)) from None
+
+
+def _key(url: str, identity: str) -> StoreKey:
+    from trimcp.auth.credentials import StoreKey
+
+    return StoreKey(_server(url), identity)
+
+
+def _facts(key: StoreKey, credentials: Credentials) -> dict[str, Any]:
+    tokens = credentials.tokens
+    left = None if tokens is None or tokens.expires_at is None else round(tokens.expires_at - time.time())
+    return {
+        "server": key.resource,
+        "identity": key.identity,
+        "issuer": credentials.issuer,
+        "client_id": credentials.registration.client_id,
+        "subject": None if tokens is None else _subject(tokens.access_token),
+        "scopes": [] if tokens is None else list(tokens.scopes),
+        "expires_in": left,
+        "renewable": tokens is not None and tokens.refresh_token is not None,
+        "bound_to_key": credentials.proof_key is not None,
+    }
+
+
+def _line(key: StoreKey, credentials: Credentials) -> str:
+    facts = _facts(key, credentials)
+    parts = [str(key)]
+    if facts["subject"]:
+        parts.append(f"as {facts['subject']}")
+    parts.append(f"by {facts['issuer']}")
+    if facts["scopes"]:
+        parts.append(f"for {' '.join(facts['scopes'])}")
+    left = facts["expires_in"]
+    if left is not None:
+        ends = "has ended" if left <= 0 else f"ends in {_time(left)}"
+        parts.append(f"({ends}{', is renewed' if facts['renewable'] else ''})")
+    return " ".join(parts)
+
+
+def _time(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 2 * _DAY else f"{seconds // _DAY} days"
+
+
+def _subject(token: str) -> str | None:
+    """Return for whom a token acts, if it is a JWT; nobody checks it here."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except ValueError:
+        return None
+    subject = claims.get("sub") if isinstance(claims, dict) else None
+    return subject if isinstance(subject, str) else None

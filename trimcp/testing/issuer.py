@@ -1,0 +1,260 @@
+"""A small authorization server for tests and for trying things at home: it believes whoever says who they are.
+
+It listens on this machine alone and keeps nothing. Never let it be reached by others.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import attrs
+from joserfc import jwt
+from joserfc.jwk import ECKey
+
+from trimcp.budget import Budget
+from trimcp.nurseries import open_service_nursery
+from trimcp.transports.http.deadlines import Deadlines
+from trimcp.transports.http.h1.listener import serve_http1
+from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse
+
+__all__ = ["ToyIssuer", "toy_issuer"]
+
+_FORM: Final = """<!doctype html><meta charset=utf-8><title>Log in</title>
+<p>{client} asks to use {resource}{scopes}. This is a toy: it believes what you write.
+<form method=post><label>Your name <input name=user value=ann autofocus></label> <button>Log in</button></form>
+"""
+
+
+@attrs.frozen
+class _Code:
+    query: Mapping[str, str]
+    user: str
+
+
+@attrs.define(eq=False)
+class ToyIssuer:
+    """An authorization server: PKCE, registration, refresh tokens that rotate, client credentials, DPoP.
+
+    Args:
+        url: where it listens, which is its name as an issuer.
+        lifetime: seconds for which access tokens are good.
+        clients: secrets by client id, for client credentials.
+        now: returns the seconds since 1970.
+    """
+
+    url: str
+    lifetime: float = 600.0
+    clients: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    now: Callable[[], float] = attrs.field(default=time.time, repr=False)
+    key: ECKey = attrs.field(init=False, factory=lambda: ECKey.generate_key("P-256", {"kid": "toy"}), repr=False)
+    connections: int = attrs.field(init=False, default=0)
+    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines, repr=False)
+    budget: Budget = attrs.field(init=False, factory=Budget, repr=False)
+    _codes: dict[str, _Code] = attrs.field(init=False, factory=dict, repr=False)
+    _refresh: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict, repr=False)
+
+    def token(self, user: str, resource: str, scope: str = "", **claims: Any) -> str:
+        """Return an access token (RFC 9068), for a test that needs one and no login.
+
+        Args:
+            user: whom it lets in.
+            resource: the URL of the server it is for.
+            scope: what it is good for, with spaces in between.
+            claims: more of what it says, or something else; None leaves one out.
+        """
+        now = self.now()
+        said = {
+            "iss": self.url,
+            "sub": user,
+            "aud": resource,
+            "client_id": "test",
+            "iat": int(now),
+            "exp": now + self.lifetime,
+            "jti": secrets.token_urlsafe(8),
+            "scope": scope,
+            **claims,
+        }
+        header = {"alg": "ES256", "typ": "at+jwt", "kid": "toy"}
+        return jwt.encode(header, {name: value for name, value in said.items() if value is not None}, self.key)
+
+    # For the listener
+
+    async def admit(self, head: Head) -> Admitted:
+        """Answer a request, or take its body first."""
+        if head.method == "POST" and head.path in ("/authorize", "/token", "/register"):
+            return _Posted(self, head)
+        if head.method != "GET":
+            return _error(405, "invalid_request", "no such method")
+        if head.path in ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"):
+            return _json(200, self._metadata())
+        if head.path == "/keys":
+            return _json(200, {"keys": [self.key.as_dict(private=False)]})
+        if head.path == "/authorize":
+            return self._page(_fields(head.query))
+        return _error(404, "invalid_request", "there is nothing here")
+
+    def done(self, head: Head, status: int, sent: int) -> None:
+        """Keep no log."""
+
+    def posted(self, head: Head, body: bytes) -> HttpResponse:
+        """Answer a request whose body is there."""
+        if head.path == "/register":
+            about = json.loads(body)
+            return _json(201, {**about, "client_id": f"client-{secrets.token_hex(4)}"})
+        fields = _fields(body.decode())
+        if head.path == "/authorize":
+            return self._approve(_fields(head.query), fields.get("user", ""))
+        return self._give(head, fields)
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "issuer": self.url,
+            "authorization_endpoint": f"{self.url}/authorize",
+            "token_endpoint": f"{self.url}/token",
+            "registration_endpoint": f"{self.url}/register",
+            "jwks_uri": f"{self.url}/keys",
+            "response_types_supported": ["code"],
+            "grant_types_supported": ["authorization_code", "refresh_token", "client_credentials"],
+            "code_challenge_methods_supported": ["S256"],
+            "token_endpoint_auth_methods_supported": ["none", "client_secret_basic"],
+            "authorization_response_iss_parameter_supported": True,
+            "dpop_signing_alg_values_supported": ["ES256"],
+        }
+
+    def _page(self, query: Mapping[str, str]) -> HttpResponse:
+        scopes = query.get("scope")
+        text = _FORM.format(
+            client=html.escape(query.get("client_id", "somebody")),
+            resource=html.escape(query.get("resource", "something")),
+            scopes=f" ({html.escape(scopes)})" if scopes else "",
+        )
+        return HttpResponse(200, (("Content-Type", "text/html; charset=utf-8"),), text.encode())
+
+    def _approve(self, query: Mapping[str, str], user: str) -> HttpResponse:
+        target = query.get("redirect_uri", "")
+        if urlsplit(target).hostname not in ("127.0.0.1", "localhost", "::1"):
+            return _error(400, "invalid_request", "a toy sends nobody to another machine")
+        back = {"state": query.get("state", ""), "iss": self.url}
+        if user and query.get("code_challenge_method") == "S256":
+            code = secrets.token_urlsafe(16)
+            self._codes[code] = _Code(query, user)
+            back["code"] = code
+        else:
+            back["error"] = "access_denied"
+        return HttpResponse(302, (("Location", f"{target}?{urlencode(back)}"), ("Cache-Control", "no-store")))
+
+    def _give(self, head: Head, fields: Mapping[str, str]) -> HttpResponse:
+        grant = fields.get("grant_type")
+        if grant == "authorization_code":
+            code = self._codes.pop(fields.get("code", ""), None)
+            digest = hashlib.sha256(fields.get("code_verifier", "").encode()).digest()
+            challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            if code is None or challenge != code.query.get("code_challenge"):
+                return _error(400, "invalid_grant", "there is no such code")
+            granted = {"sub": code.user, "client_id": code.query["client_id"], "scope": code.query.get("scope", "")}
+            return self._tokens(head, granted, fields.get("resource", ""))
+        if grant == "refresh_token":
+            known = self._refresh.pop(fields.get("refresh_token", ""), None)
+            if known is None:
+                return _error(400, "invalid_grant", "the refresh token was used, or never given")
+            return self._tokens(head, known, fields.get("resource", ""))
+        if grant == "client_credentials":
+            name, _, secret = _basic(head).partition(":")
+            if not name or self.clients.get(name) != secret:
+                return _error(401, "invalid_client", "there is no such client")
+            granted = {"sub": name, "client_id": name, "scope": fields.get("scope", "")}
+            return self._tokens(head, granted, fields.get("resource", ""))
+        return _error(400, "unsupported_grant_type", "a toy knows three")
+
+    def _tokens(self, head: Head, granted: dict[str, str], resource: str) -> HttpResponse:
+        more: dict[str, Any] = {"client_id": granted["client_id"]}
+        proof = head.headers.get("dpop")
+        if proof is not None:
+            key = _proved(proof)
+            if key is None:
+                return _error(400, "invalid_dpop_proof", "the proof is not good")
+            more["cnf"] = {"jkt": key.thumbprint()}
+        refresh = secrets.token_urlsafe(16)
+        self._refresh[refresh] = granted
+        said = {
+            "access_token": self.token(granted["sub"], resource, granted["scope"], **more),
+            "token_type": "Bearer" if proof is None else "DPoP",
+            "expires_in": self.lifetime,
+            "scope": granted["scope"],
+            "refresh_token": refresh,
+        }
+        return _json(200, said)
+
+
+@attrs.define(eq=False)
+class _Posted(Handler):
+    issuer: ToyIssuer
+    head: Head
+
+    @property
+    def max_body(self) -> int:
+        return 64 * 1024
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        try:
+            response = self.issuer.posted(self.head, body)
+        except (ValueError, TypeError, KeyError):
+            response = _error(400, "invalid_request", "that could not be read")
+        reply.send(response)
+
+
+@asynccontextmanager
+async def toy_issuer(port: int = 0, **settings: Any) -> AsyncIterator[ToyIssuer]:
+    """Run a `ToyIssuer` on this machine while the block runs, and yield it.
+
+    Args:
+        port: to listen on; 0 for any.
+        settings: see `ToyIssuer`.
+    """
+    issuer = ToyIssuer("", **settings)
+    async with open_service_nursery() as nursery:
+        nursery.start_soon(issuer.deadlines.run)
+        [issuer.url] = await nursery.start(_listen, issuer, port)
+        yield issuer
+
+
+async def _listen(issuer: ToyIssuer, port: int, task_status: Any) -> None:
+    await serve_http1(issuer, host="127.0.0.1", port=port, task_status=task_status)
+
+
+def _json(status: int, value: object) -> HttpResponse:
+    return HttpResponse(status, (*JSON_HEADERS, ("Cache-Control", "no-store")), json.dumps(value).encode())
+
+
+def _error(status: int, code: str, why: str) -> HttpResponse:
+    return _json(status, {"error": code, "error_description": why})
+
+
+def _fields(text: str) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(text).items()}
+
+
+def _basic(head: Head) -> str:
+    scheme, _, text = head.headers.get("authorization", "").partition(" ")
+    return base64.b64decode(text).decode() if scheme.lower() == "basic" else ""
+
+
+def _proved(proof: str) -> ECKey | None:
+    from joserfc.errors import JoseError
+
+    try:
+        header = json.loads(base64.urlsafe_b64decode(proof.partition(".")[0] + "=="))
+        key = ECKey.import_key(header["jwk"])
+        jwt.decode(proof, key, algorithms=["ES256"])
+    except (JoseError, ValueError, KeyError, TypeError):
+        return None
+    return key
