@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-__all__ = ["TOKEN", "check_number", "checked", "is_token"]
-
 TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 """A pattern of what HTTP calls a token, such as the name of a header (RFC 9110, section 5.6.2)."""
 

@@ -20,20 +20,6 @@ from typing import Final, Protocol
 
 import trio
 
-__all__ = [
-    "DEFAULT_MEMORY",
-    "LARGE",
-    "LITTLE",
-    "NOWHERE_KNOWN",
-    "STEP",
-    "Amount",
-    "Budget",
-    "Holder",
-    "Holding",
-    "give_back",
-    "owner_of",
-]
-
 DEFAULT_MEMORY: Final = 256 * 1024 * 1024
 """Bytes that the peers of one server may make it keep unless told otherwise."""
 

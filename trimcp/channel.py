@@ -24,25 +24,6 @@ from trimcp.principal import Principal
 from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
-__all__ = [
-    "CLIENT_MAX_MESSAGE",
-    "LANES",
-    "NOWHERE",
-    "SERVER_MAX_MESSAGE",
-    "Incoming",
-    "Kind",
-    "LaneCounts",
-    "MessageChannel",
-    "OneTask",
-    "Origin",
-    "Outgoing",
-    "PeerProgress",
-    "Sink",
-    "lane_of",
-    "require_trio",
-    "run_trio",
-]
-
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")
 """What is treated differently while the peer is slow; docs/reference/lanes.md says how. The last holds cancels, too."""
 

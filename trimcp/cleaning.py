@@ -12,21 +12,6 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = [
-    "MASK",
-    "clean",
-    "digest",
-    "harmless",
-    "in_quotes",
-    "mask",
-    "mask_text",
-    "names_a_secret",
-    "one_line",
-    "shapes",
-    "shorten",
-    "traceback_text",
-]
-
 MASK: Final = "***"
 """What stands where a secret was."""
 

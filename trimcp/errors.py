@@ -24,22 +24,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "AuthorizationError",
-    "CannotAsk",
-    "ConnectionLost",
-    "ErrorReply",
-    "InvalidReply",
-    "LocalError",
-    "McpError",
-    "NoGoodAnswer",
-    "Overloaded",
-    "RemoteError",
-    "ResourceNotFound",
-    "ToolError",
-    "UpstreamDown",
-]
-
 
 class McpError(Exception):
     """The root of trimcp's exceptions: `except McpError` catches whatever the protocol or the peer did wrong."""

@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = [
-    "Software",
-    "asgi_app",
-    "http",
-    "http_face",
-    "run_http",
-    "run_websocket",
-    "serve_http",
-    "serve_websocket",
-    "websocket",
-]
-
 Software: TypeAlias = Literal["own", "hypercorn"]
 """What listens: our own HTTP/1.1, the fastest, or Hypercorn, which also speaks HTTP/2."""
 

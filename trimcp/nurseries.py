@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager, suppress
 
 import trio
 
-__all__ = ["closing_with", "open_service_nursery", "parted", "reconciled", "sole"]
-
 
 def sole(error: BaseException) -> BaseException:
     """Return the one exception inside groups that a nursery put around it, or the group where there are several."""

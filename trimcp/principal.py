@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["Principal"]
-
 
 class Principal(str):
     """Who asks. It is the text of its id, so it compares, sorts and logs as that; two of one id are the same.

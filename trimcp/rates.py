@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["TokenBucket"]
-
 
 class TokenBucket:
     """Lets `rate` a second through on average, and at most `burst` at once. It begins full.

@@ -31,21 +31,6 @@ if TYPE_CHECKING:
 
 # What only some programs need is imported where they ask for it: the start of a server should not pay for it.
 
-__all__ = [
-    "InProcess",
-    "Served",
-    "in_process",
-    "load_servers",
-    "on_signals",
-    "run_of",
-    "run_stdio",
-    "serve_stdio",
-    "signals",
-    "stdio",
-    "target_of",
-    "watched",
-]
-
 
 def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
     if "TRIMCP_TRACE" not in os.environ:

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from trimcp.cleaning import harmless, mask
 
-__all__ = ["PER_MINUTE", "SECURITY_EVENTS", "security_event"]
-
 SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "origin_refused": "a page of another origin, or a request for a host that is not ours, was refused (403)",

@@ -10,8 +10,6 @@ from __future__ import annotations
 from reprlib import recursive_repr
 from typing import Any, TypeVar
 
-__all__ = ["shown", "valued"]
-
 T = TypeVar("T")
 
 

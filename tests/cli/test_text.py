@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trimcp.cli.text import clean, describe_content, describe_resource, one_line
+from trimcp.cleaning import clean, one_line
+from trimcp.cli.text import describe_content, describe_resource
 from trimcp.wire.content import (
     BlobResourceContents,
     EmbeddedResource,

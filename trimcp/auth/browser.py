@@ -18,8 +18,6 @@ import trio
 
 from trimcp.errors import AuthorizationError
 
-__all__ = ["Browser", "PastedUrl", "Redirect", "UserAgent"]
-
 _MAX_HEAD: Final = 16 * 1024
 _PATIENCE: Final = 5.0  # seconds for a browser to send its request, once it has connected
 _MOST: Final = 16  # connections at a time: a browser opens a few, and whoever else finds the port

@@ -9,8 +9,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["AuthChallenge", "challenge_text", "find_challenge", "parse_challenges"]
-
 _MAX_HEADER: Final = 16 * 1024
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 # What may come next: a parameter (name=token or name="text"), the beginning of a challenge (a scheme, perhaps with a

@@ -10,8 +10,6 @@ import cattrs
 
 from trimcp.auth.metadata import canonical_url
 
-__all__ = ["Credentials", "Registration", "StoreKey", "Tokens"]
-
 _converter = cattrs.Converter(omit_if_default=True)
 
 

@@ -20,8 +20,6 @@ from trimcp.auth.metadata import secure_url
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.transports.http.client.exchanges import ExchangeBroken, Http, TooLarge
 
-__all__ = ["Fetcher", "PrivateAddress", "opened_fetcher"]
-
 
 class PrivateAddress(httpx2.ConnectError):
     """A name stands for an address that is not public, and is not allowed by name."""

@@ -39,8 +39,6 @@ from trimcp.auth.metadata import (
 from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Step, Visit
 from trimcp.errors import AuthorizationError
 
-__all__ = ["Flow", "Login", "TokenSource", "authorization_code"]
-
 T = TypeVar("T")
 
 _JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"

@@ -9,8 +9,6 @@ import attrs
 
 from trimcp.auth.jose import SigningKey
 
-__all__ = ["Assertion", "AuthorizationCode", "ClientCredentials", "EnterpriseManaged", "Grant", "JwtBearer"]
-
 Assertion: TypeAlias = Callable[[str], str | Awaitable[str]]
 """Returns a JWT for the issuer it is given, or raises; sync or async."""
 

@@ -20,8 +20,6 @@ from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from trimcp.auth.metadata import origin_of
 
-__all__ = ["ProofKey", "SigningKey", "access_token_hash"]
-
 _PROOF: Final = "dpop+jwt"
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 _ASSERTION_SECONDS: Final = 60

@@ -23,8 +23,6 @@ from trimcp.errors import AuthorizationError
 if TYPE_CHECKING:
     from trimcp.auth.fetching import Fetcher
 
-__all__ = ["Issuer", "IssuerKeys"]
-
 _log = logging.getLogger("trimcp.auth")
 
 _AGE: Final = re.compile(r"(?:^|[\s,])max-age=([0-9]{1,9})", re.IGNORECASE)

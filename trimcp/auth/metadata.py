@@ -15,20 +15,6 @@ import attrs
 
 from trimcp.errors import AuthorizationError
 
-__all__ = [
-    "AuthorizationServer",
-    "ProtectedResource",
-    "canonical_url",
-    "covers",
-    "host_of",
-    "is_loopback",
-    "issuer_metadata_urls",
-    "origin_of",
-    "read_json",
-    "resource_metadata_urls",
-    "secure_url",
-]
-
 T = TypeVar("T")
 
 RESOURCE_METADATA: Final = "/.well-known/oauth-protected-resource"

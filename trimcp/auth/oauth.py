@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from trimcp.auth.fetching import Fetcher
 
-__all__ = ["Authorizer", "OAuth"]
-
 _log = logging.getLogger("trimcp.auth")
 
 _MOST_TRIES: Final = 2  # that one request may cost: a token that was renewed, then one that is new

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from trimcp.auth.fetching import Fetcher
 
-__all__ = ["Introspection", "ResourceServer", "TokenBinding"]
-
 _log = logging.getLogger("trimcp.auth")
 
 TokenBinding: TypeAlias = Literal["off", "allowed", "required"]

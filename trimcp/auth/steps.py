@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 import attrs
 
-__all__ = ["Fetch", "Fetched", "Listen", "Obtain", "Step", "Visit"]
-
 
 @attrs.frozen
 class Fetch:

@@ -19,8 +19,6 @@ import trio
 from trimcp.auth.credentials import Credentials, StoreKey
 from trimcp.errors import AuthorizationError
 
-__all__ = ["CredentialStore", "FileStore", "KeyringStore", "MemoryStore", "default_path"]
-
 _SERVICE: Final = "trimcp"
 _MAX_FILE: Final = 16 * 1024 * 1024
 

@@ -21,8 +21,6 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from trimcp.auth.jose import access_token_hash
 
-__all__ = ["ASYMMETRIC", "AccessToken", "BadToken", "Replays", "TokenRules", "check_proof", "key_for", "read_keys"]
-
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms whose keys can be published: who checks a signature could not have made it."""
 

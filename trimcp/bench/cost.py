@@ -14,8 +14,6 @@ import attrs
 
 from trimcp.bench.report import Cost
 
-__all__ = ["ProcessTree", "cpu_seconds", "memory_of"]
-
 _PROC: Final = Path("/proc")
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["Found", "Target", "as_planned", "discover", "name_of"]
-
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
 
 _NAMED = 10

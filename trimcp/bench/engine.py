@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["Target", "measure"]
-
 _OPENING: Final = 64  # sessions at a time
 _IMPATIENT: Final = 1.0
 

@@ -22,8 +22,6 @@ from trimcp.framing.sse import Event, EventDecoder
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
-__all__ = ["events_opener"]
-
 _LISTEN: Final = {"accept": "text/event-stream"}
 _SEND: Final = {"content-type": "application/json"}
 

@@ -21,8 +21,6 @@ from trimcp.framing.sse import Event, EventDecoder
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
-__all__ = ["LoadConnection", "Reply", "Site", "UnreadableReply", "events_in"]
-
 _IDLE: Final = 0.5  # seconds after which a kept connection is looked at before it is used
 _CONTENT_TYPE: Final = b"content-type"
 _SESSION: Final = b"mcp-session-id"

@@ -9,8 +9,6 @@ from typing import Final
 
 import attrs
 
-__all__ = ["Histogram"]
-
 _PER_FOLD: Final = 100  # buckets for each factor of e: one is 1 % wide
 _LEAST: Final = 1e-8
 _MOST: Final = 1e9

@@ -26,8 +26,6 @@ from trimcp.framing.sse import EventDecoder
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
-__all__ = ["run_http_session"]
-
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = b"text/event-stream"
 _JSON: Final = b"application/json"

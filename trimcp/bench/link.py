@@ -14,8 +14,6 @@ import trio
 from trimcp.bench.tally import Tally
 from trimcp.transports.targets import dial
 
-__all__ = ["Address", "LoadLink", "Writer", "linked"]
-
 _READ: Final = 65_536
 _TRUSTING: Final = "name what to trust in SSL_CERT_FILE"
 

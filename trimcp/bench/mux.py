@@ -22,8 +22,6 @@ from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import encode_error, encode_result
 
-__all__ = ["LoadCaller", "LoadChannel", "Opener", "run_session"]
-
 _REMEMBERED: Final = 65_536  # calls given up, whose answers may still come
 
 

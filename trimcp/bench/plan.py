@@ -15,8 +15,6 @@ from trimcp.errors import LocalError
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.revisions import REVISIONS, find
 
-__all__ = ["NUMBER", "MixEntry", "NumberCheck", "Plan"]
-
 NUMBER: Final = "{n}"
 """What stands for the number of a call in the texts of its parameters, and in the text that is expected."""
 

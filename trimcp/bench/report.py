@@ -10,8 +10,6 @@ import attrs
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import Plan
 
-__all__ = ["FORMAT", "Cost", "Failures", "Generator", "Report", "Second", "Snapshot", "WireName"]
-
 FORMAT: Final = 1
 """Which form of JSON `Report.to_json` gives; another number means that names or units have changed."""
 

@@ -15,8 +15,6 @@ from trimcp.wire.jsonrpc import JSON, encode
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
-__all__ = ["CLIENT", "PreparedRequest", "cancellation", "prepare"]
-
 CLIENT: Final = {"name": "trimcp-bench", "version": "1"}
 """How the load introduces itself to servers."""
 

@@ -18,8 +18,6 @@ from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.child import ChildChannel, StdioServer
 from trimcp.transports.stdio.streams import FdReceiver, FdSender
 
-__all__ = ["LineChannel", "stdio_opener"]
-
 _REAPED: Final = 0.2
 
 

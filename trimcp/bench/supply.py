@@ -23,8 +23,6 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.jsonrpc import encode_request
 from trimcp.wire.revisions import Revision
 
-__all__ = ["INITIALIZED", "Load", "LoadCall", "Supply"]
-
 INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
 """What ends the handshake of a legacy session."""
 

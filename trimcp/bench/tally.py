@@ -13,8 +13,6 @@ import attrs
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Failures, Second
 
-__all__ = ["LATE", "Tally"]
-
 LATE: Final = 0.010
 """Seconds after which a call of an open loop has not begun in time."""
 

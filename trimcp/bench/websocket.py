@@ -23,8 +23,6 @@ from trimcp.framing.gathering import Gathered
 if TYPE_CHECKING:
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["FrameReader", "websocket_opener"]
-
 _CONTINUATION, _TEXT, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x8, 0x9, 0xA
 _FIN: Final = 0x80
 _CLOSE_FRAME: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close, masked with nothing, 1000

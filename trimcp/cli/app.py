@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import click
 
+from trimcp.cleaning import clean
 from trimcp.cli.bench_options import BENCH_SECTIONS, BenchOptions, bench_options
 from trimcp.cli.conversation import Body, converse, own_version
 from trimcp.cli.exits import (
@@ -34,15 +35,13 @@ from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOption
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP
-from trimcp.cli.text import Line, as_json, clean, describe_content, describe_resource
+from trimcp.cli.text import Line, as_json, describe_content, describe_resource
 from trimcp.client.session import ClientSession
 from trimcp.run import run_stdio
 from trimcp.server.server import Server
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
-
-__all__ = ["app"]
 
 _EPILOG: Final = TARGET_HELP + "\n" + EXIT_CODES
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.cleaning import clean, one_line
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import clean, one_line, range_text
+from trimcp.cli.text import range_text
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     BooleanSchema,
@@ -31,8 +32,6 @@ from trimcp.wire.input_requests import (
     TitledMultiSelectEnumSchema,
     UntitledMultiSelectEnumSchema,
 )
-
-__all__ = ["Asker", "BadAnswer", "InputEnded", "Terminal", "read_answer"]
 
 _YES_OR_NO: Final = {
     **dict.fromkeys(("y", "yes", "true", "1", "on"), True),

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.bench.report import FORMAT, Report
+from trimcp.cleaning import one_line
 from trimcp.cli.bench_table import (
     headline,
     milliseconds,
@@ -18,9 +19,7 @@ from trimcp.cli.bench_table import (
     three,
     what_times_are,
 )
-from trimcp.cli.text import Line, one_line
-
-__all__ = ["Figure", "Pair", "Ratio", "comparison_json", "describe_comparison", "ratios"]
+from trimcp.cli.text import Line
 
 Pair: TypeAlias = tuple[Report, Report]
 """One round: the target, and what it is compared with."""

@@ -17,17 +17,6 @@ from trimcp.cli.options import ReachOptions, option, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
 
-__all__ = [
-    "BENCH_SECTIONS",
-    "BenchOptions",
-    "bench_options",
-    "check_options",
-    "mix_of",
-    "needs_tools",
-    "plan_of",
-    "read_script",
-]
-
 BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
     "How much at a time": ("sessions", "under_way", "rate", "spacing", "think"),

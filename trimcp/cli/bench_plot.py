@@ -13,16 +13,14 @@ import attrs
 
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Report
+from trimcp.cleaning import one_line
 from trimcp.cli.bench_table import PERCENTILES, milliseconds, what_times_are
 from trimcp.cli.exits import Failure
-from trimcp.cli.text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-
-__all__ = ["Curve", "check_plot", "draw"]
 
 _FORMATS: Final = (".svg", ".png")
 _COLOURS: Final = ("#2b5c8a", "#c4622d")

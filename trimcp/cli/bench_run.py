@@ -16,6 +16,7 @@ from trimcp.bench.discovery import Target, as_planned
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
+from trimcp.cleaning import one_line
 from trimcp.cli.bench_compare import Pair, comparison_json, describe_comparison
 from trimcp.cli.bench_options import BenchOptions, check_options, mix_of, needs_tools, plan_of
 from trimcp.cli.bench_plot import Curve, check_plot, draw
@@ -26,13 +27,10 @@ from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import find_target, read_headers, token_hint
-from trimcp.cli.text import one_line
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
-
-__all__ = ["run_bench", "show_results"]
 
 _WRONG: Final = 1
 _PATIENCE: Final = 30.0

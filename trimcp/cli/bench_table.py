@@ -8,20 +8,8 @@ from typing import Final
 
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cli.text import Line, one_line
-
-__all__ = [
-    "PERCENTILES",
-    "count_of",
-    "describe_report",
-    "headline",
-    "milliseconds",
-    "rough",
-    "setting",
-    "three",
-    "what",
-    "what_times_are",
-]
+from trimcp.cleaning import one_line
+from trimcp.cli.text import Line
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 

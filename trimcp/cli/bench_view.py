@@ -13,11 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.report import Snapshot
+from trimcp.cleaning import one_line
 from trimcp.cli.bench_table import count_of, milliseconds, three
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import one_line
-
-__all__ = ["View"]
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _HISTORY: Final = 40

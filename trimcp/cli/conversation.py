@@ -26,8 +26,6 @@ from trimcp.run import on_signals
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 
-__all__ = ["Body", "Stop", "converse", "own_version", "signals", "trace_to"]
-
 _SILENCE: Final = 5.0
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]

@@ -13,17 +13,16 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.cleaning import one_line
 from trimcp.cli.conversation import own_version, trace_to
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import describe_content, describe_resource, number_text, one_line
+from trimcp.cli.text import describe_content, describe_resource, number_text
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.wire.tools import CallToolResult
-
-__all__ = ["run_demo"]
 
 # A pattern that matches no line of the standard library, and takes an engine that backtracks for ever.
 _SLOW: Final = r"(?:[a-z]+ ?)+;;$"

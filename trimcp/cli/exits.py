@@ -6,25 +6,7 @@ from typing import Final
 
 import click
 
-from trimcp.cli.text import clean
-
-__all__ = [
-    "BENCH_EXIT_CODES",
-    "DEMO_EXIT_CODES",
-    "EXIT_CODES",
-    "INTERRUPTED",
-    "LOGIN_EXIT_CODES",
-    "NO_CONNECTION",
-    "RECORD_EXIT_CODES",
-    "REMOTE_ERROR",
-    "REPLAY_EXIT_CODES",
-    "RUN_EXIT_CODES",
-    "TERMINATED",
-    "TIMED_OUT",
-    "TOOL_ERROR",
-    "USAGE",
-    "Failure",
-]
+from trimcp.cleaning import clean
 
 TOOL_ERROR: Final = 1
 USAGE: Final = 2

@@ -14,9 +14,10 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.cleaning import clean, one_line
 from trimcp.cli.exits import Failure
 from trimcp.cli.schemas import describe_properties
-from trimcp.cli.text import Line, clean, one_line
+from trimcp.cli.text import Line
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
 from trimcp.wire.capabilities import declares
@@ -24,8 +25,6 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.prompts import Completion, Prompt
 from trimcp.wire.resources import Resource, ResourceTemplate
 from trimcp.wire.tools import Tool
-
-__all__ = ["Offer", "describe", "find_tool", "name_tools", "offer_json", "take_stock"]
 
 _NAMES_SHOWN: Final = 20
 _CHOICES_SHOWN: Final = 10

@@ -16,8 +16,6 @@ from typing import Any
 from trimcp.cli.exits import Failure
 from trimcp.server.server import Server
 
-__all__ = ["load_protected", "load_server", "trace_of"]
-
 _USUAL = ("server", "mcp", "app")
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from trimcp.auth.credentials import Credentials, StoreKey
     from trimcp.auth.oauth import OAuth
 
-__all__ = ["LoginOptions", "log_in", "log_out", "stored_login", "who_am_i", "with_login"]
-
 _MISSING: Final = 'logins need joserfc: pip install "trimcp[auth]"'
 _DAY: Final = 86_400
 

@@ -16,17 +16,6 @@ from trimcp.wire.revisions import REVISIONS
 if TYPE_CHECKING:
     from trimcp.transports.http.settings import ReplyForm
 
-__all__ = [
-    "POSITIVE",
-    "RUN_SECTIONS",
-    "ConnectOptions",
-    "ReachOptions",
-    "RunOptions",
-    "check_network",
-    "option",
-    "with_options",
-]
-
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 
 

@@ -15,9 +15,9 @@ import orjson
 import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
+from trimcp.cleaning import clean
 from trimcp.cli.exits import NO_CONNECTION, Failure
 from trimcp.cli.targets import find_target
-from trimcp.cli.text import clean
 from trimcp.errors import McpError
 from trimcp.nurseries import open_service_nursery
 from trimcp.run import signals
@@ -30,8 +30,6 @@ from trimcp.transports.stdio.server import Claim, claim, claim_stdio
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.jsonrpc import Lost, Malformed
-
-__all__ = ["run_proxy", "run_replay"]
 
 _LAST_ANSWERS: Final = 30.0
 """Seconds that a server may take for its last answers once its client has left."""

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from trimcp.cli.text import number_text, one_line, range_text
-
-__all__ = ["ValueProblem", "describe_properties", "parse_arguments"]
+from trimcp.cleaning import one_line
+from trimcp.cli.text import number_text, range_text
 
 _NAMES: Final = {
     "array": "a list in JSON, or the key several times",

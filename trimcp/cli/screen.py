@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from trimcp.cli.text import as_json, clean, number_text, one_line
+from trimcp.cleaning import clean, one_line
+from trimcp.cli.text import as_json, number_text
 from trimcp.wire.lifecycle import LoggingMessageParams, ProgressParams
-
-__all__ = ["Screen"]
 
 _SECONDS_PER_LINE: Final = 1.0
 _LONGEST_LINE: Final = 2_000

@@ -32,8 +32,6 @@ from trimcp.transports.http.identity import Authenticate, TokenAuth, bearer_toke
 from trimcp.transports.http.origins import Origins
 from trimcp.transports.http.settings import HttpSettings
 
-__all__ = ["serve"]
-
 _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["TARGET_HELP", "Target", "find_target", "read_headers", "token_hint"]
-
 TARGET_HELP = """\
 \b
 TARGET is one of

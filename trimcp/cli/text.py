@@ -18,8 +18,6 @@ from trimcp.wire.content import (
     TextContent,
 )
 
-__all__ = ["Line", "as_json", "clean", "describe_content", "describe_resource", "number_text", "one_line", "range_text"]
-
 Line: TypeAlias = tuple[str, str]
 """A line of text, harmless already, and its style."""
 

@@ -20,8 +20,6 @@ import trio
 
 from trimcp.run import on_signals
 
-__all__ = ["InheritedSockets", "Workers", "inherited"]
-
 _CONTROL: Final = "TRIMCP_WORKER_CONTROL"
 _SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
 # In seconds.

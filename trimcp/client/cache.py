@@ -16,8 +16,6 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.revisions import LATEST
 
-__all__ = ["Cache"]
-
 _MOST: Final = 1_024
 _MOST_BYTES: Final = 32 * 1024 * 1024
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-__all__ = ["Client", "Connectable", "Target", "at_url", "connecting", "named", "opened", "pinned"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _LONGEST_PROBE: Final = 30.0

@@ -35,8 +35,6 @@ from trimcp.wire.input_requests import (
 )
 from trimcp.wire.lifecycle import LoggingMessageParams
 
-__all__ = ["ClientEndpoint", "Logs"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 # client/sampling, "Error Handling": the code for a refusal by the user.

@@ -36,8 +36,6 @@ from trimcp.wire.input_requests import (
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.revisions import REVISIONS, Revision
 
-__all__ = ["ClientProgram", "call_handler", "fill_defaults"]
-
 Sampled: TypeAlias = CreateMessageResult | str
 Roots: TypeAlias = Sequence[Root | str]
 Handler: TypeAlias = Callable[..., Any]

@@ -13,8 +13,6 @@ import attrs
 
 from trimcp.errors import LocalError
 
-__all__ = ["ServerEntry", "expand_variables", "name_servers", "read_servers"]
-
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")

@@ -48,8 +48,6 @@ from trimcp.wire.resources import ReadResourceParams, ReadResourceResult, Resour
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool
 
-__all__ = ["ClientSession"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _LISTED: Final = {

@@ -21,8 +21,6 @@ from trimcp.wire.tools import CallToolResult, Tool
 if TYPE_CHECKING:
     from trimcp.schema.validator import Validator
 
-__all__ = ["Mirrors", "Outputs", "fingerprint"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _MOST_TOOLS: Final = 4_096

@@ -20,8 +20,6 @@ from trimcp.errors import NoGoodAnswer
 from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
 from trimcp.values import valued
 
-__all__ = ["Mapped", "Outcome", "call_all", "first_of", "hedge", "map_bounded"]
-
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")
 ItemT = TypeVar("ItemT")

@@ -30,8 +30,6 @@ from trimcp.wire.tools import CallToolResult, Tool
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Group"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _UP: Final = (UpstreamState.UP, UpstreamState.CONNECTING)

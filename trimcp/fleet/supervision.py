@@ -11,8 +11,6 @@ import attrs
 from trimcp.bounds import checked
 from trimcp.values import valued
 
-__all__ = ["Breaker", "Health", "Restarts", "UpstreamState", "UpstreamStatistics"]
-
 
 @attrs.frozen(field_transformer=checked(zero=("first_pause", "longest_pause", "lasting")))
 @valued

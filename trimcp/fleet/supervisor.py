@@ -26,8 +26,6 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Supervisor"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 T = TypeVar("T")

@@ -33,8 +33,6 @@ from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
 
-__all__ = ["Supervising", "Upstream", "UpstreamSubscription", "WhenDown", "supervise"]
-
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 T = TypeVar("T")

@@ -24,8 +24,6 @@ from trimcp.session.job import Job
 from trimcp.session.queues import Outbox
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 
-__all__ = ["AUDITED", "Audit"]
-
 AUDITED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
 """The methods that are recorded unless others are named."""
 

@@ -23,8 +23,6 @@ from trimcp.wire.capabilities import declares
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
 
-__all__ = ["Confirmation", "Fallback"]
-
 Fallback: TypeAlias = Literal["refuse", "allow"]
 
 _FIELD: Final = "confirm"

@@ -25,17 +25,6 @@ from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult
 
-__all__ = [
-    "FILTERED",
-    "SECRETS",
-    "AppliedFilter",
-    "Filter",
-    "HiddenTextFilter",
-    "PatternFilter",
-    "SecretsFilter",
-    "SizeFilter",
-]
-
 Filter: TypeAlias = Callable[[Any, Any, Any], Any]
 """`def function(ctx, params, result)`, sync or async: returns the result to send, or raises to keep it back."""
 

@@ -16,8 +16,6 @@ from trimcp.session.context import Context
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.tools import Tool, ToolAnnotations
 
-__all__ = ["ASK", "AccessRequest", "Allow", "Decision", "Denied", "Permission", "permission_of"]
-
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 

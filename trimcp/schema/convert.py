@@ -25,8 +25,6 @@ from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 from trimcp.schema.hints import alias_value, is_alias, is_model, is_union, readable, split
 from trimcp.schema.validator import Validator, validator_for
 
-__all__ = ["LISTS", "MAPPINGS", "ConversionError", "Convert", "converter_for", "is_plain", "to_json", "without_root"]
-
 Convert = Callable[[Any], Any]
 
 _MAX_DEPTH: Final = 100

@@ -6,8 +6,6 @@ import inspect
 import re
 from typing import Final, NamedTuple
 
-__all__ = ["Docstring", "parse"]
-
 _PARAMETERS: Final = frozenset(
     {"args", "arguments", "parameters", "params", "keyword args", "keyword arguments", "other parameters"}
     | {"attributes"}

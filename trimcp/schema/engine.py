@@ -18,11 +18,6 @@ import jsonschema_rs
 from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, texts
 from trimcp.wire.subschemas import subschemas
 
-__all__ = [
-    *("PEERS", "CompiledSchema", "Schema", "SchemaBounds", "SchemaError"),
-    *("compile_bounded", "compile_schema", "dialect_of", "tame"),
-]
-
 Schema: TypeAlias = dict[str, Any] | bool
 _PatternOptions: TypeAlias = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
 

@@ -17,8 +17,6 @@ from trimcp.values import valued
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 
-__all__ = ["Answer", "Form", "form_for", "known_form"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

@@ -20,11 +20,6 @@ from trimcp.bounds import is_token
 from trimcp.schema.docstrings import parse
 from trimcp.values import valued
 
-__all__ = [
-    *("ABSENT_DEFAULT", "Arg", "Field", "UnreadableHint", "alias_value", "apply_metadata", "belongs_to_pydantic"),
-    *("fields_of", "is_alias", "is_field_info", "is_model", "is_record", "is_union", "readable", "split", "substitute"),
-]
-
 _QUALIFIERS: Final = tuple(
     getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
 )

@@ -32,8 +32,6 @@ from trimcp.schema.hints import (
     split,
 )
 
-__all__ = ["SchemaBuilder", "schema_of"]
-
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _TIME: Final = r"^\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})?$"
 _LEAVES: Final[dict[Any, dict[str, Any]]] = {

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import jsonschema_rs
 
-__all__ = ["NO_ALTERNATIVE", "VISIT", "path_text", "shorten", "texts"]
-
 VISIT: Final = "x-trimcp-visit"
 """The keyword that the engine finds before each reference of a peer's schema; it counts how many are followed."""
 

@@ -15,8 +15,6 @@ import attrs
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, split
 from trimcp.wire.jsonrpc import encode
 
-__all__ = ["Problems", "dump", "json_schema", "loader", "resolve_field", "with_extras"]
-
 _LONGEST: Final = 200  # characters of a text that an author's own check raised
 
 

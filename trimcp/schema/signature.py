@@ -19,8 +19,6 @@ from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, is_union, readable, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 
-__all__ = ["ResultShape", "Signature", "describe", "describe_result"]
-
 Injected = Callable[[inspect.Parameter, Any], bool]
 
 _Special = tuple[str, str, Callable[[], Any] | None]

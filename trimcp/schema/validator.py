@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from trimcp.schema.engine import CompiledSchema, Schema
 
-__all__ = ["Validator", "check_author_schema", "peer_validator", "validator_for"]
-
 _WORDS: Final = frozenset({"type", "title", "description", "default", "enum", "const", "required", "format"})
 
 

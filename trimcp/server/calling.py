@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
-__all__ = [
-    *("Elicit", "Handler", "ListedOptions", "PreparedFunction"),
-    *("at_users_line", "check_options", "listed_members", "prepare"),
-]
-
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 """`async def handler(ctx, params)`: what handles the requests of one method, and returns the result."""
 

@@ -17,8 +17,6 @@ from trimcp.wire.common import LoggingLevel
 if TYPE_CHECKING:
     from trimcp.server.server import Server
 
-__all__ = ["LogBridge"]
-
 _LEVELS: Final[tuple[tuple[int, LoggingLevel], ...]] = (
     (logging.CRITICAL, "critical"),
     (logging.ERROR, "error"),

@@ -26,8 +26,6 @@ from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult
 
-__all__ = ["Audio", "Image", "as_content", "is_content", "json_text"]
-
 _RESULTS = (CallToolResult, GetPromptResult, ReadResourceResult, InputRequiredResult)
 _BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
 
-__all__ = ["HandlerErrors", "Middleware", "Notice", "Offering"]
-
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 EntryT = TypeVar("EntryT")
 FilterT = TypeVar("FilterT", bound="Filter")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from trimcp.session.turns import Turns, TurnStatistics
     from trimcp.workers.pool import WorkerPool
 
-__all__ = ["Pools"]
-
 _T = TypeVar("_T")
 _Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 

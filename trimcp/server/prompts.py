@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
 
-__all__ = ["Completer", "PromptEntry", "PromptOptions", "prompt_entry", "suggestions"]
-
 # server/utilities/completion: at most 100 values in one answer.
 _MOST_SUGGESTIONS = 100
 

@@ -17,8 +17,6 @@ from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Bus", "Change", "Listener", "Registry"]
-
 EntryT = TypeVar("EntryT")
 
 # Pages kept encoded: revisions times pages times sets of rights. More than this many are not worth remembering.

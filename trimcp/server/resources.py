@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
 
-__all__ = ["ResourceEntry", "ResourceOptions", "from_content", "from_function", "missing", "read_result"]
-
 _CONTENTS = (TextResourceContents, BlobResourceContents)
 
 

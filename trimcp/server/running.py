@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from trimcp.watch.statistics import ServerStatistics
     from trimcp.watch.tree import Overdue
 
-__all__ = ["CURRENT", "Running"]
-
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)

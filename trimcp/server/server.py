@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from trimcp.guard.confirmation import Fallback
     from trimcp.watch.statistics import ServerStatistics
 
-__all__ = ["Server"]
-
 _MESSAGES: Final = 4  # the least memory, in messages of the largest size
 
 

@@ -34,8 +34,6 @@ from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
 if TYPE_CHECKING:
     from trimcp.server.offering import Offering
 
-__all__ = ["Subscribers", "Watch"]
-
 # Resources that one legacy session or one subscription may watch: each costs an entry of a set.
 _MOST_SUBSCRIPTIONS: Final = 1_000
 

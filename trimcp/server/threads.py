@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from trimcp.schema.forms import Answer, Form
     from trimcp.session.turns import Turns
 
-__all__ = ["ThreadContext", "ThreadPortal", "in_thread"]
-
 _T = TypeVar("_T")
 
 

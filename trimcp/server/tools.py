@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
 
-__all__ = ["RunMode", "ToolEntry", "ToolOptions", "error_text", "tool_entry"]
-
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 RunMode = Literal["inline", "thread", "process"]

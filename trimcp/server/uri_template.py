@@ -15,8 +15,6 @@ import attrs
 
 from trimcp.values import valued
 
-__all__ = ["UriTemplate"]
-
 Value = str | list[str]
 
 _LONGEST_URI: Final = 8 * 1024

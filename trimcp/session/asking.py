@@ -34,8 +34,6 @@ from trimcp.wire.input_requests import (
 )
 from trimcp.wire.methods import METHODS, Method
 
-__all__ = ["Questions", "ask", "open_questions"]
-
 
 @attrs.define(eq=False, repr=False)
 class Questions:

@@ -30,8 +30,6 @@ from trimcp.wire.input_requests import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import ProgressParams
 
-__all__ = ["Call", "Caller", "Rounds"]
-
 ResultT = TypeVar("ResultT")
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import attrs
 import trio
 
-__all__ = ["Clocks", "WorkClock", "deadline_around"]
-
 
 @attrs.define(eq=False, repr=False)
 class WorkClock:

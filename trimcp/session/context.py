@@ -48,8 +48,6 @@ else:
 
     StateT = TypeVar("StateT")
 
-__all__ = ["Context", "RequestScope", "StateT", "client_key"]
-
 _T = TypeVar("_T")
 
 # A report that never yields starves the writer; one that always does defeats coalescing (11 µs each). So at least

@@ -37,8 +37,6 @@ from trimcp.session.queues import Outbox
 from trimcp.session.session import Session
 from trimcp.wire.jsonrpc import parse, too_large
 
-__all__ = ["AnyChannel", "DirectEnd", "direct_ends", "drive", "driving"]
-
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _SHORT: Final = 0.02  # seconds of not reading before it is watched whether the peer is still there

@@ -37,8 +37,6 @@ from trimcp.wire.converter import NotInRevision
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId, encode_error
 
-__all__ = ["Asked", "CancelReason", "Endpoint", "Job", "Owner"]
-
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
 
 log: logging.Logger = logging.getLogger("trimcp.session")

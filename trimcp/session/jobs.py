@@ -22,8 +22,6 @@ from trimcp.session.queues import Mailbox
 from trimcp.session.scopes import innermost_scope
 from trimcp.wire.jsonrpc import RequestId
 
-__all__ = ["Crew", "Jobs"]
-
 _RUNNING: Final = 4096  # bytes that a request under way takes beside its text: its records, and a task once it waits
 # Jobs that one task runs in a row before it leaves the rest to the next one, so that other tasks run in between.
 # Fewer would let a flood be read much faster than it is worked off, and what waits would be tasks and not bytes.

@@ -9,8 +9,6 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
 from trimcp.protocol.profile import Role
 from trimcp.values import valued
 
-__all__ = ["Limits", "Quota"]
-
 
 @attrs.frozen(field_transformer=checked(zero=("waiting",)))
 @valued

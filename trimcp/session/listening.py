@@ -28,18 +28,6 @@ from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import SubscriptionFilter, SubscriptionsListenParams
 from trimcp.wire.resources import SubscribeParams
 
-__all__ = [
-    "Change",
-    "PromptsChanged",
-    "ResourceUpdated",
-    "ResourcesChanged",
-    "Subscription",
-    "Subscriptions",
-    "ToolsChanged",
-    "changes_wanted",
-    "possible_changes",
-]
-
 _LISTEN: Final = "subscriptions/listen"
 
 

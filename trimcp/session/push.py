@@ -20,8 +20,6 @@ from trimcp.session.scopes import Work
 from trimcp.session.session import Session
 from trimcp.wire.revisions import Revision
 
-__all__ = ["Pushed"]
-
 
 class _Ended:
     """Where nothing can be started any more."""

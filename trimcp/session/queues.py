@@ -23,8 +23,6 @@ from trimcp.wire.jsonrpc import RequestId, encode_error
 if TYPE_CHECKING:
     from trimcp.session.statistics import QueueStatistics
 
-__all__ = ["EACH", "SMALL", "BatchSink", "Changes", "HeldReplies", "Mailbox", "Outbox", "weight"]
-
 # What a request takes beside its text while it waits: its params as objects, its record with the engine, its places in
 # tables and queues. Measured as resident memory of 4,500 to 6,000 calls on CPython 3.11: 1,420 to 1,650 bytes in the
 # session era, 1,730 to 1,820 with the envelope of 2026-07-28, and up to 2,090 with texts of 500 to 600 bytes, which

@@ -20,24 +20,6 @@ import trio
 from trimcp.errors import LocalError
 from trimcp.nurseries import parted, sole
 
-__all__ = [
-    "Background",
-    "Scope",
-    "Work",
-    "abandon_left_open",
-    "blamed",
-    "cancellation_text",
-    "cancelled_around",
-    "contained",
-    "guarded",
-    "has_left_open",
-    "innermost_scope",
-    "is_cancelled",
-    "log_crash",
-    "named",
-    "written",
-]
-
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _LONGEST_REASON: Final = 500  # characters of it that the peer is told

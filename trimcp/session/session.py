@@ -48,8 +48,6 @@ from trimcp.wire.revisions import Revision
 if TYPE_CHECKING:
     from trimcp.session.statistics import Statistics
 
-__all__ = ["Pending", "Session", "mirrored"]
-
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _FLOOD: Final = 16  # times as many answers as fill the outbox: then not even an answer to us is worth reading on for

@@ -11,8 +11,6 @@ import attrs
 from trimcp.channel import LANES, LaneCounts, Outgoing, lane_of
 from trimcp.values import valued
 
-__all__ = ["Lane", "Lanes", "QueueStatistics", "Statistics", "lanes_of"]
-
 
 @attrs.frozen
 @valued

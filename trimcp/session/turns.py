@@ -18,8 +18,6 @@ from trimcp.session.limits import Quota
 from trimcp.values import valued
 from trimcp.wire.codes import OVERLOADED
 
-__all__ = ["MOST_WAITING", "TurnStatistics", "Turns"]
-
 MOST_WAITING: Final = 100_000
 """Calls that may wait for a thread or a process, over all sessions: it is the sessions' own limits that bound them."""
 

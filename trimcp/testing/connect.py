@@ -20,8 +20,6 @@ from trimcp.transports.memory import memory_channels
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
-__all__ = ["connected", "every_revision"]
-
 _TestT = TypeVar("_TestT")
 
 

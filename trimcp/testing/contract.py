@@ -14,8 +14,6 @@ from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.nurseries import sole
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
-__all__ = ["MakePair", "check_channel"]
-
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[MessageChannel, MessageChannel]]]
 """Makes an async context manager that yields the two ends of a fresh connection."""
 

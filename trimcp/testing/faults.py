@@ -28,18 +28,6 @@ from trimcp.wire.jsonrpc import Lost, Malformed, parse
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = [
-    "Chances",
-    "CutStream",
-    "Fault",
-    "Faults",
-    "FaultyChannel",
-    "FaultyStream",
-    "FaultyTarget",
-    "SlowChannel",
-    "faulty",
-]
-
 Direction: TypeAlias = Literal["send", "receive"]
 
 _JOURNAL_SIZE: Final = 10_000

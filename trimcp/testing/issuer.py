@@ -26,8 +26,6 @@ from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse
 
-__all__ = ["ToyIssuer", "toy_issuer"]
-
 _FORM: Final = """<!doctype html><meta charset=utf-8><title>Log in</title>
 <p>{client} asks to use {resource}{scopes}. This is a toy: it believes what you write.
 <form method=post><label>Your name <input name=user value=ann autofocus></label> <button>Log in</button></form>

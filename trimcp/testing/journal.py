@@ -21,8 +21,6 @@ import orjson
 
 from trimcp.cleaning import MASK, mask_text, names_a_secret
 
-__all__ = ["FORMAT", "JournalWriter", "read_journal"]
-
 FORMAT: Final = 1
 """The number of the format; it changes when what is there means something else."""
 

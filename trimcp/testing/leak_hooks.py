@@ -30,8 +30,6 @@ from trio import _core as core
 
 from trimcp.session.session import Session
 
-__all__ = ["Hooks", "Place", "Run", "parent_of", "place_of", "user_lines"]
-
 Place: TypeAlias = tuple[tuple[str, int, str], ...]
 """Where something was made: file, line and function of each frame, innermost first."""
 

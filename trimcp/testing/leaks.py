@@ -24,8 +24,6 @@ import trio
 from trimcp.session.session import Session
 from trimcp.testing.leak_hooks import Hooks, Place, Run, parent_of, place_of, user_lines
 
-__all__ = ["KINDS", "Leak", "LeakWatch", "spell"]
-
 KINDS: Final = ("task", "socket", "descriptor", "thread", "process", "session")
 """What is looked for."""
 

@@ -24,8 +24,6 @@ from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.revisions import find
 
-__all__ = ["differences", "outgoing_of", "play"]
-
 Alike: TypeAlias = Callable[[Any, Any, str], bool]
 """Decides that an expected and an actual value at a path count as the same."""
 

@@ -16,8 +16,6 @@ import pytest
 if TYPE_CHECKING:
     from trimcp.testing.leaks import LeakWatch
 
-__all__ = ["trimcp_leaks"]
-
 _NAME = "trimcp_leaks"
 _HARMLESS = ("_pytest.", "pytest_trio.")  # their fixtures close nothing that a test opens
 _WATCH = pytest.StashKey["LeakWatch"]()

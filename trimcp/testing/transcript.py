@@ -28,8 +28,6 @@ from trimcp.testing.play import differences, play
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 
-__all__ = ["Transcript", "replay"]
-
 _CLIENT, _SERVER = "-->", "<--"
 _PATIENCE = 10.0  # seconds for each answer; in virtual time they cost nothing
 _CUSHION = 0.01  # seconds without activity after which a server sends nothing more

@@ -18,8 +18,6 @@ if sys.platform != "win32":
     import fcntl
     import termios
 
-__all__ = ["PIECE", "READ_SIZE", "hung_up", "over_or_hung_up", "progress_of", "socket_under", "unheard", "unread_bytes"]
-
 READ_SIZE: Final = 65536
 """Bytes asked for per read: what a Linux pipe holds; malloc would map pages for much larger buffers."""
 

@@ -12,8 +12,6 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, Mes
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import parse, too_large
 
-__all__ = ["MemoryChannel", "memory_channels"]
-
 _BATCHES = 16
 _CHUNKS = 8
 _CHUNK_SIZE = 8192

@@ -17,8 +17,6 @@ from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
-__all__ = ["StreamChannel"]
-
 _SMALLEST: Final = 64  # bytes of a line that asks for something, give or take a few
 
 

@@ -15,17 +15,6 @@ import trio
 from trimcp.bounds import is_token
 from trimcp.errors import ConnectionLost, LocalError
 
-__all__ = [
-    "checked_headers",
-    "checked_url",
-    "dial",
-    "masked_url",
-    "shown_url",
-    "socket_path",
-    "status_text",
-    "unreachable",
-]
-
 _LONGEST_PART: Final = 16
 _FRAMING: Final = ("content-length", "transfer-encoding")  # they say where a message ends, which only its sender knows
 

@@ -19,8 +19,6 @@ from trimcp.cleaning import mask, shorten
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 
-__all__ = ["Tracer", "Write", "as_json", "format_message", "mask", "trace_from_environment", "trace_writer", "traced"]
-
 Write: TypeAlias = Callable[[str], object]
 """Takes one line of the trace, newline included, and returns at once: `sys.stderr.write`, a file's `write`."""
 

@@ -10,8 +10,6 @@ import attrs
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 
-__all__ = ["WrappedChannel"]
-
 
 @attrs.define(eq=False, repr=False)
 class WrappedChannel(MessageChannel):

@@ -14,8 +14,6 @@ from trimcp.values import valued
 if TYPE_CHECKING:
     from trimcp.workers.pool import ProcessStatistics
 
-__all__ = ["MemoryStatistics", "ServerStatistics"]
-
 _SUMS: Final = (
     *("sessions", "running", "parked", "waiting", "pending"),
     *("abandoned_threads", "waiting_turns", "refused"),

@@ -23,8 +23,6 @@ from trimcp.cleaning import in_quotes
 from trimcp.session.job import Job
 from trimcp.session.session import Session
 
-__all__ = ["Overdue", "work_tree"]
-
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _STEP: Final = "  "

@@ -28,8 +28,6 @@ from trimcp.session.job import Job
 from trimcp.session.session import Session
 from trimcp.watch.tree import work_tree
 
-__all__ = ["watchdog"]
-
 log: logging.Logger = logging.getLogger("trimcp.watchdog")
 
 _PAUSE: Final = 0.1  # between two looks, in seconds

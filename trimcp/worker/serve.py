@@ -43,8 +43,6 @@ from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import LATEST, REVISIONS
 from trimcp.workers.packing import pack, unpack
 
-__all__ = ["RemoteContext", "serve"]
-
 _MAIN: Final = "__trimcp_main__"
 _LONGEST_TRACE: Final = 16 * 1024  # characters
 

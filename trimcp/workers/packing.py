@@ -24,8 +24,6 @@ from trimcp.errors import (
 from trimcp.schema.convert import ConversionError
 from trimcp.wire.jsonrpc import Unencodable, encode
 
-__all__ = ["FailedInWorker", "pack", "unpack"]
-
 # What each is made from, given itself and its text.
 _ARGUMENTS: Final[dict[type[BaseException], Callable[[Any, str], list[Any]]]] = {
     **dict.fromkeys((ErrorReply, RemoteError, Overloaded), lambda error, text: [error.code, error.message, error.data]),

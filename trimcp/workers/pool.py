@@ -31,8 +31,6 @@ from trimcp.session.turns import MOST_WAITING, Turns
 from trimcp.values import valued
 from trimcp.wire.jsonrpc import encode
 
-__all__ = ["MAX_LINE", "ProcessStatistics", "WorkerPool", "WorkerProcess", "cores"]
-
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 MAX_LINE: Final = 64 * 1024 * 1024

@@ -28,8 +28,6 @@ from trimcp.wire.tools import CallToolResult
 from trimcp.workers.packing import pack, unpack
 from trimcp.workers.pool import WorkerPool, WorkerProcess
 
-__all__ = ["RESULTS", "RemoteTool", "facts_of", "remote_tool"]
-
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 RESULTS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (CallToolResult, InputRequiredResult)}

@@ -12,8 +12,6 @@ from typing import Final
 
 from trimcp.bounds import TOKEN
 
-__all__ = ["accepts", "is_compressed", "is_json"]
-
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 

@@ -18,8 +18,6 @@ import trio
 from trimcp.cleaning import digest, harmless
 from trimcp.transports.http.seams import Head
 
-__all__ = ["AccessLog", "JsonFormatter"]
-
 _LONGEST: Final = 200
 _BLANK: Final = "\\x20"
 _QUERY_VALUE: Final = re.compile(r"=[^&]*")

@@ -16,8 +16,6 @@ from typing import Protocol
 import attrs
 import trio
 
-__all__ = ["Deadline", "DeadlineQueue", "Deadlines", "Timed"]
-
 
 @attrs.define(eq=False)
 class Deadlines:

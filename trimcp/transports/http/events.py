@@ -15,17 +15,6 @@ import attrs
 
 from trimcp.bounds import checked
 
-__all__ = [
-    "OVERHEAD",
-    "BoundedEvents",
-    "Entry",
-    "EventStatistics",
-    "EventStore",
-    "MemoryEvents",
-    "event_id",
-    "parse_event_id",
-]
-
 K = TypeVar("K")
 
 OVERHEAD: Final = 500

@@ -13,8 +13,6 @@ import attrs
 
 from trimcp.transports.http.events import OVERHEAD, BoundedEvents, Entry
 
-__all__ = ["SqliteEvents"]
-
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 

@@ -25,8 +25,6 @@ from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
 from trimcp.wire.codes import ERRORS, FORBIDDEN, OVERLOADED
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 
-__all__ = ["Exchange", "Forms", "SessionDelete", "SessionGet"]
-
 
 @attrs.frozen
 class Forms:

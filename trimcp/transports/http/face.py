@@ -29,8 +29,6 @@ from trimcp.transports.http.sse2024 import Sse2024
 from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED
 
-__all__ = ["HttpFace"]
-
 _log = logging.getLogger("trimcp.http")
 
 _SUBPROTOCOL: Final = "mcp"

@@ -20,8 +20,6 @@ from trimcp.bounds import TOKEN
 from trimcp.principal import Principal
 from trimcp.transports.http.seams import Head, HttpResponse
 
-__all__ = ["Authenticate", "Identity", "Refused", "TokenAuth", "bearer_tokens", "identify"]
-
 _log = logging.getLogger("trimcp.http")
 
 _CREDENTIALS: Final = re.compile(rf"({TOKEN})(?: +(.*))?", re.ASCII | re.DOTALL)

@@ -20,8 +20,6 @@ from trimcp.bounds import is_token
 from trimcp.cleaning import in_quotes
 from trimcp.transports.http.seams import Head, HttpResponse
 
-__all__ = ["Origins"]
-
 _ANY: Final = "*"
 _MAX_AGE: Final = 7_200
 """Seconds a browser may remember a preflight: what Chromium allows at most."""

@@ -23,8 +23,6 @@ from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import UNNAMED, Revision, find
 
-__all__ = ["Place", "PostPlan", "Routing", "id_of"]
-
 _LISTEN: Final = "subscriptions/listen"
 _NO_SESSION: Final = "send initialize first, and its Mcp-Session-Id with everything after"
 

@@ -29,21 +29,6 @@ from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 from trimcp.wire.revisions import Revision
 
-__all__ = [
-    "JSON_HEADERS",
-    "Admitted",
-    "Face",
-    "Handler",
-    "Head",
-    "HttpReply",
-    "HttpResponse",
-    "PushedSession",
-    "Service",
-    "Upgrade",
-    "refusal",
-    "stalled",
-]
-
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
 _LATER: Final = (("Retry-After", "1"),)
 

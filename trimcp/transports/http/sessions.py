@@ -28,8 +28,6 @@ from trimcp.transports.http.streams import EventStream, OpenStreams, SessionEven
 from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import Message, scan_id
 
-__all__ = ["HttpSession", "Shared", "new_session_id"]
-
 _EACH: Final = 6 * 1024  # bytes that a session takes in which nothing happens
 _FOR_EVENTS: Final = 4  # the part of all memory, as a divisor, that events kept for clients that come back may take
 _SWEEP: Final = 30.0  # seconds between two looks for sessions that are idle for too long

@@ -16,8 +16,6 @@ from trimcp.transports.http.seams import Admitted, Head, HttpResponse
 from trimcp.transports.trace import Write
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 
-__all__ = ["Dialect", "HttpLimits", "HttpSettings", "ReplyForm", "Route"]
-
 ReplyForm: TypeAlias = Literal["auto", "json", "sse"]
 """How a POST is answered: as JSON until there is something to stream, always as JSON, or always as events."""
 

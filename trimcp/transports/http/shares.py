@@ -17,8 +17,6 @@ from trimcp.cleaning import digest
 from trimcp.principal import Principal
 from trimcp.security import security_event
 
-__all__ = ["FAR", "Shares", "Table", "Tabled"]
-
 FAR: Final = 16
 """How many times as much as a newcomer somebody has to hold to give way with what is at work."""
 

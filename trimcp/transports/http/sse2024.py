@@ -26,8 +26,6 @@ from trimcp.transports.http.streams import EventStream, StreamSink
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import Request, parse, scan_id
 
-__all__ = ["LegacyPost", "LegacyStream", "Sse2024"]
-
 _FLOOD: Final = 16
 _ID: Final = "session_id="
 _ESCAPED: Final = re.compile(r"[%&+]")

@@ -23,8 +23,6 @@ from trimcp.transports.http.events import OVERHEAD, EventStore, event_id
 from trimcp.transports.http.seams import HttpReply, HttpResponse
 from trimcp.transports.trace import Tracer
 
-__all__ = ["SSE_HEADERS", "EventStream", "OpenStreams", "SessionEvents", "StreamSink"]
-
 _COUNTED: Final = 32 * 1024  # bytes of events after which they are counted
 
 SSE_HEADERS: Final = (

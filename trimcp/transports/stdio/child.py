@@ -26,8 +26,6 @@ from trimcp.transports.stream import StreamChannel
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.wrapped import WrappedChannel
 
-__all__ = ["INHERITED", "ChildChannel", "StdioServer", "child_environment"]
-
 INHERITED: Final = (
     # What a program needs to find itself a home, a shell and other programs: the official SDKs' list.
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"),

@@ -24,8 +24,6 @@ import trio
 from trimcp.bounds import checked
 from trimcp.values import valued
 
-__all__ = ["MARK", "Descendants", "KnownProcess", "ShutdownTimes", "end_process"]
-
 _HURRIED: Final = 0.5
 _POLL: Final = 0.03
 

@@ -24,8 +24,6 @@ from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["Claim", "claim", "claim_stdio"]
-
 _FIRST_FREE: Final = 3
 _PTMX: Final = (5, 2)  # opening it again would make a new terminal (Linux "devices.txt")
 

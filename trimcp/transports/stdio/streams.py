@@ -23,17 +23,6 @@ from trimcp.transports.descriptors import PIECE, READ_SIZE, unread_bytes
 if TYPE_CHECKING:
     from outcome import Outcome
 
-__all__ = [
-    "AnyReceiver",
-    "AnySender",
-    "FdReceiver",
-    "FdSender",
-    "PipeReceiver",
-    "PipeSender",
-    "ThreadReceiver",
-    "ThreadSender",
-]
-
 
 T = TypeVar("T")
 

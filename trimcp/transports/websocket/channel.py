@@ -32,8 +32,6 @@ from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, 
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 from trimcp.wire.jsonrpc import Message, parse
 
-__all__ = ["WebSocketChannel", "running", "serve_upgraded"]
-
 _BATCH: Final = 256  # messages a receive returns at most
 _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
 _QUEUE: Final = 32_768  # messages: more than can be there, because the gate stops reading before

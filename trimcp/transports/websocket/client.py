@@ -20,8 +20,6 @@ from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.transports.websocket.handshake import HandshakeFailed, open_websocket
 from trimcp.wire.jsonrpc import ErrorResponse, parse
 
-__all__ = ["WebSocketServer"]
-
 _UNIX: Final = "ws+unix"
 _PORTS: Final = {"ws": 80, "wss": 443, _UNIX: 0}
 _LONGEST: Final = 200

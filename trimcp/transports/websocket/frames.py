@@ -22,8 +22,6 @@ from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
 if TYPE_CHECKING:
     from trio_websocket import WebSocketConnection
 
-__all__ = ["KEEP_ALIVE", "WINDOW", "GatedStream", "KeepAlive"]
-
 WINDOW: Final = 256 * 1024
 """Bytes of messages, with a little for each, that may lie untaken before no more is read."""
 

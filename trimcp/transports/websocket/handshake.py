@@ -15,8 +15,6 @@ import trio
 
 from trimcp.transports.descriptors import READ_SIZE
 
-__all__ = ["SUBPROTOCOL", "HandshakeFailed", "accept", "open_websocket"]
-
 SUBPROTOCOL: Final = "mcp"
 """What clients offer in Sec-WebSocket-Protocol, and servers agree to where it is offered."""
 

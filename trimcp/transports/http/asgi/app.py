@@ -22,8 +22,6 @@ from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.seams import Face, Head, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = ["AsgiApp", "RunFace"]
-
 _log = logging.getLogger("trimcp.http")
 
 RunFace: TypeAlias = Callable[[], AbstractAsyncContextManager[Face]]

@@ -24,8 +24,6 @@ from trimcp.budget import Amount
 from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = ["LimitedMessage", "install"]
-
 
 @cache
 def install() -> None:

@@ -50,8 +50,6 @@ from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.shares import Shares
 
-__all__ = ["GUARDS", "PIECE", "GuardedConfig", "Method", "replaces", "without"]
-
 _log = logging.getLogger("trimcp.http")
 
 PIECE: Final = 64 * 1024

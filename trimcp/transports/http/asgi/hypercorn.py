@@ -29,8 +29,6 @@ from trimcp.transports.http.settings import HttpLimits
 if TYPE_CHECKING:
     from trimcp.transports.http.asgi.guards import GuardedConfig
 
-__all__ = ["SERVED", "check_version", "serve_hypercorn"]
-
 _log = logging.getLogger("trimcp.http")
 
 AsgiApplication: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]

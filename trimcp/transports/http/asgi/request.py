@@ -25,21 +25,6 @@ from trimcp.transports.descriptors import PIECE
 from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = [
-    "HUNG_UP",
-    "MESSAGES",
-    "AsgiEvent",
-    "AsgiReply",
-    "HttpCall",
-    "Receive",
-    "Scope",
-    "Send",
-    "SendTimer",
-    "plain",
-    "read_head",
-    "response_start",
-]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 """What the server knows when it calls the application."""
 

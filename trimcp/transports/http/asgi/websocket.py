@@ -30,8 +30,6 @@ from trimcp.transports.http.asgi.request import (
 from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
 from trimcp.wire.jsonrpc import parse
 
-__all__ = ["AsgiWebSocket", "WebSocketCall"]
-
 # RFC 6455 section 7.4.1.
 _NORMAL: Final = 1000
 _UNSUPPORTED_DATA: Final = 1003

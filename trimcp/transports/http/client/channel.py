@@ -25,8 +25,6 @@ from trimcp.transports.http.client.state import ClientState, LegacySession
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import ErrorResponse, Lost
 
-__all__ = ["GetStream", "HttpChannel"]
-
 _LEAST_PAUSE: Final = 1.0
 _BUSY: Final = 409  # some servers have not noticed yet that the stream before has ended
 _OLDER: Final = (400, 404, 405)  # 2026-07-28 "Backward Compatibility": what a server of HTTP+SSE says to a POST

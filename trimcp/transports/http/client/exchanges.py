@@ -35,21 +35,6 @@ from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_w
 from trimcp.transports.targets import shown_url, status_text, unreachable
 from trimcp.wire.jsonrpc import ErrorResponse
 
-__all__ = [
-    "EVENT_STREAM",
-    "JSON_TEXT",
-    "Authorizes",
-    "BoundedCookieJar",
-    "ClientAuth",
-    "ExchangeBroken",
-    "Http",
-    "NotAuthorized",
-    "OpenReply",
-    "TooLarge",
-    "opened_http",
-    "origin",
-]
-
 JSON_TEXT: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 

@@ -17,8 +17,6 @@ from trimcp.framing.sse import Event, EventDecoder
 from trimcp.transports.http.client.exchanges import ExchangeBroken, OpenReply
 from trimcp.wire.jsonrpc import Message, parse
 
-__all__ = ["Cursor", "Inbox", "message_in", "read_events"]
-
 _LONGEST_PAUSE = 300.0
 _LONGEST_ID = 1024
 # A chunk of more lines is read in small pieces, and others have their turn in between: what a line costs goes by its

@@ -18,19 +18,6 @@ from trimcp.bounds import checked
 from trimcp.transports.targets import status_text
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, parse
 
-__all__ = [
-    "PASSING",
-    "REPEATABLE",
-    "Backoff",
-    "Mode",
-    "Timeouts",
-    "Trouble",
-    "answers",
-    "error_in",
-    "refusal",
-    "seconds_to_wait",
-]
-
 Mode: TypeAlias = Literal["auto", "streamable", "sse"]
 """Streamable HTTP, the HTTP+SSE of 2024-11-05, or whichever of the two the server turns out to speak."""
 

@@ -20,8 +20,6 @@ from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
-__all__ = ["Notices", "Post", "PostQueue"]
-
 _LINGER: Final = 0.5  # seconds a server has to end a stream after the answer
 _MAX_ERROR: Final = 1024 * 1024
 _WAITING: Final = 20_000

@@ -28,8 +28,6 @@ from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, Response
 
-__all__ = ["SseConnection"]
-
 _MAX_BODY: Final = 64 * 1024
 _MOMENT: Final = 1.0
 _MOST: Final = 64

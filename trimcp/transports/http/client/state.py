@@ -32,8 +32,6 @@ from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Message, RequestId, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
-__all__ = ["ACCEPT", "LISTEN", "SESSION", "VERSION", "ClientState", "LegacySession", "method_of"]
-
 SESSION: Final = "mcp-session-id"
 VERSION: Final = "mcp-protocol-version"
 ACCEPT: Final = {"accept": f"{JSON_TEXT}, {EVENT_STREAM}", "content-type": JSON_TEXT}

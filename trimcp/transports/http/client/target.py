@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from trimcp.transports.http.client.exchanges import ClientAuth, Http
 
-__all__ = ["HttpServer"]
-
 _UNIX: Final = "http+unix"
 
 

@@ -23,8 +23,6 @@ from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
 from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = ["H1Connection", "Hosting", "UpgradeWebSocket"]
-
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]

@@ -23,8 +23,6 @@ from trimcp.transports.http.seams import Face
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.shares import Shares
 
-__all__ = ["serve_http1"]
-
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _AT_ONCE: Final = 64  # connections taken before other tasks run

@@ -28,8 +28,6 @@ from trimcp.budget import Holding
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = ["ChunkDecoder", "H1Request", "RequestParser", "RequestRefused"]
-
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _REQUEST_LINE: Final = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n".encode())

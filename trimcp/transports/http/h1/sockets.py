@@ -20,8 +20,6 @@ import trio
 
 from trimcp.errors import LocalError
 
-__all__ = ["open_tcp", "open_unix", "peer_name", "tls_context", "url_of"]
-
 _Addresses: TypeAlias = Sequence[tuple[int, tuple[object, ...]]]
 
 _TRIES: Final = 10  # to find a port that is free on every address

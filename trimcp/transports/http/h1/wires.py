@@ -21,8 +21,6 @@ import trio
 
 from trimcp.transports.descriptors import hung_up, progress_of, socket_under, unread_bytes
 
-__all__ = ["RESET", "PrefixedStream", "SocketWire", "StreamWire", "Wire"]
-
 _PIECE: Final = 64 * 1024
 RESET: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER (on, for no time) with which closing resets a connection."""

@@ -27,8 +27,6 @@ from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.seams import Handler, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
-__all__ = ["H1Reply", "H1Writer", "encode_head"]
-
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _BURST: Final = 0.001  # seconds after a piece that left at once in which others are gathered
