@@ -15,6 +15,8 @@ import attrs
 
 from trimcp.values import valued
 
+__all__ = ["HiddenText", "hidden_text", "show_hidden", "strip_hidden"]
+
 # A joiner between two characters beyond ASCII is how several scripts and many pictures are written.
 _PLAIN: Final = r"[^\x00-\x7f\u200b-\u200f\u2060-\u2064\ufeff\U000e0000-\U000e01ef]"
 _HIDDEN: Final = re.compile(
