@@ -18,7 +18,9 @@ import trimcp.testing
 from tests.auth.authority import reply
 from tests.peers.tls import client_certificate_context, client_context, mutual_context
 from trimcp.auth import AuthorizationError, Browser, ClientCredentials, OAuth, ResourceServer, bearer_tokens
+from trimcp.guard import Denied
 from trimcp.testing import ToyIssuer, toy_issuer
+from trimcp.wire.codes import FORBIDDEN
 
 SECONDS = 10.0
 
@@ -34,6 +36,10 @@ def offering() -> trimcp.Server[None]:
     @server.tool(scopes=["files:write"])
     async def write() -> str:
         return "written"
+
+    @server.tool(allow=lambda request: Denied("not on a Sunday"))
+    async def rest() -> str:
+        return "rested"
 
     return server
 
@@ -94,11 +100,25 @@ def hosts(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Protect
 async def test_somebody_logs_in_and_steps_up(hosts: AbstractAsyncContextManager[Protected]) -> None:
     async with hosts as there, there.connected() as session:
         assert (await session.call_tool("whoami")).text.startswith("ann by client-")
-        assert [tool.name for tool in await session.list_tools()] == ["whoami"]
+        assert [tool.name for tool in await session.list_tools()] == ["whoami", "rest"]
         assert len(there.said) == 1
         assert (await session.call_tool("write")).text == "written"
         assert len(there.said) == 2  # asked for the scope that was missing
-        assert len(await session.list_tools()) == 2
+        assert len(await session.list_tools()) == 3
+
+
+@trimcp.testing.every_revision
+async def test_who_may_not_gets_the_error_that_says_why(revision: trimcp.Revision) -> None:
+    async with protected() as there:
+        fixed = trimcp.http(there.url, headers={"Authorization": f"Bearer {there.issuer.token('ann', there.url)}"})
+        async with trimcp.Client("host").connect(fixed, revision=revision) as session:
+            with pytest.raises(trimcp.RemoteError, match="needs the scopes files:write") as caught:
+                await session.call_tool("write")
+            assert (caught.value.code, caught.value.data) == (FORBIDDEN, {"requiredScopes": ["files:write"]})
+        async with there.connected(revision=revision) as session:
+            with pytest.raises(trimcp.RemoteError, match="not on a Sunday"):
+                await session.call_tool("rest")
+        assert len(there.said) == 1  # a denial is no reason to log in again
 
 
 @trimcp.testing.every_revision

@@ -212,8 +212,15 @@ class Authorizer:
         await self.renew(None)
         return self.account.tokens
 
-    async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int) -> bool:
-        """Do what a refusal asks for, and return whether to send the request again.
+    def helps(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Return whether another token may help where a request was answered like this."""
+        if status == 403:
+            challenge = find_challenge(headers.get("www-authenticate", ""))
+            return challenge is not None and challenge.parameters.get("error") == "insufficient_scope"
+        return status == 401
+
+    async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int) -> None:
+        """Do what a refusal asks for, after which the request is to be sent again.
 
         Args:
             status: of the reply.
@@ -231,10 +238,8 @@ class Authorizer:
             fresh = key.nonces.get(origin_of(self._server)) != nonce
             key.nonces[origin_of(self._server)] = nonce
             if error == "use_dpop_nonce" and fresh:
-                return True
+                return
         used = sent.get("authorization", "").partition(" ")[2]
-        if status == 403 and error != "insufficient_scope":
-            return False
         if tries >= _MOST_TRIES:
             raise AuthorizationError(
                 "the server refuses the token that the authorization server gave for it"
@@ -244,11 +249,10 @@ class Authorizer:
             )
         tokens = self.account.tokens
         if tokens is not None and used and tokens.access_token != used:
-            return True  # it was renewed while this request was under way
+            return  # it was renewed while this request was under way
         if status == 403:
             self._count_step_up(challenge)
         await self.renew(challenge, anew=status == 403 or tries > 0)
-        return True
 
     def _count_step_up(self, challenge: AuthChallenge | None) -> None:
         wanted = frozenset(() if challenge is None else challenge.scopes)

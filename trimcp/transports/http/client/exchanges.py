@@ -85,8 +85,12 @@ class Authorizes(Protocol):
         """Return the headers that a request needs."""
         ...
 
-    async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int, /) -> bool:
-        """Do what a 401 or 403 asks for, and return whether to send the request again."""
+    def helps(self, status: int, headers: Mapping[str, str], /) -> bool:
+        """Return whether something may be done about a reply like this."""
+        ...
+
+    async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int, /) -> None:
+        """Do what a 401 or 403 asks for, after which the request is to be sent again."""
         ...
 
 
@@ -272,12 +276,11 @@ class Http:
             while True:
                 sent = await authorizer.headers(method, str(url))
                 response = await self._send(method, {**headers, **sent}, content, url, written)
-                if response.status_code not in (401, 403):
-                    return response
                 said = {name.lower(): value for name, value in response.headers.items()}
-                await response.aclose()
-                if not await authorizer.refused(response.status_code, said, sent, tries):
+                if not authorizer.helps(response.status_code, said):
                     return response
+                await response.aclose()
+                await authorizer.refused(response.status_code, said, sent, tries)
                 tries += 1
         except AuthorizationError as error:
             raise NotAuthorized(str(error), error.code) from error

@@ -16,7 +16,7 @@ from trimcp.transports.http.client.incoming import Cursor, message_in, read_even
 from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
 from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
 from trimcp.transports.targets import status_text
-from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
+from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
@@ -174,7 +174,8 @@ class Post:
         why = reply.refusal(error)
         if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
             return Trouble(why, status=status, forgotten=session_id)
-        if status in (401, 403) or (status == 404 and error is not None and error.code == INVALID_REQUEST):
+        code = None if error is None else error.code
+        if status == 401 or (status == 403 and code != FORBIDDEN) or (status == 404 and code == INVALID_REQUEST):
             return Trouble(why, status=status)  # whatever says so: not the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
