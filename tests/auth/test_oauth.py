@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -19,7 +21,7 @@ from trimcp.auth.credentials import Credentials, Registration, StoreKey, Tokens
 from trimcp.auth.grants import ClientCredentials
 from trimcp.auth.oauth import Authorizer, OAuth
 from trimcp.auth.steps import Fetch, Visit
-from trimcp.auth.stores import CredentialStore, FileStore, MemoryStore
+from trimcp.auth.stores import CredentialStore, FileStore, KeyringStore, MemoryStore
 from trimcp.errors import AuthorizationError
 
 KEY = StoreKey(SERVER)
@@ -402,3 +404,28 @@ async def test_two_processes_do_not_lose_what_the_other_keeps(tmp_path: Path) ->
         nursery.start_soon(keep_many, one, "a")
         nursery.start_soon(keep_many, two, "b")
     assert len(await one.keys()) == 20
+
+
+async def test_the_systems_keyring_keeps_the_secrets_and_a_file_only_the_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[tuple[str, str], str] = {}
+    keyring = ModuleType("keyring")
+    keyring.get_password = lambda service, name: kept.get((service, name))  # type: ignore[attr-defined]  # made up
+    keyring.set_password = lambda service, name, text: kept.update({(service, name): text})  # type: ignore[attr-defined]  # as above
+    keyring.delete_password = lambda service, name: kept.pop((service, name))  # type: ignore[attr-defined]  # as above
+    monkeypatch.setitem(sys.modules, "keyring", keyring)
+    store = KeyringStore(tmp_path / "names.json")
+    credentials = Credentials("r", "i", Registration("c", "very secret"), Tokens("a token"))
+    await store.save(KEY, credentials)
+    assert await store.load(KEY) == credentials
+    assert await store.keys() == [KEY]
+    assert "secret" not in (tmp_path / "names.json").read_text()
+    async with store.exclusively(KEY):
+        pass
+    assert await store.remove(KEY)
+    assert not await store.remove(KEY)
+    assert (kept, await store.keys()) == ({}, [])
+    monkeypatch.setitem(sys.modules, "keyring", None)
+    with pytest.raises(AuthorizationError, match="pip install"):
+        KeyringStore()
