@@ -1,11 +1,11 @@
-"""A user's function: how it is registered and called, its injected parameters, and where a sync one runs.
+"""Handler functions: their registration, their injected parameters, and their calls, sync ones inline or in a thread.
 
-Parameters that the user answers before it runs are declared questions, in every revision:
+A declared question is a parameter that the user answers before the function runs, in every revision:
 
     @server.tool
     async def greet(name: Annotated[str, Elicit("What is your name?")]) -> str: ...
 
-They are not among the arguments that clients see. All are asked at once, and the function runs with the answers.
+The input schema does not contain them. All are sent at once, and the function runs with the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trimcp.workers.remote import RemoteTool
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
-"""`async def handler(ctx, params)`: what handles the requests of one method, and returns the result."""
+"""`async def handler(ctx, params)`: handles the requests of one method and returns the result."""
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
 _LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
@@ -49,14 +49,14 @@ _LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number"
 class Elicit:
     """Marks a parameter that the user answers: `Annotated[int, Elicit("How many?")]`.
 
-    The type is what a form field can hold: text, a number, yes or no, an enumeration; or an attrs class, dataclass,
-    TypedDict or Pydantic model of such fields for a form of several. `Annotated[ElicitResult, Elicit("...", schema)]`
-    gives what the user did, declining included; any other type turns declining into a tool error.
+    The type is one that a form field can hold: text, a number, a boolean or an enumeration. For a form of several
+    fields it is an attrs class, dataclass, TypedDict or Pydantic model of them. `Annotated[ElicitResult, Elicit("...",
+    schema)]` passes the whole result, also if the user declined; with any other type declining is a tool error.
 
     Args:
-        message: what the user is asked.
-        schema: the form as a JSON Schema, where the type does not say it.
-        key: the question's name in revisions where the request is sent again with the answers.
+        message: the question's text.
+        schema: the form as a JSON Schema, if it does not follow from the type.
+        key: the question's name in revisions where the client repeats the request with the answers.
     """
 
     message: str
@@ -66,7 +66,7 @@ class Elicit:
 
 @attrs.frozen(eq=False, repr=False)
 class Question:
-    """One declared question. `form` is its form, unless the function takes the whole `ElicitResult`."""
+    """One declared question. `form` is None if the function takes the whole `ElicitResult`."""
 
     parameter: str
     marker: Elicit
@@ -74,13 +74,13 @@ class Question:
     whole: bool
 
     async def ask(self, ctx: Context[Any]) -> Any:
-        """Ask it and return the value for its parameter. Raises as `value` does."""
+        """Send the question and return the value for its parameter. Raises as `value` does."""
         marker = self.marker
         result = await ctx.elicit(marker.message, marker.schema or self.form, key=marker.key or self.parameter)
         return self.value(result)
 
     def value(self, result: ElicitResult) -> Any:
-        """Return the value for its parameter. Raises ToolError if the user declined, or the form does not fit."""
+        """Return the value for its parameter. Raises ToolError if the user declined, or the answer does not fit."""
         marker = self.marker
         if self.whole:
             return result
@@ -90,7 +90,7 @@ class Question:
 
 
 def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
-    """Return whether a parameter wants the request's context: by its type, or by the name `ctx` without a type."""
+    """Return whether a parameter takes the request's context: by its type, or if untyped by the name `ctx`."""
     bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     kind = get_origin(bare) or bare
     return kind in (Context, ThreadContext) or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
@@ -113,7 +113,7 @@ def _question_of(parameter: str, hint: Any) -> Question:
         if marker.schema is None:
             raise TypeError(f"parameter {parameter!r}: Elicit on an ElicitResult needs a schema")
         return Question(parameter, marker, None, whole=True)
-    from trimcp.schema.forms import form_for  # a server that asks nothing need not load it
+    from trimcp.schema.forms import form_for  # not loaded by a server without questions
 
     extras = tuple(extra for extra in others if not isinstance(extra, Elicit))
     form = form_for(Annotated[(asked, *extras)] if extras else asked, name=parameter)
@@ -121,7 +121,7 @@ def _question_of(parameter: str, hint: Any) -> Question:
 
 
 async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
-    """Ask all questions at once and return the answers by parameter. Raises what the first that fails raises."""
+    """Send all questions at once and return the answers by parameter. Raises the error of the first that fails."""
     if len(questions) == 1:
         return {questions[0].parameter: await questions[0].ask(ctx)}
     answers: dict[str, Any] = {}
@@ -147,7 +147,7 @@ async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[
 
 @attrs.define(eq=False, repr=False)
 class PreparedFunction:
-    """One function of the user's, inspected once so that calls need not."""
+    """One handler function, inspected once instead of at each call."""
 
     function: Callable[..., Any]
     signature: Signature
@@ -159,10 +159,10 @@ class PreparedFunction:
     remote: RemoteTool | None = None
 
     async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
-        """Call it with JSON arguments that its schema has accepted, and return what it returned.
+        """Call the function with JSON arguments that its schema has accepted, and return its value.
 
-        What ran in a worker process returns its finished result. Raises ConversionError for an argument that fits its
-        schema and still cannot be made into its type.
+        From a worker process it returns the finished MCP result. Raises ConversionError for an argument that fits its
+        schema but cannot be converted to its type.
         """
         if self.remote is not None and not virtual_time():
             return await self._run_in_worker(self.remote, pools, ctx, arguments)
@@ -188,20 +188,20 @@ class PreparedFunction:
         self, remote: RemoteTool, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]
     ) -> Any:
         remote.check()
-        # The worker makes the values for the parameters.
+        # The worker process converts the answers.
         questions = [attrs.evolve(question, whole=True) for question in self.questions]
         answers = await _answer_all(questions, ctx) if questions else {}
         return await remote.run(pools.use_processes(), ctx, arguments, answers)
 
     def from_texts(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments that came as text as the JSON values the schema wants; unchanged where they are none."""
+        """Convert arguments received as text to the JSON types of the schema; keep the text if it does not parse."""
         properties = self.signature.input_schema["properties"]
         return {name: _from_text(value, properties.get(name, {})) for name, value in values.items()}
 
     def result_shape(self) -> ResultShape | None:
-        """Return how its results are structured, by its return type; None for plain content.
+        """Return how results of its return type are structured; None for plain content.
 
-        Raises TypeError for an `Annotated` in the return type that nobody reads.
+        Raises TypeError for an unknown extra of an `Annotated` in the return type.
         """
         try:
             return describe_result(self.signature.return_type, is_content=is_content)
@@ -228,13 +228,13 @@ def prepare(
     runs: Sequence[str] = ("inline", "thread"),
     schema_given: bool = False,
 ) -> PreparedFunction:
-    """Inspect a function once, so that calls need not. Raises TypeError for parameters that JSON cannot fill.
+    """Inspect a function. Raises TypeError for a parameter whose type has no JSON form.
 
     Args:
         function: async or sync.
-        run: where a sync one runs.
-        runs: where it may run; for "process" the caller sets `remote`.
-        schema_given: its JSON Schema is given by hand; a single parameter `arguments` then takes them whole.
+        run: where a sync function runs.
+        runs: the allowed values of `run`; for "process" the caller sets `remote`.
+        schema_given: the author wrote the JSON Schema; a single parameter `arguments` then takes all arguments.
     """
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
@@ -259,15 +259,15 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def virtual_time() -> bool:
-    """Return whether Trio's clock is a test's. Time would jump while a thread works, so threads are not used then."""
+    """Return whether Trio runs with a test clock. It would jump while a thread works, so no threads are used then."""
     testing = sys.modules.get("trio.testing")
     return testing is not None and isinstance(trio.lowlevel.current_clock(), testing.MockClock)
 
 
 def at_users_line(method: _MethodT) -> _MethodT:
-    """Make a method's exceptions point to its caller's line, with the place of the user's function as a note.
+    """Make a method's exceptions point to its caller's line, with the location of the registered function as a note.
 
-    For methods that register functions, and for decorators, whose caller's line is the `@` above the function.
+    For methods that register functions; used as decorators, their caller's line is the `@` above the function.
     """
 
     @functools.wraps(method)
@@ -278,7 +278,7 @@ def at_users_line(method: _MethodT) -> _MethodT:
             code = next(filter(None, map(_code, args)), None)
             if code is not None:
                 note = f'the function is defined in File "{code.co_filename}", line {code.co_firstlineno}'
-                if note not in getattr(error, "__notes__", ()):  # one of these calls another
+                if note not in getattr(error, "__notes__", ()):  # decorated methods call each other
                     error.add_note(note)
             error.__traceback__ = None
             raise
@@ -296,14 +296,14 @@ class ListedOptions(TypedDict, total=False):
     """The options that tools, resources and prompts share, each with a default.
 
     Attributes:
-        name: by default the function's, or the end of a resource's address.
-        title: a name for people.
-        description: by default the docstring's, without its parameter section.
+        name: by default the function's, or the last part of a resource's URI.
+        title: a display name.
+        description: by default the docstring without its parameter section.
         icons, meta: sent in the listing.
-        quota: how many may run at once, begin per second and wait, of a template all its resources together; by default
-            what `Limits.tool`, `Limits.resource` and `Limits.prompt` say.
-        scopes: that a token needs to use it, all of them; who lacks one does not see it in the list either.
-        allow: a function of the request, sync or async, that allows it, denies it, or has a tool's user asked.
+        quota: how many calls may run at once, begin per second and wait; resources of one template share it. By default
+            `Limits.tool`, `Limits.resource` or `Limits.prompt`.
+        scopes: the scopes that a token needs, all of them; without them it is not listed either.
+        allow: a sync or async function that allows or denies each request, or for a tool has the user asked.
     """
 
     name: str | None
@@ -317,7 +317,7 @@ class ListedOptions(TypedDict, total=False):
 
 
 def listed_members(options: ListedOptions, name: str, description: str) -> dict[str, Any]:
-    """Return the members that all listings share, from the options and these defaults."""
+    """Return the members common to all listings, from the options and these defaults."""
     meta = options.get("meta")
     return {
         "name": options.get("name") or name,
@@ -329,11 +329,11 @@ def listed_members(options: ListedOptions, name: str, description: str) -> dict[
 
 
 def check_options(options: Mapping[str, Any], known: type) -> None:
-    """Raise TypeError for an option that is no key of a TypedDict; the text names what may have been meant."""
+    """Raise TypeError for an option that is not a key of the TypedDict; the text suggests the closest one."""
     names = list(known.__annotations__)
     for name in options:
         if name not in names:
-            from difflib import get_close_matches  # only where something is wrong
+            from difflib import get_close_matches  # only needed for the error
 
             near = get_close_matches(name, names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"

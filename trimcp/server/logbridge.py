@@ -1,7 +1,7 @@
-"""The standard library's logging as log messages to the client: opt-in, logger by logger, never our own.
+"""Log records of the standard library as MCP log messages: opt-in, per logger, never those of trimcp itself.
 
-A record logged while a request is handled, in its task or thread, goes to that request's client. Any other goes to the
-legacy clients that set a level; in later revisions log messages belong to requests.
+A record logged in the task or thread of a request is sent to that request's client. Other records are sent to the
+legacy clients that set a level; in later revisions every log message belongs to a request.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LEVELS: Final[tuple[tuple[int, LoggingLevel], ...]] = (
 
 
 class LogBridge(logging.Handler):
-    """Sends what a logger logs to the client whose request is being handled.
+    """Sends log records to the client whose request is being handled.
 
-    Never waits: messages for a client that reads slowly are dropped and counted. Use it as a context manager in a
+    It never waits: messages for a client that reads slowly are dropped and counted. Use it as a context manager in a
     server's lifespan: `with LogBridge(server, "myapp"): yield ...`.
 
     Args:
-        server: whose clients are told.
-        loggers: names of the loggers to send; their children are included.
+        server: the server whose clients receive the messages.
+        loggers: names of the loggers, including their children.
 
     Raises:
-        ValueError: a logger of trimcp's own was named; sending its records would make more of them.
+        ValueError: a logger of trimcp itself was named; sending its records would log new ones.
     """
 
     def __init__(self, server: Server[Any], *loggers: str) -> None:
@@ -59,17 +59,17 @@ class LogBridge(logging.Handler):
             logging.getLogger(name).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record; from another thread by way of Trio's."""
+        """Send one record; other threads hand it to Trio's thread."""
         try:
             level: LoggingLevel = next(name for least, name in _LEVELS if record.levelno >= least)
             text = self.format(record)
-        except Exception:  # formatting a record may raise anything; `logging.Handler` wants it handled so
+        except Exception:  # formatting may raise anything; `logging.Handler` asks for `handleError`
             self.handleError(record)
             return
         ctx = CURRENT.get()
 
         def send() -> None:
-            # An exception here would end the program, or the handler that logs.
+            # An exception here would end the program, or the request handler that logs.
             try:
                 if ctx is not None:
                     ctx.log_nowait(level, text, logger=record.name)

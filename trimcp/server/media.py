@@ -1,4 +1,4 @@
-"""Pictures and sound for results, from bytes or files; and how anything a handler returns becomes content."""
+"""Images and audio for results, from bytes or files, and the conversion of return values to content blocks."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResour
 @attrs.frozen
 @valued
 class Image:
-    """A picture to return from a tool or prompt.
+    """An image to return from a tool or prompt.
 
     Args:
         data: its bytes, or the path of a file to read when it is sent.
-        mime_type: such as "image/png"; guessed from the file's name where it is left out.
+        mime_type: such as "image/png"; by default guessed from the file's name.
     """
 
     data: bytes | str | Path
     mime_type: str | None = None
 
     def content(self) -> ImageContent:
-        """Return it as a content block. Raises OSError for a file that cannot be read, ValueError without a type."""
+        """Return a content block. Raises OSError if the file cannot be read, ValueError if the MIME type is unknown."""
         return ImageContent(*_encoded(self.data, self.mime_type))
 
 
 @attrs.frozen
 @valued
 class Audio:
-    """Sound to return from a tool or prompt; arguments as for `Image`."""
+    """Audio to return from a tool or prompt; arguments as for `Image`."""
 
     data: bytes | str | Path
     mime_type: str | None = None
 
     def content(self) -> AudioContent:
-        """Return it as a content block; raises as `Image.content` does."""
+        """Return a content block. Raises as `Image.content` does."""
         return AudioContent(*_encoded(self.data, self.mime_type))
 
 
@@ -73,19 +73,19 @@ def _encoded(data: bytes | str | Path, mime_type: str | None) -> tuple[str, str]
 
 
 def is_content(hint: Any) -> bool:
-    """Return whether a return type is content already, so that there is nothing to structure."""
+    """Return whether a return type is content, so that its results are not structured."""
     return isinstance(hint, type) and issubclass(hint, (*_BLOCKS, *_RESULTS, Image, Audio))
 
 
 def json_text(value: JSON) -> str:
-    """Return a JSON value as indented text, as a model reads it best."""
+    """Return a JSON value as indented text, which models read best."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def as_content(value: Any) -> list[ContentBlock]:
-    """Return whatever a handler returned as content blocks: text as it is, anything else as JSON text.
+    """Convert a handler's return value to content blocks: text unchanged, other values as JSON text.
 
-    Raises ConversionError for what JSON cannot carry.
+    Raises ConversionError for a value without a JSON form.
     """
     if value is None:
         return []

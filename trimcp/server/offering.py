@@ -1,4 +1,4 @@
-"""What a server offers: tools, resources, prompts and completion, added before it runs or while it does."""
+"""A server's tools, resources, prompts and completions, added before it runs or while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trimcp.wire.common import CacheScope
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.methods import METHODS
 
-# A server that has only tools does not load what makes resources and prompts.
+# A server that has only tools does not load the modules for resources and prompts.
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
     from trimcp.guard.confirmation import Fallback
@@ -36,13 +36,13 @@ EntryT = TypeVar("EntryT")
 FilterT = TypeVar("FilterT", bound="Filter")
 
 Confirm = Literal["destructive"]
-"""Which tools run only after the user agreed: those whose annotations say that they may destroy something."""
+"""Which tools run only after the user agreed: those with the annotation `destructive_hint=True`."""
 
 HandlerErrors = Literal["log", "tell", "raise"]
-"""What becomes of what a handler raises and did not mean for the client."""
+"""How an unexpected exception of a handler is treated; see `Server`."""
 
 Middleware = Callable[[Any, Any, Callable[[Any, Any], Awaitable[Any]]], Awaitable[Any]]
-"""`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or something else.
+"""`async def middleware(ctx, params, call_next)`: returns `await call_next(ctx, params)`, or a result of its own.
 
 `ctx` is the `Context` of a request, or the `Notice` of a notification, whose result is dropped."""
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
@@ -54,8 +54,8 @@ class Notice(Admitted):
 
     Attributes:
         method: such as `notifications/roots/list_changed`.
-        admission: who sent it.
-        state: what the server's lifespan yielded.
+        admission: its sender.
+        state: the value that the server's lifespan yielded.
     """
 
     method: str
@@ -64,7 +64,7 @@ class Notice(Admitted):
 
 
 class Offering:
-    """What a server offers, and what clients are told of it. What it is set to is an argument of `Server`."""
+    """A server's tools, resources, prompts and extensions, and the capabilities it declares for them."""
 
     limits: Limits
     budget: Budget
@@ -115,16 +115,16 @@ class Offering:
             options: see `ToolOptions`.
 
         Raises:
-            TypeError: a type cannot be said in JSON Schema, a schema given is not valid, there is no such option, or a
-                worker process could not find the function (`run="process"`); the text says what to do.
+            TypeError: a type has no JSON Schema, a given schema is not valid, an option is unknown, or a worker process
+                could not find the function (`run="process"`); the text says what to do.
             ValueError: `timeout`, `max_concurrent`, `memory` or `cpu_time` is not positive.
-            LocalError: there is a tool of that name already.
+            LocalError: a tool of that name exists.
         """
         return _decorate(self.add_tool, function, options)
 
     @at_users_line
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
-        """Offer a function as a tool, also while the server runs: clients are told. As `tool`."""
+        """Offer a function as a tool, as `tool` does; also while the server runs, then clients are notified."""
         entry = tool_entry(function, options)
         confirm = options.get("confirm")
         if confirm is None:
@@ -138,7 +138,7 @@ class Offering:
         self._add(self.tools, entry.listed.name, entry)
 
     def remove_tool(self, name: str) -> None:
-        """Stop offering a tool; calls under way go on. Raises KeyError if there is none of that name."""
+        """Stop offering a tool; running calls continue. Raises KeyError for an unknown name."""
         self._remove(self.tools, name)
 
     # Resources
@@ -146,21 +146,21 @@ class Offering:
     def resource(
         self, uri: str, *, run: RunMode = "thread", guard: bool = True, **options: Unpack[ResourceOptions]
     ) -> Callable[[FunctionT], FunctionT]:
-        """Offer what a function returns as a resource, or as a family of them: `@server.resource("notes://{name}")`.
+        """Offer a function's return value as a resource, or as a resource template: `@server.resource("notes://{name}")`.
 
         A URI with braces is an RFC 6570 template, whose variables are the function's parameters; a URI whose text does
-        not fit their types is none of the family. The function may return text, bytes, contents, a list of them, or
-        anything JSON can carry; None means that there is none.
+        not fit their types does not match. The function may return text, bytes, contents, a list of them, or any JSON
+        value; None means that the resource does not exist.
 
         Args:
-            uri: the address or the template.
+            uri: the URI or the template.
             run: how a sync function runs, "thread" or "inline".
-            guard: False lets variables match values that climb out of a directory; then check them yourself.
+            guard: False lets variables match values that leave a directory (`..`); then check them yourself.
             options: see `ResourceOptions`.
 
         Raises:
-            LocalError: there is a resource of that address already.
-            TypeError: the template's variables and the function's parameters differ, or there is no such option.
+            LocalError: a resource with that URI exists.
+            TypeError: the template's variables and the function's parameters differ, or an option is unknown.
         """
         if not isinstance(uri, str):
             raise TypeError('a resource needs its address: @server.resource("notes://today")')
@@ -176,7 +176,7 @@ class Offering:
 
     @at_users_line
     def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
-        """Offer fixed text or bytes, or a file that is read anew each time; also while the server runs."""
+        """Offer fixed text or bytes, or a file that is read for each request; also while the server runs."""
         from trimcp.server.resources import from_content
 
         self._add_resource(from_content(uri, content, options), options)
@@ -186,11 +186,11 @@ class Offering:
         self._add(self.resources if entry.template is None else self.templates, entry.address, entry)
 
     def remove_resource(self, uri: str) -> None:
-        """Stop offering a resource or a template. Raises KeyError if there is none of that address."""
+        """Stop offering a resource or a template. Raises KeyError for an unknown URI."""
         self._remove(self.templates if uri in self.templates else self.resources, uri)
 
     def find_resource(self, uri: str) -> tuple[ResourceEntry | None, Mapping[str, Any]]:
-        """Return the resource with this address, or the first family that has it with its variables; else None."""
+        """Return the resource with this URI, or the first template that matches it and its variables; else None."""
         entry = self.resources.get(uri)
         if entry is not None:
             return entry, {}
@@ -201,7 +201,7 @@ class Offering:
         return None, {}
 
     def resource_updated(self, uri: str) -> None:
-        """Tell whoever watches this resource that its contents changed. Never blocks; call it from Trio's thread."""
+        """Notify the subscribers of this resource that its contents changed. Never blocks; call it in Trio's thread."""
         self.changes.publish(uri)
 
     # Prompts and completion
@@ -214,15 +214,14 @@ class Offering:
     def prompt(self, function: Any = None, /, **options: Unpack[PromptOptions]) -> Any:
         """Offer a function as a prompt: its parameters are the arguments; `Literal`s become choices.
 
-        Arguments are text on the wire; a parameter that is a number or a boolean gets one, or the call is refused.
-
-        It may return text (one user message), content, `PromptMessage`s, or a list of those.
+        Arguments are text on the wire. Numbers and booleans are converted; a text that does not fit is refused.
+        The function returns text (one user message), content, `PromptMessage`s, or a list of those.
         """
         return _decorate(self.add_prompt, function, options)
 
     @at_users_line
     def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
-        """Offer a function as a prompt, also while the server runs. As `prompt`."""
+        """Offer a function as a prompt, as `prompt` does; also while the server runs."""
         from trimcp.server.prompts import prompt_entry
 
         entry = prompt_entry(function, options)
@@ -230,7 +229,7 @@ class Offering:
         self._add(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
-        """Stop offering a prompt. Raises KeyError if there is none of that name."""
+        """Stop offering a prompt. Raises KeyError for an unknown name."""
         self._remove(self.prompts, name)
 
     def complete(
@@ -244,15 +243,15 @@ class Offering:
     ) -> Callable[[FunctionT], FunctionT]:
         """Suggest values for an argument: `@server.complete("review", "path")`.
 
-        The function gets what was typed so far, and in a parameter `context`, if it has one, the arguments known
-        already. It returns suggestions, best first.
+        The function gets the text typed so far, and in a parameter `context`, if it has one, the arguments that are
+        already known. It returns suggestions, best first.
 
         Args:
             target: a prompt's name or function, or a resource template.
             argument: the prompt's argument or the template's variable.
-            quota: how many may run at once, begin per second and wait; by default what `Limits.completion` says.
-            scopes: that a token needs to get suggestions, all of them.
-            allow: a function of the request, sync or async, that allows or denies it.
+            quota: how many may run at once, begin per second and wait; by default `Limits.completion`.
+            scopes: the scopes that a token needs, all of them.
+            allow: a sync or async function that allows or denies each request.
         """
         name = target if isinstance(target, str) else target.__name__
 
@@ -277,7 +276,7 @@ class Offering:
     def middleware(self, function: MiddlewareT) -> MiddlewareT:
         """Run `async def function(ctx, params, call_next)` around every request and notification, the first outermost.
 
-        `ctx.method` says which one it is; for a notification `ctx` is a `Notice`. Requests of the connection itself
+        `ctx.method` is its name; for a notification `ctx` is a `Notice`. Requests of the connection itself
         (`initialize`, `ping`, `server/discover`) pass no middleware. Raises LocalError once the server runs.
         """
         if self._live:
@@ -302,22 +301,22 @@ class Offering:
     def filter(
         self, function: Any = None, /, *, names: str | Sequence[str] | None = None, methods: Sequence[str] | None = None
     ) -> Any:
-        """Let a function see each result of a tool, resource or prompt before it leaves: `@server.filter`.
+        """Pass each result of a tool, resource or prompt through a function before it is sent: `@server.filter`.
 
-        `def function(ctx, params, result)`, sync or async, returns what is to be sent: the result or another one. It
+        `def function(ctx, params, result)`, sync or async, returns the result to send: the same or another one. It
         withholds a result by raising `ToolError` or `ErrorReply`; if it crashes, the client gets an internal error and
-        the log the reason. Filters run in the order they were added, outside all middleware. Questions to the user and
-        protocol errors are not filtered.
+        the exception is logged. Filters run in the order they were added, outside all middleware. Questions to the user
+        and protocol errors are not filtered.
 
         Args:
             function: the filter, such as `trimcp.guard.SecretsFilter()`.
-            names: only for tools and prompts of this name, or resources of this address; `*` and `?` as in a shell.
+            names: only for tools and prompts of this name, or resources of this URI; `*` and `?` as in a shell.
             methods: only for some of "tools/call", "resources/read" and "prompts/get".
 
         Raises:
             LocalError: the server runs.
-            TypeError: the filter cannot be called.
-            ValueError: there is nothing to filter in the results of a method.
+            TypeError: the filter is not callable.
+            ValueError: the results of a method cannot be filtered.
         """
 
         def add(function: FilterT) -> FilterT:
@@ -346,10 +345,10 @@ class Offering:
         return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
     def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
-        """Serve a request that an extension brings: `async def function(ctx, params)`, JSON objects in and out.
+        """Serve a request method of an extension: `async def function(ctx, params)`; both params and result are JSON.
 
-        Declare the extension with `Server(extensions=...)`; its clients are told so. Raises LocalError for a name
-        the protocol has itself, and once the server runs.
+        Declare the extension with `Server(extensions=...)`. Raises LocalError for a method that the protocol defines
+        itself, and once the server runs.
         """
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol")
@@ -365,7 +364,7 @@ class Offering:
     def notification(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Call an async function with the params of each notification of that name from a client.
 
-        It runs in a task of the client's session; a crash is logged and ends nothing else.
+        It runs in a task of the client's session; a crash is only logged.
         """
 
         def decorate(function: FunctionT) -> FunctionT:
@@ -375,7 +374,7 @@ class Offering:
         return decorate
 
     def function_of(self, method: str, params: Any) -> Callable[..., Any] | None:
-        """Return the function that handles a request, as it was added; None where there is none."""
+        """Return the registered function that handles a request, or None."""
         entry: Any = self.foreign.get(method)
         if method == "tools/call":
             entry = self.tools.get(params.name)
@@ -392,7 +391,7 @@ class Offering:
         return function if callable(function) else None
 
     def runs_in_thread(self, tool: str) -> bool:
-        """Return whether there is such a tool and it runs in threads."""
+        """Return whether a tool of this name exists and runs in threads."""
         entry = self.tools.get(tool)
         return entry is not None and entry.prepared.run_mode == "thread" and not entry.prepared.is_async
 
@@ -405,19 +404,19 @@ class Offering:
         registry.remove(name, live=self._live)
         self._declare()
 
-    # What clients are told
+    # Capabilities
 
     @property
     def _live(self) -> bool:
         return self._lifespans > 0
 
     def announced(self) -> frozenset[Change]:
-        """Return the lists of which clients are told that they change."""
+        """Return the lists for which `listChanged` is declared."""
         registries: tuple[Registry[Any], ...] = (self.tools, self.resources, self.templates, self.prompts)
         return frozenset(registry.change for registry in registries if self.dynamic or registry.touched)
 
     def _declare(self) -> None:
-        """Declare the capabilities anew. The lists are always served, also while they are empty."""
+        """Update the declared capabilities. Lists are always served, also while they are empty."""
         announced = self.announced()
         self.profile.capabilities = ServerCapabilities(
             tools=ToolsCapability(list_changed=Change.TOOLS in announced),
@@ -433,11 +432,11 @@ class Offering:
 
 
 def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:
-    """Return what is needed to use something, or None where everybody may."""
+    """Return the permission that an entry's options require, or None if every client may use it."""
     scopes, allow = options.get("scopes"), options.get("allow")
     if not scopes and allow is None:
         return None
-    from trimcp.guard.permission import permission_of  # few servers have such tools
+    from trimcp.guard.permission import permission_of  # few servers need it
 
     if tool is None:
         return permission_of(scopes, allow)

@@ -1,7 +1,7 @@
-"""What the calls of one run share and wait for: quotas, threads and worker processes, each made when first used.
+"""The quotas, threads and worker processes that the calls of one run share, each made when first used.
 
-A request passes its session's quota, then its principal's, then that of what it asks for: always in this order, so
-that no two requests wait for each other.
+A request passes its session's quota, then its principal's, then that of its tool, resource, prompt or completion.
+The order is fixed, so no two requests can wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 from trimcp.session.context import Context, client_key
 from trimcp.session.limits import Limits, Quota
 
-# Most servers bound nothing and have no such tools, and load none of it.
+# Most servers have neither quotas nor such tools, and do not load these modules.
 if TYPE_CHECKING:
     from trimcp.session.turns import Turns, TurnStatistics
     from trimcp.workers.pool import WorkerPool
@@ -26,7 +26,7 @@ _Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 Kind: TypeAlias = Literal["tool", "resource", "prompt", "completion"]
 
-# So many sessions or principals are kept before idle ones are looked for and forgotten.
+# The number of sessions or principals at which idle ones are first removed.
 _MANY: Final = 1_024
 
 
@@ -35,12 +35,12 @@ class Pools:
     """The quotas, threads and worker processes of one run.
 
     Args:
-        limits: the quotas of sessions, principals, and of what has none of its own.
+        limits: the quotas of sessions and principals, and the default quotas.
         max_threads, max_processes: as in `Server`.
-        nursery: where worker processes are looked after; they end with it.
+        nursery: runs the tasks of worker processes, which end with it.
 
     Attributes:
-        bounded: whether tools, resources, prompts and completions without a quota of their own may have one.
+        bounded: whether `limits` has a default quota for any of tools, resources, prompts and completions.
         threads, processes: None until first used.
         sessions: the turns of each session, where sessions have a quota.
     """
@@ -81,7 +81,7 @@ class Pools:
     # Quotas
 
     def shared(self, handler: _Handler) -> _Handler:
-        """Return a handler that first waits for its session's turn, then its principal's, where they are bounded."""
+        """Return a handler that first waits for its session's turn, then its principal's, if they have quotas."""
         limits = self.limits
         if limits.principal.bounds:
             handler = self._queued(
@@ -117,15 +117,15 @@ class Pools:
         function: Callable[..., Awaitable[_T]],
         *args: Any,
     ) -> Awaitable[_T]:
-        """Return `function(self, ctx, *args)`, or where there is a quota what first waits for a turn.
+        """Return `function(self, ctx, *args)`; under a quota, an awaitable that first waits for a turn.
 
         Waiting raises as `Turns.take` does.
 
         Args:
-            ctx: the request's.
-            kind, name: what it asks for.
-            own: its own quota, or None for that of its kind.
-            function, args: what to do then.
+            ctx: the context of the request.
+            kind, name: the tool, resource, prompt or completion that it uses.
+            own: its own quota, or None for the default of its kind.
+            function, args: called when it is the request's turn.
         """
         quota = own
         if quota is None and self.bounded:
@@ -161,17 +161,17 @@ class Pools:
     # Statistics
 
     def quotas(self) -> Mapping[str, TurnStatistics]:
-        """Return a snapshot of the quota of each tool, resource, prompt and completion that was asked for."""
+        """Return a snapshot of the quota of each tool, resource, prompt and completion used so far."""
         return {f"{kind} {name}": turns.statistics() for (kind, name), turns in sorted(self._named.items())}
 
     @property
     def refused(self) -> int:
-        """Requests that were refused so far."""
+        """Requests refused so far."""
         return self._refused + sum(used.refused for used in self._in_use())
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a turn now."""
+        """Requests now waiting for a turn."""
         return sum(used.waiting for used in self._in_use())
 
     def _in_use(self) -> list[Turns]:

@@ -36,7 +36,7 @@ _MOST_SUGGESTIONS = 100
 
 
 class PromptOptions(ListedOptions, total=False):
-    """The options of a prompt: those of `ListedOptions`."""
+    """The options of a prompt; see `ListedOptions`."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -49,7 +49,7 @@ class PromptEntry:
     permission: Permission | None = None
 
     async def get(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
-        """Return the prompt filled in. Raises ErrorReply (-32602) for missing, unknown and wrong arguments."""
+        """Return the prompt's messages. Raises ErrorReply (-32602) for missing, unknown and wrong arguments."""
         problems = self._problems(arguments)
         values = self.prepared.from_texts(arguments)
         if not problems and not self.validator.is_valid(values):
@@ -91,7 +91,7 @@ def _messages(value: Any) -> list[PromptMessage]:
 def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
     """Build a prompt from a function whose parameters are its arguments.
 
-    Raises TypeError for a parameter that cannot be filled, or an option that there is not.
+    Raises TypeError for a parameter that cannot be filled, or an unknown option.
     """
     check_options(options, PromptOptions)
     prepared = prepare(function)
@@ -117,7 +117,8 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
 class Completer:
     """Suggests values for one argument of one prompt or template.
 
-    Its function takes what was typed so far. It may take `context`, the arguments known already, and the request's.
+    Its function takes the text typed so far. It may also take `context`, the arguments already known, and the request's
+    context.
     """
 
     prepared: PreparedFunction
@@ -135,7 +136,7 @@ class Completer:
 
 
 def suggestions(value: Any) -> CompleteResult:
-    """Return a completer's answer as a result, cut to what the specification allows."""
+    """Return a completer's suggestions as a result, cut to the number that the specification allows."""
     if isinstance(value, CompleteResult):
         return value
     if isinstance(value, Completion):

@@ -1,4 +1,4 @@
-"""What a server offers by name, listed in pages that are encoded once, and who is told when it changes."""
+"""A server's entries by name, their listing in pages that are encoded once, and the listeners of changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trimcp.wire.revisions import Revision
 
 EntryT = TypeVar("EntryT")
 
-# Pages kept encoded: revisions times pages times sets of rights. More than this many are not worth remembering.
+# The most pages kept encoded; there is one for each revision, page and set of scopes.
 _MOST_PAGES = 64
 
 
@@ -32,17 +32,17 @@ class Change(Enum):
 
     @property
     def member(self) -> str:
-        """The member of a subscription's filter that asks for it."""
+        """The member of a subscription's filter that selects this list."""
         return f"{self.value}_list_changed"
 
 
 Listener: TypeAlias = Callable[[Change | str], object]
-"""Called with a list that changed, or the URI of a resource whose contents did. It must not block."""
+"""Called with a changed list, or with the URI of a resource whose contents changed. It must not block."""
 
 
 @attrs.define(eq=False, repr=False)
 class Bus:
-    """Tells every listener of every change."""
+    """Calls every listener for every change."""
 
     _listeners: dict[Listener, None] = attrs.field(init=False, factory=dict)
 
@@ -62,8 +62,8 @@ class Registry(Generic[EntryT]):
     """Entries by name, in the order they were added.
 
     Args:
-        kind: what one entry is called, for error messages.
-        bus: told of `change` when the set changes.
+        kind: the name of one entry in error messages.
+        bus: gets `change` when an entry is added or removed.
     """
 
     kind: str
@@ -87,11 +87,11 @@ class Registry(Generic[EntryT]):
         return self._entries.get(name)
 
     def add(self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset()) -> None:
-        """Add an entry; `live` says that clients may have seen the list already.
+        """Add an entry. With `live` clients may have seen the list already.
 
-        Who lacks one of `scopes` does not see it in the list.
+        It is not listed to clients that lack one of `scopes`.
 
-        Raises LocalError if there is one of that name: replacing one by accident is a bug, so remove it first.
+        Raises LocalError if the name is taken: replacing an entry by accident is a bug, so remove it first.
         """
         if name in self._entries:
             raise LocalError(f"there is a {self.kind} named {name!r} already; remove it first")
@@ -101,7 +101,7 @@ class Registry(Generic[EntryT]):
         self._changed(live)
 
     def remove(self, name: str, *, live: bool) -> None:
-        """Remove an entry. Raises KeyError if there is none of that name."""
+        """Remove an entry. Raises KeyError for an unknown name."""
         if name not in self._entries:
             raise KeyError(f"there is no {self.kind} named {name!r}")
         del self._entries[name]
@@ -115,7 +115,7 @@ class Registry(Generic[EntryT]):
             self.bus.publish(self.change)
 
     def rights_of(self, principal: Principal | None) -> frozenset[str] | None:
-        """Return what of somebody's scopes matters here, None where they see every entry. It is the same for many."""
+        """Return the principal's scopes that any entry needs (a key shared by many); None if it sees every entry."""
         if not self._needed or principal is None or principal.scopes is None:
             return None
         needed = frozenset().union(*self._needed.values())
@@ -128,16 +128,16 @@ class Registry(Generic[EntryT]):
         key: tuple[Revision, frozenset[str] | None],
         encode: Callable[[list[EntryT], str | Absent], Encoded],
     ) -> Encoded:
-        """Return one page of the list, encoded, from the cache where it stands.
+        """Return one page of the list, encoded, if possible from the cache.
 
         Args:
-            cursor: where the page begins, as an earlier one said, or ABSENT for the first.
-            page_size: entries to a page; None for all on one.
-            key: what else the page depends on: the revision, and what `rights_of` returned for who asks.
+            cursor: the `nextCursor` of the page before, or ABSENT for the first page.
+            page_size: entries per page; None for all on one.
+            key: the revision, and the client's scopes as `rights_of` returns them.
             encode: makes the page from its entries and the cursor of the next one.
 
         Raises:
-            ErrorReply: the cursor is none of ours (-32602; server/utilities/pagination).
+            ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
         """
         place = (*key, None if cursor is ABSENT else cursor)
         cached = self._pages.get(place)
@@ -152,7 +152,7 @@ class Registry(Generic[EntryT]):
             raise ErrorReply(INVALID_PARAMS, "invalid cursor: list again from the beginning") from None
         last = len(names) if page_size is None else min(len(names), first + page_size)
         following: str | Absent = ABSENT
-        if last < len(names):  # the name before it, so that it survives additions and removals elsewhere in the list
+        if last < len(names):  # a name, not a number: it stays valid when other entries are added or removed
             following = base64.urlsafe_b64encode(names[last - 1].encode()).decode("ascii")
         page = encode([self._entries[name] for name in names[first:last]], following)
         if len(self._pages) >= _MOST_PAGES:

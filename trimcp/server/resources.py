@@ -1,4 +1,4 @@
-"""Resources: fixed ones, functions and templates; how one is found by its URI and read (server/resources)."""
+"""Resources: fixed contents, functions and templates, matched by URI and read (server/resources)."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _CONTENTS = (TextResourceContents, BlobResourceContents)
 
 @attrs.define(eq=False, repr=False)
 class ResourceEntry:
-    """A resource with an address of its own, or the family of resources behind a template.
+    """A resource with a fixed URI, or a resource template.
 
     Attributes:
-        address: its URI, or the text of its template.
-        listed: what clients are told of it.
-        source: its text or bytes, or a file or function to read each time.
-        ttl_ms, cache_scope: how long and for whom clients may cache it.
-        quota: its own, if it has one.
-        template: the RFC 6570 template of a family; `source` is its function.
-        validator: checks the variables of a family.
-        permission: what is needed to read it; None where everybody may.
-        guard: refuse variables that climb out of a directory.
+        address: the URI, or the text of the template.
+        listed: its entry in the listing.
+        source: its text or bytes, or a file or function to read for each request.
+        ttl_ms, cache_scope: how long (milliseconds) and for whom clients may cache it.
+        quota: its own quota, if it has one.
+        template: the RFC 6570 template; `source` is then a function of its variables.
+        validator: checks the variables of a template.
+        permission: needed to read it; None if every client may.
+        guard: refuse variables that leave a directory (`..`).
     """
 
     address: str
@@ -59,7 +59,7 @@ class ResourceEntry:
     permission: Permission | None = None
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
-        """Return the variables of a URI of this family, or None if it is not in it."""
+        """Return the template's variables in a URI, or None if the URI does not match."""
         assert self.template is not None
         assert self.validator is not None
         assert isinstance(self.source, PreparedFunction)
@@ -72,7 +72,7 @@ class ResourceEntry:
     async def read(self, pools: Pools, ctx: Context[Any], uri: str, variables: Mapping[str, Any]) -> Any:
         """Return the contents of one resource.
 
-        Raises ResourceNotFound if the function returned None, or a variable cannot be made into its type.
+        Raises ResourceNotFound if the function returned None, or a variable cannot be converted to its type.
         """
         source, mime_type = self.source, self.listed.mime_type or None
         value: Any = source
@@ -94,8 +94,8 @@ class ResourceOptions(ListedOptions, total=False):
     """The options of a resource, each with a default, beside those of `ListedOptions`.
 
     Attributes:
-        mime_type: such as "text/markdown"; text files are sent as text only if it says so.
-        size: in bytes, where it is known and fixed.
+        mime_type: such as "text/markdown"; a file is sent as text only if this is a text type.
+        size: in bytes, if known and fixed.
         annotations: sent in its listing.
         ttl_ms, cache_scope: for how many milliseconds and for whom clients may cache it (2026-07-28).
     """
@@ -110,9 +110,9 @@ class ResourceOptions(ListedOptions, total=False):
 def from_function(
     uri: str, function: Callable[..., Any], options: ResourceOptions, *, run: str, guard: bool
 ) -> ResourceEntry:
-    """Build a resource, or with braces in the URI a family of them, from a function.
+    """Build a resource from a function; braces in the URI make it a template.
 
-    Raises TypeError where the template's variables and the function's parameters differ.
+    Raises TypeError if the template's variables and the function's parameters differ.
     """
     check_options(options, ResourceOptions)
     prepared = prepare(function, run=run)
@@ -134,9 +134,9 @@ def from_function(
 
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
-    """Build a resource from fixed text or bytes, or from a file that is read anew each time."""
+    """Build a resource from fixed text or bytes, or from a file that is read for each request."""
     check_options(options, ResourceOptions)
-    size: int | Absent = ABSENT  # a file's would be stale when it is read
+    size: int | Absent = ABSENT  # a file's size may change before it is read
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
     listed = _listed_members(options, uri.rstrip("/").rsplit("/", 1)[-1], "")
@@ -144,7 +144,7 @@ def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions
 
 
 def _listed_members(options: ResourceOptions, name: str, description: str) -> dict[str, Any]:
-    """Return the members of a listing that resources and templates share, with these defaults."""
+    """Return the members common to the listings of resources and templates, with these defaults."""
     own = {key: options.get(key) or ABSENT for key in ("mime_type", "annotations")}
     return listed_members(options, name, description) | own
 
@@ -154,12 +154,12 @@ def _kept_by(options: ResourceOptions) -> tuple[int, CacheScope, Quota | None]:
 
 
 def missing(ctx: Context[Any], uri: str) -> ErrorReply:
-    """Return the error for a resource that does not exist; its code differs between revisions."""
+    """Return the error for a resource that does not exist; its code depends on the revision."""
     return ErrorReply(ctx.revision.resource_missing_code, "resource not found", {"uri": uri})
 
 
 def read_result(value: Any, uri: str, mime_type: str | None, ttl_ms: int, cache_scope: CacheScope) -> Any:
-    """Return a result from what a resource's function returned: text, bytes, contents, several of them, or JSON.
+    """Convert a resource function's return value to a result: text, bytes, contents, a list of them, or JSON.
 
     Raises ResourceNotFound for None.
     """

@@ -1,4 +1,4 @@
-"""One run of a server, its lifespan entered and its nursery open: the endpoint of its sessions (`Endpoint`)."""
+"""One run of a server, from entering its lifespan to leaving it: the `Endpoint` of its sessions."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ log: logging.Logger = logging.getLogger("trimcp.server")
 CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
 """The context of the request being handled in this task or thread; for the logging bridge."""
 
-_OWNERS = 10  # of memory that statistics name
+_OWNERS = 10  # owners of memory in a snapshot of statistics
 
-# Sessions kept for the next requests that need one for themselves, some 4 KiB each.
+# Sessions kept for reuse by later single requests, about 4 KiB each.
 _MOST_SPARE = 128
 
-# A caller that gives up at its deadline cancels with a better reason than ours: it has so many seconds to do so.
+# Seconds beyond the caller's deadline: its own cancellation, which gives a better reason, may arrive first.
 _SLACK = 0.05
 
 
@@ -68,15 +68,15 @@ class Running:
     """One run of a server, from entering its lifespan to leaving it.
 
     Attributes:
-        server: what is served.
-        state: what the lifespan yielded.
-        nursery: where work of `ctx.server` lives.
-        max_message: bytes of the largest message taken in, over every transport.
+        server: the server that runs.
+        state: the value that the lifespan yielded.
+        nursery: runs the background tasks of `ctx.server`.
+        max_message: bytes of the largest message accepted, over every transport.
         pools: the quotas, threads and worker processes.
-        sessions: those there are now.
-        counts: what sessions that have ended dropped and merged, by lane.
-        refused: requests that sessions which have ended refused.
-        hosts: for statistics, a function of each network host that returns what it holds.
+        sessions: the open sessions.
+        counts: messages that ended sessions dropped and merged, by lane.
+        refused: requests that ended sessions refused.
+        hosts: for statistics, one function per network host that returns its counts.
     """
 
     server: Offering
@@ -124,7 +124,7 @@ class Running:
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
-        """Return a snapshot of this run. Costs some microseconds for each session."""
+        """Return a snapshot of this run. It takes a few microseconds per session."""
         from trimcp.session.statistics import lanes_of
         from trimcp.watch.statistics import MemoryStatistics, ServerStatistics
 
@@ -156,7 +156,7 @@ class Running:
 
     def __contains__(self, name: object) -> bool:
         """Return whether the method of this name has a handler now."""
-        # Completion only while something can be completed: that may change while the server runs.
+        # Completers may be added and removed while the server runs.
         return name == "logging/setLevel" or (
             name in self._handlers and (name != "completion/complete" or self.server.completes)
         )
@@ -184,9 +184,9 @@ class Running:
             CURRENT.reset(token)
 
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
-        """Return the tool error for what left a tool's middleware, or came of work it had started; None for a crash.
+        """Return the tool error for an exception of a tool's middleware or of tasks that it started; None for a crash.
 
-        The filters see it, as they see each result. With `handler_errors="tell"` a crash is logged and its text told.
+        The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
         """
         if job.request.verb.name != "tools/call":
             return None
@@ -200,7 +200,7 @@ class Running:
 
             job.log_crash(error)
             cause = sole(error)
-            kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # which is in its text
+            kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # already in its text
             text = f"{job.params.name} failed: {kind}{mask(str(cause))}"
         if text is None:
             return None
@@ -216,7 +216,7 @@ class Running:
         return None if function is None else written(function)
 
     def notified(self, session: Session, event: Notified) -> None:
-        """Handle a notification: tell a legacy session of changes once it is initialized, and call the handlers."""
+        """Handle a notification: call its handlers; from `initialized` on, notify a legacy session of changes."""
         name = event.verb.name
         if name == "notifications/initialized":
             self._subscribers.attach(session)
@@ -269,7 +269,7 @@ class Running:
             self.pools.closed(session)
 
     def open_brief(self, holding: Holding | None = None, via: object = None) -> Pushed:
-        """Return a session for one request of the modern era. What belongs to no request is not sent.
+        """Return a session for one request of the modern era. It sends no messages outside that request.
 
         Its memory is counted in `holding`; it is drained with `via`, see `drain`.
         """
@@ -292,7 +292,7 @@ class Running:
         return True
 
     def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> Pushed:
-        """Return a new session into which messages are pushed; `sink` takes what belongs to no request.
+        """Return a new session into which messages are pushed; `sink` takes the messages outside any request.
 
         Its memory is counted in `holding`; it is drained with `via`, see `drain`.
         """
@@ -306,7 +306,7 @@ class Running:
         return pushed
 
     async def serve(self, channel: AnyChannel, via: object = None) -> None:
-        """Serve one connection in this run until the peer leaves; then close the channel. Many may be served at once.
+        """Serve one connection in this run until the peer closes it; then close the channel. Many may run at once.
 
         Cancelling it stops the connection's handlers and closes the channel. It is drained with `via`, see `drain`.
         """
@@ -315,10 +315,10 @@ class Running:
         await drive(session, channel)
 
     async def drain(self, grace: float, via: object = None) -> None:
-        """Drain every session at once, as `Session.drain` does, and close them. Later ones refuse every request.
+        """Drain all sessions concurrently, as `Session.drain` does, and close them. Later ones refuse every request.
 
-        What has to be cancelled is logged as one warning: each request with its age and where it waits. With `via` only
-        the sessions opened with it are drained, such as those of one port, and the run goes on for the others.
+        Requests that have to be cancelled are logged in one warning, each with its age and where it waits. With `via`
+        only the sessions opened with it are drained, such as those of one port; the others continue.
         """
         from trimcp.watch.tree import Overdue
 
@@ -331,7 +331,7 @@ class Running:
                 nursery.start_soon(self._drain_one, session, grace, overdue)
 
     def leave(self, via: object) -> None:
-        """End at once the sessions that were opened with `via`: nobody will read their answers."""
+        """End at once the sessions that were opened with `via`: no client will read their results."""
         self._drained.discard(via)
         for session in self._sessions_of(via):
             session.lose("the server has left this address")
@@ -351,7 +351,7 @@ class Running:
         self._subscribers.log(level, data, logger)
 
     def _lister(self, registry: Registry[Any], result: Callable[..., Any], member: str) -> Handler:
-        """Return the handler that lists a registry in results whose `member` holds the entries."""
+        """Return the handler that lists a registry; `member` names the entries in its results."""
         server = self.server
 
         async def list_page(ctx: Context[Any], params: PageParams) -> Encoded:
@@ -369,7 +369,7 @@ class Running:
 
         return list_page
 
-    # What is asked of one of them. A server that has only tools does not load what makes resources and prompts.
+    # Requests for one entry. A server that has only tools does not load the modules for resources and prompts.
 
     async def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Any:
         entry = self.server.tools.get(params.name)
@@ -429,8 +429,8 @@ class Running:
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:
-    """Handle a request within the time its caller waits, counted from its arrival."""
-    if type(seconds) not in (int, float):  # not from us: another program may use the same key
+    """Handle a request within the caller's timeout, counted from the request's arrival."""
+    if type(seconds) not in (int, float):  # another program may use the same key
         return await handler(ctx, job.params)
     deadline = job.deadline = job.arrived + seconds
     if deadline > trio.current_time():

@@ -1,4 +1,4 @@
-"""A server: its name, its bounds and what it offers, and its runs."""
+"""A server: its settings, its tools, resources and prompts, and its runs."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
 
 
 class Server(Offering, Generic[StateT]):
-    """A server, to be filled with tools, resources and prompts and then served over any transport.
+    """An MCP server: add tools, resources and prompts, then serve it over any transport.
 
     Args:
         name: the program's name, for display.
         version: its version.
-        title: a name for people, where it differs.
-        instructions: advice to the model on how to use it.
-        description, icons, website_url: more about the program, in revisions that carry it.
-        lifespan: `async with lifespan(server) as state` surrounds every run; handlers find the state as `ctx.state`.
-        dynamic: announce that lists may change (`listChanged`). Otherwise that is announced only once they did.
-        page_size: entries to a page of a list; None puts all on one, which every client understands.
+        title: a display name, if different.
+        instructions: advice to the model on how to use the server.
+        description, icons, website_url: more about the program, in revisions that have these members.
+        lifespan: `async with lifespan(server) as state` surrounds every run; handlers get the state as `ctx.state`.
+        dynamic: declare `listChanged` from the start. Otherwise it is declared only once a list has changed.
+        page_size: entries per page of a list; None puts all on one, which every client understands.
         list_ttl_ms, list_cache_scope: how long (milliseconds) and for whom clients may keep lists (2026-07-28).
         extensions: settings by extension identifier, declared as capabilities (2026-07-28).
-        state_keys: secrets that sign `requestState`, newest first, shared by all workers; None makes one up, good for
-            a single process.
-        state_cipher: encrypts `requestState` too, so that clients cannot read it.
+        state_keys: secrets that sign `requestState`, newest first, shared by all workers; None generates one, which
+            works for a single process.
+        state_cipher: also encrypts `requestState`, so that clients cannot read it.
         max_threads: sync handlers that may run in threads at once.
-        max_processes: worker processes for tools with `run="process"`, one call in each; None for one to a core.
-        limits: every bound and grace period of a session.
-        memory: bytes that all peers together may make it keep, over all sessions, transports and runs: messages being
-            read, requests that wait or are under way, results not yet read, events kept for clients that reconnect,
-            handshakes. At least four times the largest message; by default that or 256 MiB.
+        max_processes: worker processes for tools with `run="process"`, one call in each; None for one per core.
+        limits: the bounds and grace periods of a session.
+        memory: the most bytes that all peers together can make the server keep, over all sessions, transports and runs:
+            messages being read, requests that wait or run, results not yet read, events kept for clients that
+            reconnect, handshakes. At least four times the largest message; by default that or 256 MiB.
         revisions: the revisions to speak.
-        audit: where a record of each call goes; None keeps none.
+        audit: receives a record of each call; None keeps none.
         confirm: "destructive" asks the user before a tool runs whose annotations have `destructive_hint=True`; a tool's
-            own `confirm=` comes before it.
-        confirm_fallback: what becomes of such a call where the client cannot ask: "refuse" or "allow".
-        handler_errors: "log" answers and logs a crash; "tell" also tells the model what a tool's crash says, with
-            secrets masked where they can be recognised; "raise" (for tests) lets it end the session as well.
+            own `confirm=` has precedence.
+        confirm_fallback: how such a call is treated if the client cannot ask: "refuse" or "allow".
+        handler_errors: "log" answers with an error and logs the crash; "tell" also sends the text of a tool's crash to
+            the model, with recognised secrets masked; "raise" (for tests) also ends the session.
 
     Attributes:
-        info: its name, version and so on, as clients are told.
-        tools, resources, templates, prompts: what is offered, by name or address. Read them; methods change them.
+        info: its name, version and so on, as sent to clients.
+        tools, resources, templates, prompts: the entries, by name or URI. Read only; methods change them.
         runs: the runs under way, each with its `sessions`.
         lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
         max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
@@ -151,7 +151,7 @@ class Server(Offering, Generic[StateT]):
     async def running(self) -> AsyncIterator[Running]:
         """Enter the lifespan and open the server's nursery: `async with server.running() as running`.
 
-        Several sessions may be served in one run. Leaving cancels work of `ctx.server`; sessions end before.
+        Several sessions may be served in one run. End them before leaving, which cancels the tasks of `ctx.server`.
         """
         require_trio()
         worker = sys.modules.get("trimcp.worker.serve")
@@ -162,7 +162,7 @@ class Server(Offering, Generic[StateT]):
             )
         self._lifespans += 1
         try:
-            with nullcontext() if self.audit is None else self.audit.opened():  # while the lifespan ends, too
+            with nullcontext() if self.audit is None else self.audit.opened():  # also while the lifespan ends
                 async with self.lifespan(self) as state, open_service_nursery() as nursery:
                     running = Running(self, state, nursery)
                     self.runs.add(running)
@@ -174,8 +174,8 @@ class Server(Offering, Generic[StateT]):
             self._lifespans -= 1
 
     def statistics(self) -> ServerStatistics:
-        """Return a snapshot: what is under way, what waits, and what was refused or dropped."""
-        from trimcp.watch.statistics import ServerStatistics  # a server that nobody asks does not load it
+        """Return a snapshot of the requests that run, wait or were refused, dropped messages, and memory."""
+        from trimcp.watch.statistics import ServerStatistics  # loaded on first use
 
         return sum((running.statistics() for running in self.runs), ServerStatistics())
 
@@ -184,7 +184,7 @@ class Server(Offering, Generic[StateT]):
         return [session for running in list(self.runs) for session in list(running.sessions)]
 
     async def serve(self, channel: AnyChannel) -> None:
-        """Serve one connection in a run of its own until the peer leaves; then close the channel.
+        """Serve one connection in a run of its own until the peer closes it; then close the channel.
 
         Cancelling it stops every handler and closes the channel.
         """

@@ -1,6 +1,6 @@
-"""Telling clients of changes: legacy sessions by notifications, others in answer to `subscriptions/listen`.
+"""Notifying clients of changes: legacy sessions directly, later ones within a `subscriptions/listen` request.
 
-A list change is a flag and an updated resource a member of a set, so a slow client costs no more than what it watches.
+Pending changes are a set of lists and URIs, so the memory for a slow client is bounded by its subscriptions.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from trimcp.wire.resources import ResourceUpdatedParams, SubscribeParams
 if TYPE_CHECKING:
     from trimcp.server.offering import Offering
 
-# Resources that one legacy session or one subscription may watch: each costs an entry of a set.
+# Resources that one legacy session or one subscription may watch; each is an entry of a set.
 _MOST_SUBSCRIPTIONS: Final = 1_000
 
 
 def _notification(change: Change | str) -> tuple[str, ResourceUpdatedParams | None]:
-    """Return the notification that tells of a change, and its params."""
+    """Return the method and params of the notification for a change."""
     if isinstance(change, Change):
         return f"notifications/{change.value}/list_changed", None
     return "notifications/resources/updated", ResourceUpdatedParams(uri=change)
@@ -47,7 +47,7 @@ def _notification(change: Change | str) -> tuple[str, ResourceUpdatedParams | No
 
 @attrs.define(eq=False, repr=False)
 class _LegacyListener:
-    """Tells one legacy session of changes, through notifications of which only the latest counts."""
+    """Notifies one legacy session of changes; of equal notifications in its queue only the latest is sent."""
 
     session: Session
     lists: frozenset[Change]
@@ -61,7 +61,7 @@ class _LegacyListener:
 
 @attrs.define(eq=False, repr=False)
 class Watch:
-    """Keeps which of the watched lists and resources have changed, until a task receives them."""
+    """Collects the watched lists and resources that have changed, until a task receives them."""
 
     watched: frozenset[Change | str]
     noted: Changes[Change | str] = attrs.field(init=False, factory=Changes)
@@ -73,7 +73,7 @@ class Watch:
 
 @attrs.define(eq=False, repr=False)
 class Subscribers:
-    """The sessions and subscriptions of one run that are told of changes in `server`."""
+    """The sessions and subscriptions of one run that are notified of changes in `server`."""
 
     server: Offering
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
@@ -124,7 +124,7 @@ class Subscribers:
         return self._listeners[session]
 
     async def listen(self, ctx: Context[Any], params: SubscriptionsListenParams) -> Any:
-        """Acknowledge, then forward what changes, until the client leaves or this session ends."""
+        """Acknowledge, then send a notification for each change, until the request is cancelled or the session ends."""
         session, job = ctx.internals
         wanted = params.notifications
         lists = [change for change in self.server.announced() if getattr(wanted, change.member)]
@@ -151,13 +151,13 @@ class Subscribers:
     @staticmethod
     async def _forward(session: Session, job: Job, watch: Watch) -> None:
         while True:
-            # Of what came together the lists go first: a client that then reads a resource knows that it exists.
+            # Lists first: a client that then reads a resource knows that it exists.
             for change in sorted(await watch.noted.receive_all(), key=lambda noted: not isinstance(noted, Change)):
                 await _tell(session, job, *_notification(change))
 
 
 async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
-    """Send a notification on a subscription as soon as there is room, unless it is over then."""
+    """Send a notification on a subscription as soon as its queue has room, unless the subscription has ended."""
     data = session.encode_notification(name, params, job, subscription=job.request.id)
     await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:

@@ -1,7 +1,7 @@
-"""Sync functions in threads: their limiter, their synchronous context, and a count of threads that were given up.
+"""Sync handlers in threads: their limiter, their synchronous context, and a count of abandoned threads.
 
 A thread cannot be stopped. A cancelled call is answered at once; its thread keeps its place in the limiter and is
-counted until it ends, and its next use of the context raises `trio.Cancelled`.
+counted until it ends. Its next use of the context raises `trio.Cancelled`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _T = TypeVar("_T")
 
 @attrs.define(eq=False, repr=False)
 class ThreadPortal:
-    """Runs async functions for a thread, in tasks below the handler's, so that its cancellation reaches them.
+    """Runs async functions for a thread, in child tasks of the handler, so that cancelling the call cancels them.
 
-    `trio.from_thread.run` uses system tasks, which no cancelled call reaches, and from which no handler unwinds to ask
-    its client.
+    `trio.from_thread.run` is no substitute: it uses system tasks, which are not cancelled with the call, and in which
+    an exception that ends the handler to ask the client does not reach the handler.
     """
 
     _token: trio.lowlevel.TrioToken
     nursery: trio.Nursery | None = None
 
     def wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        """Run `await function(*args)` for the calling thread, and return or raise what it does.
+        """Run `await function(*args)` in Trio's thread, while the calling thread waits; return or raise its outcome.
 
         Raises:
-            trio.Cancelled: the call is over; do not catch it.
-            LocalError: the call is over, and this is not the handler's own thread.
+            trio.Cancelled: the call has ended; do not catch it.
+            LocalError: the call has ended, and this is not the handler's own thread.
         """
         _check_cancelled()
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
@@ -57,7 +57,7 @@ class ThreadPortal:
         async def perform() -> None:
             try:
                 value = await function(*args)
-            except BaseException as error:  # the thread would wait for its outcome for ever
+            except BaseException as error:  # otherwise the thread would wait forever
                 outcome.put((None, error))
                 if not isinstance(error, Exception):
                     raise
@@ -83,12 +83,12 @@ def _check_cancelled() -> None:
     try:
         trio.from_thread.check_cancelled()
     except RuntimeError:
-        pass  # a thread that the handler's thread started
+        pass  # not a thread of Trio: the handler's thread started it
 
 
 @attrs.define(eq=False, repr=False)
 class _ThreadPlace:
-    """The limiter of one `trio.to_thread.run_sync`: a turn, taken before and given back when the thread ends."""
+    """The limiter of one `trio.to_thread.run_sync`: takes a turn before the thread begins, returns it when it ends."""
 
     _ctx: Context[Any]
     _turns: Turns
@@ -107,13 +107,13 @@ class _ThreadPlace:
             self._count(-1)
 
     def abandon(self) -> None:
-        """Count the thread until it ends, if it has begun."""
+        """Count the thread as abandoned until it ends, if it has begun."""
         if self._taken:
             self._abandoned = True
             self._count(+1)
 
     def _count(self, change: int) -> None:
-        """Count it in its session, and in the run, which outlives that."""
+        """Count it in its session, and in the run, which may outlive the session."""
         self._ctx.internals[0].abandoned_threads += change
         self._turns.abandoned += change
 
@@ -121,9 +121,9 @@ class _ThreadPlace:
 async def in_thread(
     ctx: Context[Any], function: Callable[[], _T], turns: Turns, portal: ThreadPortal | None = None
 ) -> _T:
-    """Run a sync function in a thread. Cancelling it gives the thread up, which is counted until it ends.
+    """Run a sync function in a thread. Cancelling abandons the thread, which is counted until it ends.
 
-    Raises ErrorReply if no thread was free, and too many calls wait for one or this one would begin too late.
+    Raises ErrorReply if no thread is free and too many calls wait, or this one would begin after its deadline.
     """
     place: Any = _ThreadPlace(ctx, turns)
     if portal is None:
@@ -141,7 +141,7 @@ async def _run(function: Callable[[], _T], place: Any) -> _T:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=place)
     except trio.Cancelled as error:
         if not is_cancelled(innermost_scope(trio.lowlevel.current_task())):
-            # Nothing is cancelled: the function kept an old one. A nursery around would take it for its own.
+            # The call is not cancelled: the function kept a `Cancelled` of another one. A nursery would swallow it.
             raise RuntimeError(f"{named(function)} raised a trio.Cancelled that is not its own") from error
         place.abandon()
         raise
@@ -151,15 +151,15 @@ async def _run(function: Callable[[], _T], place: Any) -> _T:
 class ThreadContext(Admitted, Generic[StateT]):
     """The context of a sync handler: the methods of `Context`, synchronous and callable from its thread.
 
-    In the event loop itself (`run="inline"`, or tests in virtual time) only what does not wait can be used: facts,
-    `report_progress`, `log`. Asking the client needs a thread or an async handler. In a process of its own
-    (`run="process"`) there is all but `state`, which stays in the server's process.
+    In the event loop (`run="inline"`, or tests in virtual time) only members that do not wait can be used: attributes,
+    `report_progress`, `log`. Asking the client needs a thread or an async handler. In a worker process
+    (`run="process"`) all but `state` can be used; the state stays in the server's process.
     """
 
     _ctx: Context[StateT]
     _portal: ThreadPortal | None
 
-    # Facts of the request, one by one, so that type checkers know them
+    # Attributes of the request, each written out for type checkers
 
     @property
     def admission(self) -> Admission:
@@ -198,10 +198,10 @@ class ThreadContext(Admitted, Generic[StateT]):
 
     @property
     def deadline(self) -> float:
-        """As `Context.deadline`; in a process of its own on the clock of `time.monotonic`."""
+        """As `Context.deadline`; in a worker process on the clock of `time.monotonic`."""
         return self._ctx.deadline
 
-    # Verbs
+    # Methods
 
     def _wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         if self._portal is None:
@@ -209,7 +209,7 @@ class ThreadContext(Admitted, Generic[StateT]):
         return self._portal.wait(function, *args)
 
     def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """As `Context.report_progress`; in the event loop it never waits and only the latest is kept."""
+        """As `Context.report_progress`; in the event loop it never waits, and only the latest report is kept."""
         if self._portal is None:
             self._ctx.report_progress_nowait(progress, total, message)
         else:

@@ -1,4 +1,4 @@
-"""Tools: from a function to its listing, and from a call to its result (server/tools)."""
+"""Tools: building one from a function, and calling it (server/tools)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 RunMode = Literal["inline", "thread", "process"]
-"""How a sync function runs: in the event loop (it must be quick), in a thread of the server's own limiter, or, if it is
-a tool's, in a worker process that is killed with its call."""
+"""How a sync function runs: in the event loop (it must be quick), in a thread of the server's own limiter, or, for
+tools, in a worker process that is killed when its call is cancelled."""
 
 _RUNS: Final = ("inline", "thread", "process")
 
@@ -48,18 +48,19 @@ class ToolOptions(ListedOptions, total=False):
     """The options of a tool, each with a default, beside those of `ListedOptions`.
 
     Attributes:
-        annotations: hints on what it does.
-        input_schema: any JSON Schema 2020-12 of an object, sent as it is; the function then takes its properties as
-            keywords, or all of them as the one parameter `arguments`.
+        annotations: hints on its behaviour (`ToolAnnotations`).
+        input_schema: any JSON Schema 2020-12 of an object, sent unchanged; the function then takes its properties as
+            keyword arguments, or all of them as the one parameter `arguments`.
         output_schema: the schema of the structured result, by default that of the return type.
         structured: False sends the result as content only.
-        timeout: seconds a call may take; then it is cancelled and the model told. Waiting for its turn counts, waiting
-            for the client's answer to a question does not.
+        timeout: seconds for one call; then it is cancelled and the model gets a tool error. Waiting for a turn counts,
+            waiting for the client's answer to a question does not.
         max_concurrent: calls that may run at once; others wait. Short for a quota.
         confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` is.
-        run: how a sync function runs, "thread", "inline", or "process": then it is at the top level of its module.
-        memory: with `run="process"`, bytes of address space its process may have (RLIMIT_AS).
-        cpu_time: with `run="process"`, seconds of processor time a call may take, rounded up (RLIMIT_CPU).
+        run: how a sync function runs: "thread", "inline" or "process". For "process" define it at its module's top
+            level.
+        memory: with `run="process"`, bytes of address space for its process (RLIMIT_AS).
+        cpu_time: with `run="process"`, seconds of processor time for a call, rounded up (RLIMIT_CPU).
     """
 
     annotations: ToolAnnotations | None
@@ -76,7 +77,7 @@ class ToolOptions(ListedOptions, total=False):
 
 @attrs.define(eq=False, repr=False)
 class ToolEntry:
-    """One tool: its listing, and everything that a call needs, built once."""
+    """One tool: its listing and the objects that its calls need, built once."""
 
     listed: Tool
     prepared: PreparedFunction
@@ -90,7 +91,7 @@ class ToolEntry:
     permission: Permission | None = None
 
     async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
-        """Carry out a call and return its result, also for `ToolError`s and, in later revisions, wrong arguments."""
+        """Run a call and return its result, also for `ToolError`s and, from 2025-11-25 on, wrong arguments."""
         arguments = params.arguments
         if arguments is ABSENT:
             arguments = {}
@@ -105,7 +106,7 @@ class ToolEntry:
                 await self.confirmation.obtain(ctx, arguments)
             if self.timeout is not None:
                 value = await self._timed(pools, ctx, arguments, self.timeout)
-            elif self.quota is None and not pools.bounded:  # as `in_turn` decides; most calls save calling it
+            elif self.quota is None and not pools.bounded:  # as `in_turn` decides; saves most calls one function call
                 value = await self.prepared.run(pools, ctx, arguments)
             else:
                 run = self.prepared.run
@@ -120,9 +121,9 @@ class ToolEntry:
             return failed_call(text)
 
     def _check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
-        """Check the headers that repeat arguments, if the request came with `Mcp-Method`.
+        """Check the headers that repeat arguments, if the request has the header `Mcp-Method`.
 
-        The headers of an upgrade to WebSocket say nothing of single requests.
+        Headers of a WebSocket upgrade are not checked: they do not describe single requests.
         """
         headers = ctx.headers
         if METHOD in headers and ctx.revision.method_headers:
@@ -134,7 +135,7 @@ class ToolEntry:
                 raise ErrorReply(HEADER_MISMATCH, mismatch)
 
     async def _timed(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
-        """Run within the tool's own timeout, for which waiting for a turn counts and asking the client does not."""
+        """Run within the tool's own timeout. Waiting for a turn counts, waiting for the client's answer does not."""
         clock = WorkClock(timeout, math.inf)
         with clock.scope, ctx.timed_by(clock):
             run = self.prepared.run
@@ -142,7 +143,7 @@ class ToolEntry:
         raise ToolError(f"{self.listed.name} did not finish within {timeout:g} seconds")
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:
-        """Report wrong arguments: to the model from 2025-11-25 on (SEP-1303), as an error before."""
+        """Report wrong arguments: from 2025-11-25 on as a tool error (SEP-1303), before as a protocol error."""
         problems = without_root(problems)
         text = f"invalid arguments for {self.listed.name}: {'; '.join(problems)}"
         if ctx.revision.invalid_arguments_are_tool_errors:
@@ -157,7 +158,7 @@ class ToolEntry:
             if shape is None:
                 return CallToolResult(content=as_content(value), is_error=False)
             structured = shape.dump(value)
-        except ConversionError as error:  # else it would count as wrong arguments
+        except ConversionError as error:  # otherwise it would be reported as wrong arguments
             raise TypeError(f"{self.listed.name} returned what JSON cannot carry: {error}") from error
         if self.output_validator is not None and not self.output_validator.is_valid(structured):
             problems = "; ".join(self.output_validator.problems(structured))
@@ -168,7 +169,7 @@ class ToolEntry:
 
 
 def error_text(name: str, error: BaseException) -> str | None:
-    """Return what the model is told of an exception of a tool's, or None where it is told nothing."""
+    """Return the text sent to the model for a tool's exception, or None if it gets none."""
     cause = sole(error)
     if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
         return str(cause)
@@ -206,7 +207,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         shape = prepared.result_shape()
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
     if prepared.run_mode == "process":
-        from trimcp.workers.remote import remote_tool  # few servers have such a tool
+        from trimcp.workers.remote import remote_tool  # few servers need it
 
         wants_context = prepared.context_parameter is not None
         prepared.remote = remote_tool(function, name, options, is_async=prepared.is_async, wants_context=wants_context)

@@ -1,7 +1,7 @@
 """URI templates (RFC 6570, all four levels), matched against URIs.
 
-The RFC leaves matching open. The rules here: work is linear in the URI, every URI has one reading (the leftmost
-variables take as little as they can), and unless asked otherwise no value can leave the directory it is joined to.
+The RFC leaves matching open. The rules here: the time is linear in the URI; the leftmost variables take as little as
+they can, so each URI has one reading; by default no value can leave the directory it is joined to.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Expression:
 
     @property
     def stops(self) -> str:
-        """The characters this part of a URI never holds."""
+        """The characters that this part of a URI cannot contain."""
         whole_path = self.operator.first == "/" and self.variables[0].explode
         return "?#" if whole_path else self.operator.stops
 
@@ -85,8 +85,8 @@ class UriTemplate:
         ValueError: it is not a template by RFC 6570.
 
     Attributes:
-        text: the template as it was given.
-        variables: the names in it, in order, each once.
+        text: the template.
+        variables: its variable names, in order, each once.
     """
 
     __slots__ = ("_steps", "text", "variables")
@@ -104,11 +104,11 @@ class UriTemplate:
         return f"UriTemplate({self.text!r})"
 
     def match(self, uri: str, *, guard: bool = True) -> dict[str, Value] | None:
-        """Return the variables of `uri`, percent-decoded, or None where it does not fit the template.
+        """Return the variables of `uri`, percent-decoded, or None if it does not match the template.
 
-        Exploded variables (`{path*}`) give lists, all others texts. Those with an operator that writes a first
-        character (`# . / ; ? &`) may be missing; those without one must hold something. Names in `; ? &` may come in
-        any order. A variable that stands twice must have one value.
+        Exploded variables (`{path*}`) give lists, all others strings. Variables with an operator that writes a first
+        character (`# . / ; ? &`) may be missing; the others must not be empty. Names in `; ? &` may be in any order.
+        A variable that occurs twice must have the same value both times.
 
         Args:
             uri: at most 8 KiB; longer ones never match.
@@ -185,7 +185,7 @@ def _parse_variable(text: str) -> _Variable:
 
 
 def _steps(part: Part) -> Iterator[Part]:
-    """Yield what is matched one by one: the variables of `{/a,b}` and `{.a,b}` each begin with their own sign."""
+    """Yield the parts to match one by one: the variables of `{/a,b}` and `{.a,b}` each begin with the operator."""
     if isinstance(part, _Expression) and part.operator.first in (".", "/"):
         yield from (_Expression(part.operator, (variable,)) for variable in part.variables)
     else:
@@ -193,10 +193,11 @@ def _steps(part: Part) -> Iterator[Part]:
 
 
 def _read(steps: Sequence[Part], uri: str) -> list[tuple[_Expression, str]] | None:
-    """Return the text of each expression that is there, without its first character; None where nothing fits.
+    """Return the text of each expression that is present, without its first character; None if the URI does not match.
 
-    First from the end: from which places can the steps that remain reach the end, and where does the shortest reading
-    of each step stop? Then from the start along the answers. Both are linear, whatever the template and the URI.
+    The first pass goes backwards. For each step it notes the places from which the remaining steps can reach the end,
+    and where the shortest match of the step ends. The second pass follows these notes from the start. Each is linear
+    in the URI.
     """
     size = len(uri)
     reach = bytearray(size + 1)
@@ -240,7 +241,7 @@ def _expression_ends(step: _Expression, uri: str, after: bytearray) -> tuple[byt
     if first:  # may be missing
         reach[:] = after
         ends = [place if after[place] else -1 for place in range(size + 1)]
-    nearest = size if after[size] else -1  # the first end at or after the place behind this one
+    nearest = size if after[size] else -1  # the first possible end at or after `place + 1`
     for place in range(size - 1, -1, -1):
         if nearest >= 0 and (uri[place] == first if first else uri[place] not in stops):
             reach[place] = 1
@@ -253,7 +254,7 @@ def _expression_ends(step: _Expression, uri: str, after: bytearray) -> tuple[byt
 
 
 def _split(expression: _Expression, text: str) -> list[tuple[_Variable, Value]] | None:
-    """Return the text of each variable of an expression, still encoded, or None if it does not fit."""
+    """Return the text of each variable of an expression, still encoded, or None if the text does not match."""
     operator, variables = expression.operator, expression.variables
     if operator.named:
         return _split_named(operator, variables, text)
@@ -307,7 +308,7 @@ def _is_safe(value: Value, *, slashes: bool) -> bool:
         if inner == value:
             return True
         value = inner
-    return False  # nobody encodes four times in good faith
+    return False  # encoding four times has no honest use
 
 
 def _is_safe_text(text: str, slashes: bool) -> bool:
@@ -317,7 +318,7 @@ def _is_safe_text(text: str, slashes: bool) -> bool:
 
 
 def _prefixes_fit(found: dict[str, Value], prefixes: list[tuple[_Variable, str]]) -> bool:
-    """Check `{var:3}` against its length and the whole value; without a whole value the prefix is all there is."""
+    """Check `{var:3}` against its length and the whole value; without a whole value the prefix becomes the value."""
     for variable, text in prefixes:
         assert variable.prefix is not None
         whole = found.setdefault(variable.name, text)
