@@ -132,6 +132,7 @@ def test_without_a_browser_the_address_is_pasted(there: Protected) -> None:
 
             with pytest.raises(urllib.error.HTTPError) as caught:
                 urllib.request.build_opener(NoRedirect).open(page, data=b"user=bob", timeout=SECONDS)
+            caught.value.close()
             out, _ = login.communicate(f"nonsense\n{caught.value.headers['location']}\n", timeout=SECONDS)
             assert " as bob by " in out
         finally:

@@ -21,7 +21,7 @@ def test_reasons_are_unique_words() -> None:
 
 def test_our_own_codes_lie_outside_the_range_json_rpc_reserves() -> None:
     ours = {code for code in ERRORS if code > 0}
-    assert ours == {codes.OVERLOADED, codes.CANCELLED_BY_DRAIN, codes.TIMED_OUT}
+    assert ours == {codes.OVERLOADED, codes.CANCELLED_BY_DRAIN, codes.TIMED_OUT, codes.FORBIDDEN}
 
 
 def test_reserved_codes_are_only_those_the_specification_defines() -> None:
