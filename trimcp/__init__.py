@@ -1,13 +1,13 @@
 """The Model Context Protocol for Trio: servers and clients whose connections are nursery-scoped actors.
 
-What most programs use is here. What fewer use is in the packages `trimcp.auth`, `trimcp.fleet`, `trimcp.guard`,
-`trimcp.testing`, `trimcp.watch` and `trimcp.wire` (payloads), and in the modules `trimcp.channel`, `trimcp.hidden` and
-`trimcp.security`. All of them are found after `import trimcp` and loaded at their first use.
+Most programs need only the names in this package. The rest is in the packages `trimcp.auth`, `trimcp.fleet`,
+`trimcp.guard`, `trimcp.testing`, `trimcp.watch` and `trimcp.wire` (payloads), and in the modules `trimcp.channel`,
+`trimcp.hidden` and `trimcp.security`. All of them are available after `import trimcp` and are loaded at first use.
 """
 
 from trimcp.lazy import lazy_names as _lazy_names
 
-# The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
+# The only list of names. The stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.auth": "auth=.",
     "trimcp.channel": "MessageChannel channel=.",

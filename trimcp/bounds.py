@@ -1,6 +1,6 @@
-"""Checks of the numbers in settings, and of names of headers: what is wrong is said where it is written.
+"""Checks of numbers in settings, and of header names. An error is raised where the wrong value is given.
 
-A record of settings is `@attrs.frozen(field_transformer=checked(...))`; what is no record uses `check_number`.
+A settings class is declared with `@attrs.frozen(field_transformer=checked(...))`; other code calls `check_number`.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-"""A pattern of what HTTP calls a token, such as the name of a header (RFC 9110, section 5.6.2)."""
+"""A regular expression for an HTTP token, such as a header name (RFC 9110, section 5.6.2)."""
 
 _NUMBERS: Final = {"int": True, "float": False, "int | None": True, "float | None": False}
-"""Annotations that are checked, and whether the number has to be whole."""
+"""Annotations whose values are checked, and whether the value must be an integer."""
 
 Transformer: TypeAlias = Callable[[type, list["attrs.Attribute[Any]"]], list["attrs.Attribute[Any]"]]
 
 
 def is_token(text: str) -> bool:
-    """Return whether this can be the name of an HTTP header."""
+    """Return whether `text` is a valid HTTP header name."""
     return re.fullmatch(TOKEN, text) is not None
 
 
 def check_number(name: str, value: object, *, whole: bool = False, zero: bool = False, optional: bool = False) -> None:
-    """Check one number of a setting; infinity passes for what need not be whole.
+    """Check one number of a setting. Infinity is accepted unless `whole` is set.
 
     Args:
-        name: what it is called in errors.
-        value: what was given.
-        whole: it counts something.
-        zero: 0 makes sense.
-        optional: None makes sense.
+        name: the setting's name, for error messages.
+        value: the value to check.
+        whole: require an integer.
+        zero: accept 0.
+        optional: accept None.
 
     Raises:
-        TypeError: it is no number of that kind; True and False are none.
-        ValueError: it is not a number (NaN), negative, or 0 where that makes no sense.
+        TypeError: the value is not a number of that kind (a bool is not a number).
+        ValueError: the value is NaN or negative, or it is 0 and `zero` is not set.
     """
     if value is None and optional:
         return
@@ -52,14 +52,14 @@ def check_number(name: str, value: object, *, whole: bool = False, zero: bool = 
 
 
 def checked(*, zero: Collection[str] = (), unchecked: Collection[str] = ()) -> Transformer:
-    """Return what lets attrs check every number of a class, and that what is True or False is no other value.
+    """Return an attrs field transformer that checks every number and every bool of a class.
 
-    Members annotated `int` are at least 1, those annotated `float` greater than 0; each may be `| None`. One with a
-    validator of its own is left to that.
+    Fields annotated `int` must be at least 1, and fields annotated `float` greater than 0; each may be `| None`. A
+    field that has a validator of its own is not checked again.
 
     Args:
-        zero: names of those that may be 0.
-        unchecked: names of those that may be anything.
+        zero: names of fields that may be 0.
+        unchecked: names of fields that are not checked.
     """
 
     def transform(cls: type, attributes: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
@@ -77,7 +77,7 @@ def checked(*, zero: Collection[str] = (), unchecked: Collection[str] = ()) -> T
 
 
 def _validator(attribute: attrs.Attribute[Any], zero: bool) -> Any:
-    annotation: Any = attribute.type  # a string where the module defers its annotations, as ours do
+    annotation: Any = attribute.type  # a string where the module defers its annotations, as this package does
     kind = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     if kind == "bool":
         return _check_truth

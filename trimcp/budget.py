@@ -1,12 +1,12 @@
-"""How much memory all peers of a server together may make it keep, and who gives way when that is used up.
+"""A bound on the memory that all peers of a server together may use, and the choice of the peer to end beyond it.
 
-Counted is what a peer decides about: bodies and messages being read, requests that wait or are under way, results that
-nobody has taken, events kept for clients that come back, handshakes. Each connection or session has a `Holding`, and
-those of one owner (a principal, else an address) are counted together.
+Only what a peer can influence is counted: bodies and messages being read, requests that wait or run, results not yet
+sent, events kept for clients that reconnect, handshakes. Each connection or session has a `Holding`. The holdings of
+one owner (a principal, else an address) are counted together.
 
-A holding may grow as long as it, its owner and all owners added up stay below the bound. So one owner alone gets half
-of it, two get a third each, and there is always room for one more. Results cannot be refused that way; where they pass
-the bound, whoever holds most and is not at work is ended.
+A holding may grow as long as its own bytes, its owner's bytes and the bytes of all owners, added up, stay below the
+bound. So a single owner gets half of the bound, two owners get a third each, and there is always room for one more.
+Results cannot be refused like that. When they exceed the bound, the largest holding without a running handler is ended.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from typing import Final, Protocol
 import trio
 
 DEFAULT_MEMORY: Final = 256 * 1024 * 1024
-"""Bytes that the peers of one server may make it keep unless told otherwise."""
+"""Default bound, in bytes, on the memory that the peers of one server may use."""
 
 LITTLE: Final = 64 * 1024
-"""Bytes that a connection or session may always hold: whoever holds little is served while others give way."""
+"""Bytes that every connection or session may hold, so that small peers are served while large ones must wait."""
 
 STEP: Final = 4 * 1024
-"""Bytes by which what is held may always change before it is counted, so that small calls cost nothing."""
+"""Bytes by which an amount may change before it is counted, so that small calls cost nothing."""
 
 LARGE: Final = 32 * 1024
-"""Bytes from which a message is parsed in turn with others; see `Budget.take_turn`."""
+"""Bytes from which a message has to wait for its turn to be parsed; see `Budget.take_turn`."""
 
-# Parts of the bound, as divisors
-_HIGH: Final = 4  # much is held beyond it,
-_LOW: Final = 16  # and little below it
-_UNCOUNTED: Final = 32  # may go uncounted in all: where few are connected, steps are larger
-_SLACK: Final = 8  # beyond the bound, where somebody at work is ended, too; one at rest has to hold as much of theirs
+# Fractions of the bound, as divisors
+_HIGH: Final = 4  # above this much is held,
+_LOW: Final = 16  # and below this little is held
+_UNCOUNTED: Final = 32  # may be uncounted over all holdings: with few holdings, the steps are larger
+_SLACK: Final = 8  # above the bound: then also a busy holding is ended, unless an idle one has this part of its size
 
 _LARGEST_STEP: Final = 128 * 1024
-_TURNS: Final = 16  # of the loop, in which others run between two large messages, at most
-_READS: Final = 8  # of messages larger than one read, in a turn of the loop
+_TURNS: Final = 16  # at most so many turns of the event loop between two large messages, for other tasks
+_READS: Final = 8  # reads of messages larger than one read, in one turn of the event loop
 
 NOWHERE_KNOWN: Final = "address unknown"
-"""The share of everybody without a name and an address: over Unix sockets, pipes, and where a host does not tell."""
+"""The owner of every peer without a principal and an address: Unix sockets, pipes, hosts that pass no address."""
 
 # A host with 64 bits of its own address space can take a new address for each connection (RFC 4291, 2.5.1; RFC 8981).
 _IPV6_PREFIX: Final = 8  # bytes
-_MAPPED: Final = bytes(10) + b"\xff\xff"  # what stands before an IPv4 address in IPv6 (RFC 4291, 2.5.5.2)
-_LONGEST: Final = 64  # characters of an address, with a zone
+_MAPPED: Final = bytes(10) + b"\xff\xff"  # prefix of an IPv4 address mapped into IPv6 (RFC 4291, 2.5.5.2)
+_LONGEST: Final = 64  # characters of an address, including the zone
 
 
 class Holder(Protocol):
@@ -56,15 +56,15 @@ class Holder(Protocol):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work in it, so that ending it stops none."""
+        """Whether no handler is running in it, so that ending it interrupts none."""
         ...
 
     def give_way(self, why: str) -> None:
-        """End it. Called at most once, and must not wait."""
+        """End it. Called at most once; must not block."""
 
 
 class _Owner:
-    """What one principal or address holds, in all its holdings."""
+    """All holdings of one principal or address."""
 
     __slots__ = ("favoured", "held", "holdings", "name")
 
@@ -72,27 +72,28 @@ class _Owner:
         self.name: str = name
         self.held: int = 0
         self.holdings: set[Holding] = set()
-        # One of the holdings that wait for room goes on all the same, or they might all wait for each other.
+        # One of the holdings that wait for room may continue anyway, or all of them might wait for each other.
         self.favoured: Holding | None = None
 
     def largest(self, *, at_rest: bool) -> Holding | None:
-        """Return the largest holding that can be ended, if `at_rest` of those in which no handler is at work."""
+        """Return the largest holding that can be ended; with `at_rest`, only of those without a running handler."""
         found = [holding for holding in self.holdings if holding.can_be_ended(at_rest=at_rest)]
         return max(found, key=lambda holding: holding.held) if found else None
 
 
 class Budget:
-    """The memory that all peers of a server may make it keep.
+    """A bound on the memory that all peers of a server together may use.
 
     Args:
         bound: bytes.
 
     Attributes:
-        held: bytes that are held now, as far as they are counted.
-        step: bytes by which each amount may change before it is counted anew.
-        refused: bodies and messages that were refused for want of room.
-        ended: holdings that were ended because they held most.
-        when_low: called once little is held after much was: a time to give memory back to the system. May be set.
+        held: bytes counted now.
+        step: bytes by which each amount may change before it is counted again.
+        refused: number of bodies and messages refused because there was no room.
+        ended: number of holdings ended because they were the largest.
+        when_low: called when little is held again after much was held, for example to return memory to the system.
+            May be set.
     """
 
     def __init__(self, bound: int = DEFAULT_MEMORY) -> None:
@@ -101,27 +102,27 @@ class Budget:
         self.step: int = STEP
         self.refused: int = 0
         self.ended: int = 0
-        self._began = 0.0  # when parsing of a large message last began, on Trio's clock
-        self._next_turn = -math.inf  # when the next one may be parsed
+        self._began = 0.0  # when the last large message began to be parsed, on Trio's clock
+        self._next_turn = -math.inf  # when the next large message may be parsed
         self._turn = trio.Lock()
         self._reads = _READS
         self._readers = trio.lowlevel.ParkingLot()
         self._holdings = 0
-        self._fewer, self._more = -1, 1  # numbers of holdings at which another step is chosen
+        self._fewer, self._more = -1, 1  # numbers of holdings at which the step changes
         self._owners: dict[str, _Owner] = {}
         self._waiting: dict[Holding, Callable[[], object]] = {}
         self._relieving = False
-        self._next = 0  # bytes held from which it is worth looking again for somebody to end
-        self._flooded = False  # whether much was held since little was
-        self._mark = bound // _HIGH  # bytes beyond which to look
+        self._next = 0  # held bytes at which to look again for a holding to end
+        self._flooded = False  # whether much was held since little was held
+        self._mark = bound // _HIGH  # held bytes above which to look
         self.when_low: Callable[[], object] | None = None
 
     def holding(self, owner: str, holder: Holder | None = None) -> Holding:
-        """Return a new holding, to be closed by whoever made it.
+        """Return a new holding. The caller closes it.
 
         Args:
-            owner: the principal or the address it is counted with; see `owner_of`.
-            holder: what can be ended when too much is held; None for what cannot.
+            owner: the principal or the address to count it with; see `owner_of`.
+            holder: the connection or session that can be ended when too much is held; None if it cannot be ended.
         """
         mine = self._owner(owner)
         holding = Holding(self, mine, holder)
@@ -134,8 +135,8 @@ class Budget:
     def take_turn(self) -> bool:
         """Return whether a message of `LARGE` bytes or more may be parsed now; if so, call `parsed` after it.
 
-        Of those that come at once one is parsed at a time, else everybody would wait for all of them. Between two
-        others have as much time as the first one took. Where this is False, `Holding.wait_for_turn`.
+        Large messages that arrive together are parsed one at a time, so that other tasks can run between them for as
+        long as the previous message took. If this returns False, call `Holding.wait_for_turn`.
         """
         now = trio.current_time()
         if now < self._next_turn:
@@ -144,12 +145,12 @@ class Budget:
         return True
 
     def parsed(self) -> None:
-        """Note that the large message whose turn it was is parsed."""
+        """Note that the large message whose turn it was has been parsed."""
         now = trio.current_time()
         self._next_turn = now + (now - self._began)
 
     async def read_in_turn(self) -> None:
-        """Wait for the turn of a read that goes on with a large message: a few are made in each turn of the loop."""
+        """Wait before reading more of a large message: only a few such reads are made per turn of the event loop."""
         while not self._reads:
             await self._readers.park()
         self._reads -= 1
@@ -157,18 +158,18 @@ class Budget:
             trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
 
     def _refill(self) -> None:
-        """Let the next ones read, in the next turn of the loop."""
+        """Allow the next reads, in the next turn of the event loop."""
         self._reads = _READS
         self._readers.unpark(count=_READS)
 
     def owners(self) -> list[tuple[str, int]]:
-        """Return who holds anything, and how many bytes, the largest first."""
+        """Return the owners that hold anything, with their bytes, the largest first."""
         return sorted(
             ((name, owner.held) for name, owner in self._owners.items() if owner.held), key=lambda one: -one[1]
         )
 
     def _choose_step(self) -> None:
-        """Choose the step for as many holdings as there are, and for up to twice as many, or down to half."""
+        """Choose the step for the present number of holdings. It is used until that number has doubled or halved."""
         number = 1 << max(self._holdings.bit_length() - 1, 0)
         self.step = max(STEP, min(_LARGEST_STEP, self.bound // (_UNCOUNTED * number)))
         self._more = 2 * number
@@ -181,7 +182,7 @@ class Budget:
         return owner
 
     def _forget(self, holding: Holding, owner: _Owner) -> None:
-        """Take a holding from its owner, and forget an owner that has none left."""
+        """Remove a holding from its owner, and the owner when it has none left."""
         owner.holdings.discard(holding)
         if owner.favoured is holding:
             owner.favoured = None
@@ -189,13 +190,13 @@ class Budget:
             self._owners.pop(owner.name, None)
 
     def _much_held(self) -> None:
-        """Note that much is held, and end somebody if it is too much."""
+        """Note that much is held, and end holdings if it is too much."""
         self._flooded, self._mark = True, self.bound
         if self.held > self.bound:
             self._relieve()
 
     def _less_held(self) -> None:
-        """Let those that wait go on, as far as there is room for them now, and tell once little is left of much."""
+        """Wake the waiting holdings that now fit, and call `when_low` if little is held after much was."""
         for holding in list(self._waiting):
             owner = holding.owner
             if owner.favoured is None:
@@ -208,7 +209,7 @@ class Budget:
                 self.when_low()
 
     def _relieve(self) -> None:
-        """End those that hold most, until what is held is within the bound, as far as anybody can be ended."""
+        """End the largest holdings until the bound is kept or none is left that can be ended."""
         if self._relieving or self.held < self._next:
             return
         self._relieving = True
@@ -216,7 +217,7 @@ class Budget:
             while self.held > self.bound:
                 found = self._who_gives_way()
                 if found is None:
-                    self._next = self.held + LITTLE  # to look again at once would find the same
+                    self._next = self.held + LITTLE  # looking again at once would find the same
                     return
                 self._end(found)
             self._next = 0
@@ -224,9 +225,9 @@ class Budget:
             self._relieving = False
 
     def _who_gives_way(self) -> Holding | None:
-        """Return who holds most at rest, of the owner who holds most; or who holds most at all, if that must be.
+        """Return the largest idle holding of the largest owner, or the largest holding of all if nothing else helps.
 
-        Whoever holds little beside that one is not ended: it would not help.
+        A holding that is small beside the largest one is not returned: ending it would not help.
         """
         owners = sorted(self._owners.values(), key=lambda owner: -owner.held)
         resting = next(filter(None, (owner.largest(at_rest=True) for owner in owners)), None)
@@ -236,7 +237,7 @@ class Budget:
         return largest if self.held > self.bound + self.bound // _SLACK else None
 
     def _end(self, holding: Holding) -> None:
-        from trimcp.security import security_event  # which most programs never need
+        from trimcp.security import security_event  # most programs never need it
 
         size, name, holder = holding.held, holding.owner.name, holding.holder
         self.ended += 1
@@ -247,12 +248,12 @@ class Budget:
 
 
 class Holding:
-    """What one connection or session makes a server keep; `Budget.holding` makes it.
+    """The memory that one connection or session uses in a server. Made by `Budget.holding`.
 
     Attributes:
-        budget: what it counts in.
+        budget: the budget it is counted in.
         held: bytes.
-        holder: what can be ended, or None. May be set later.
+        holder: the connection or session that can be ended, or None. May be set later.
     """
 
     __slots__ = ("budget", "held", "holder", "owner")
@@ -264,24 +265,24 @@ class Holding:
         self.held: int = 0
 
     def fits(self, size: int) -> bool:
-        """Return whether so many bytes more may be taken. Where not, whoever asks refuses them and counts that."""
+        """Return whether so many more bytes may be added. If not, the caller refuses them and calls `refuse`."""
         held = self.held + size
         return held <= LITTLE or held + self.owner.held + self.budget.held <= self.budget.bound
 
     @property
     def may_grow(self) -> bool:
-        """Whether whoever can wait may read on."""
+        """Whether a reader that can wait may read on."""
         return self.held <= LITTLE or self.fits(0) or self.owner.favoured is self
 
     def refuse(self, what: str) -> None:
-        """Note that something of this peer's was refused for want of room."""
+        """Count and log that something from this peer was refused because there was no room."""
         from trimcp.security import security_event
 
         self.budget.refused += 1
         security_event("flood_refused", what=what, owner=self.owner.name, held=self.held, why="memory")
 
     def add(self, change: int) -> None:
-        """Hold so many bytes more, or less, without a check: ask `fits` before."""
+        """Add `change` bytes (may be negative) without a check: call `fits` before."""
         budget = self.budget
         self.held += change
         self.owner.held += change
@@ -296,7 +297,7 @@ class Holding:
             budget._less_held()
 
     def move(self, name: str) -> None:
-        """Count it with another owner from now on, such as the principal that its address turned out to be."""
+        """Count it with another owner from now on, for example after its peer has authenticated."""
         owner = self.owner
         if owner.name == name or self.budget is _NONE:
             return
@@ -307,12 +308,12 @@ class Holding:
         self.owner.holdings.add(self)
 
     def when_it_may_grow(self, wake: Callable[[], object]) -> bool:
-        """Have this called once it may grow; the last one given counts. Returns False if there is nothing to wait for.
+        """Have `wake` called when it may grow; it replaces the last one. Returns False if it need not wait.
 
-        Of each owner one need not wait, or all might wait for each other.
+        One holding of each owner need not wait, or all of them might wait for each other.
         """
         favoured = self.owner.favoured
-        if favoured is None or favoured.held <= LITTLE:  # which had its turn
+        if favoured is None or favoured.held <= LITTLE:  # it has had its turn
             self.owner.favoured = self
         if self.may_grow:
             return False
@@ -320,7 +321,7 @@ class Holding:
         return True
 
     async def room(self) -> None:
-        """Wait until it may grow. Cancelling it loses nothing."""
+        """Wait until it may grow. Cancelling this loses nothing."""
         lot = trio.lowlevel.ParkingLot()
         try:
             while not self.may_grow and self.when_it_may_grow(lot.unpark_all):
@@ -329,12 +330,12 @@ class Holding:
             self.budget._waiting.pop(self, None)
 
     async def wait_for_turn(self, size: int) -> None:
-        """Wait until a message of so many bytes may be parsed, see `Budget.take_turn`, and count it meanwhile."""
+        """Wait until a message of `size` bytes may be parsed (see `Budget.take_turn`). It is counted meanwhile."""
         budget, waiting = self.budget, Amount(self)
         waiting.set(size)
         try:
             async with budget._turn:
-                for _ in range(_TURNS):  # and not by a timer, which on a clock that stands still would never ring
+                for _ in range(_TURNS):  # not a timer, which would never fire on a clock that does not advance
                     await trio.lowlevel.checkpoint()
                     if budget.take_turn():
                         return
@@ -343,12 +344,12 @@ class Holding:
             waiting.set(0)
 
     def can_be_ended(self, *, at_rest: bool) -> bool:
-        """Return whether ending it would help: it holds something, and nothing is at work in it if `at_rest`."""
+        """Return whether ending it helps: it holds something and, with `at_rest`, no handler is running in it."""
         holder = self.holder
         return holder is not None and self.held > 0 and (not at_rest or holder.at_rest)
 
     def close(self) -> None:
-        """Hold nothing any more, and count nothing; safe to call twice."""
+        """Hold nothing and count nothing any more. May be called twice."""
         budget, owner = self.budget, self.owner
         if budget is _NONE:
             return
@@ -358,18 +359,18 @@ class Holding:
         budget._holdings -= 1
         if budget._holdings <= budget._fewer:
             budget._choose_step()
-        self.budget, self.owner = _NONE, _NOBODY  # what is said from now on counts nowhere
+        self.budget, self.owner = _NONE, _NOBODY  # later changes are counted nowhere
         self.holder = None
         if budget._waiting and (wake := budget._waiting.pop(self, None)) is not None:
             wake()
 
 
 class Amount:
-    """One of the things that a holding consists of, as far as it was counted.
+    """One part of a holding, and how much of it has been counted.
 
     Attributes:
-        holding: what it is a part of; None counts nothing.
-        counted: bytes that were counted.
+        holding: the holding it is part of; None counts nothing.
+        counted: bytes counted.
     """
 
     __slots__ = ("counted", "holding")
@@ -379,7 +380,7 @@ class Amount:
         self.counted: int = 0
 
     def set(self, size: int) -> None:
-        """Set how large it is now. Small changes are counted once they have come to a step of the budget."""
+        """Set its size. A change is counted once it reaches one step of the budget."""
         change = size - self.counted
         if change and (holding := self.holding) is not None:
             step = holding.budget.step
@@ -388,7 +389,7 @@ class Amount:
                 holding.add(change)
 
     def belong_to(self, holding: Holding | None) -> None:
-        """Count it in another holding from now on, and nothing of it until it is set again."""
+        """Count it in another holding from now on, from 0 bytes until the next `set`."""
         if self.counted:
             self.set(0)
         self.holding = holding
@@ -399,9 +400,9 @@ _NOBODY: Final = _Owner("nobody")
 
 
 async def give_back() -> None:
-    """Give the system what the C library keeps free for later, where it has a word for that (glibc).
+    """Return memory that the C library keeps free for later use to the system, where that is possible (glibc).
 
-    After a flood of large messages that can be a tenth of what they took.
+    After a flood of large messages this can be a tenth of their size.
     """
     await trio.to_thread.run_sync(_trim)
 
@@ -415,15 +416,17 @@ def _trim() -> None:
 
 
 def owner_of(principal: str | None, address: str | None) -> str:
-    """Return whose share something counts into: the principal's, else that of the address it comes from.
+    """Return the owner to count memory with: the principal, else the address.
 
-    It is text for tables and logs: "principal alice", "address 192.0.2.1" or "address 2001:db8::/64" (one machine has
-    that many addresses). An IPv4 address that is mapped into IPv6 is the same as without. Without a readable address
-    all are one, `NOWHERE_KNOWN`. No principal has the key of an address, or the other way round. Never raises.
+    The result is text for tables and logs: "principal alice", "address 192.0.2.1" or "address 2001:db8::/64" (one
+    machine may have all these addresses). An IPv4 address mapped into IPv6 is the same as the IPv4 address. All peers
+    without a readable address share `NOWHERE_KNOWN`. A principal and an address never have the same result. Never
+    raises.
 
     Args:
-        principal: who asks, as the transport's identity hook decided, or None.
-        address: where from, with or without a port: "192.0.2.1", "192.0.2.1:40312", "2001:db8::1", "[2001:db8::1]:443".
+        principal: who sends the requests, from the transport's identity hook, or None.
+        address: the peer's address, with or without a port: "192.0.2.1", "192.0.2.1:40312", "2001:db8::1",
+            "[2001:db8::1]:443".
     """
     if principal is not None:
         return f"principal {principal}"
@@ -438,9 +441,9 @@ def owner_of(principal: str | None, address: str | None) -> str:
     return _of_host(host) if len(host) <= _LONGEST else NOWHERE_KNOWN
 
 
-@lru_cache(4_096)  # clients come back
+@lru_cache(4_096)  # clients reconnect
 def _of_host(host: str) -> str:
-    host = host.partition("%")[0]  # without the zone of a link
+    host = host.partition("%")[0]  # without the zone
     try:
         if ":" not in host:
             return f"address {socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, host))}"

@@ -1,7 +1,7 @@
-"""The seam between sessions and wires: whole messages in, whole messages out, in batches.
+"""The interface between sessions and transports: whole messages in both directions, in batches.
 
-A channel knows bytes and framing. It knows nothing of requests under way, revisions or handlers, and nothing above
-it knows whether it is a pipe, a socket or a list. Vocabulary and exceptions are Trio's.
+A channel handles bytes and framing. It knows nothing of requests in progress, revisions or handlers, and the session
+does not know whether the channel is a pipe, a socket or a list. Method names and exceptions are Trio's.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from trimcp.values import shown
 from trimcp.wire.jsonrpc import Message, RequestId
 
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")
-"""What is treated differently while the peer is slow; docs/reference/lanes.md says how. The last holds cancels, too."""
+"""Kinds of messages handled differently for a slow peer, see docs/reference/lanes.md. Cancels are in `others`."""
 
 
 SERVER_MAX_MESSAGE: Final = 4 * 1024 * 1024
-"""Bytes of the largest message a server takes unless told otherwise."""
+"""Default size limit, in bytes, of one message that a server receives."""
 
 CLIENT_MAX_MESSAGE: Final = 64 * 1024 * 1024
-"""Bytes of the largest message a client takes unless told otherwise: results are larger than requests."""
+"""Default size limit, in bytes, of one message that a client receives: results are larger than requests."""
 
 
 class Kind(Enum):
-    """What an outgoing message is, for transports that route or withdraw by it."""
+    """The kind of an outgoing message, for transports that route or withdraw by it."""
 
     REQUEST = "request"
     REPLY = "reply"
@@ -45,39 +45,40 @@ class Kind(Enum):
 
 
 class Origin(Protocol):
-    """Where a message came in, for transports with more than one connection to the peer (HTTP exchanges, streams).
+    """Where a message was received, for transports with several connections to one peer (HTTP exchanges, streams).
 
-    The session sends whatever belongs to that message to this origin's sink, and names it on every `Outgoing`.
+    The session sends everything that belongs to that message to the sink of its origin, and names the origin in every
+    `Outgoing`.
     """
 
     @property
     def name(self) -> str:
-        """What to call it in a log."""
+        """The origin's name in logs."""
         ...
 
     @property
     def client(self) -> str | None:
-        """Where the peer is, as far as it tells clients apart, such as its address without the port; or None."""
+        """What identifies the client, such as its address without the port; None if the transport cannot tell."""
         ...
 
     @property
     def sink(self) -> Sink | None:
-        """Where messages go that belong to it; None for the session's own sink."""
+        """The sink of messages that belong to it; None for the session's own sink."""
         ...
 
 
-# These two are mutable only because making a frozen value takes attrs three times as long; nobody changes them.
+# Both classes are mutable only because attrs takes three times as long to create a frozen object. Do not change them.
 @attrs.define(eq=False)
 @shown
 class Incoming:
-    """One message as it arrived.
+    """One received message.
 
     Attributes:
-        message: the parsed message; what could not be parsed is a `Malformed`, a message like any other.
-        size: bytes it took on the wire, for the mailbox's accounting.
-        origin: where it came in, or None where there is only one connection.
-        headers: transport headers by lower-case name; opaque to channels, None where there are none.
-        principal: who sent it, as the transport's identity hook decided; None until someone authenticates.
+        message: the parsed message. One that could not be parsed is a `Malformed`.
+        size: bytes on the wire, for the mailbox's accounting.
+        origin: where it was received, or None if there is only one connection.
+        headers: transport headers by lower-case name, not read by channels; None if there are none.
+        principal: who sent it, from the transport's identity hook; None if nobody authenticated.
     """
 
     message: Message
@@ -90,15 +91,15 @@ class Incoming:
 @attrs.define(eq=False)
 @shown
 class Outgoing:
-    """One message on its way out, encoded already: transports frame bytes and never encode.
+    """One message to send, already encoded: a transport adds the framing only.
 
     Attributes:
         data: the message as JSON text in UTF-8, without framing and without a raw newline.
-        kind: what it is.
-        request_id: the request it is (REQUEST), answers (REPLY), belongs to (NOTIFICATION) or cancels (CANCEL).
-        origin: that of the incoming request it belongs to, or None.
-        headers: transport headers to send with it; opaque to channels, None where there are none.
-        error: the code of the error that it is (REPLY), or None: some transports have statuses for them.
+        kind: the kind of message.
+        request_id: the request that it is (REQUEST), answers (REPLY), belongs to (NOTIFICATION) or cancels (CANCEL).
+        origin: the origin of the incoming request that it belongs to, or None.
+        headers: transport headers to send with it, not read by channels; None if there are none.
+        error: the error code of an error reply, or None. Some transports map it to a status.
     """
 
     data: bytes
@@ -109,11 +110,11 @@ class Outgoing:
     error: int | None = None
 
 
-_METHOD_WITHIN: Final = 96  # bytes of a notification in which its method stands: we write it before the params
+_METHOD_WITHIN: Final = 96  # first bytes of a notification that contain its method: we write it before the params
 
 
 def lane_of(outgoing: Outgoing) -> str:
-    """Return which of `LANES` a message belongs to. For what is merged, dropped or looked at, not for every message."""
+    """Return the lane, one of `LANES`, of a message. Called only for messages that are merged, dropped or inspected."""
     if outgoing.kind is Kind.REPLY:
         return "replies"
     if outgoing.kind is Kind.REQUEST:
@@ -131,12 +132,12 @@ def lane_of(outgoing: Outgoing) -> str:
 
 @attrs.define(eq=False)
 class LaneCounts:
-    """What gave way because a reader was slow or gone, by lane.
+    """Messages merged or dropped because a reader was slow or gone, by lane.
 
     Attributes:
-        merged: messages that gave way to a later one of their kind.
-        dropped: messages that nobody will see.
-        untold: log messages dropped since the peer was last told how many were.
+        merged: messages replaced by a later one of their kind.
+        dropped: messages that will not be delivered.
+        untold: log messages dropped since the peer was last sent their number.
     """
 
     merged: dict[str, int] = attrs.field(factory=dict)
@@ -144,24 +145,24 @@ class LaneCounts:
     untold: int = 0
 
     def merge(self, lane: str) -> None:
-        """Count a message that gave way to a later one."""
+        """Count a message that was replaced by a later one."""
         self.merged[lane] = self.merged.get(lane, 0) + 1
 
     def drop(self, lane: str) -> None:
-        """Count a message that nobody will see."""
+        """Count a message that will not be delivered."""
         self.dropped[lane] = self.dropped.get(lane, 0) + 1
 
     def add(self, other: LaneCounts) -> None:
-        """Count here what another one has counted, such as one of a session that has ended."""
+        """Add the counts of another object, for example of a session that has ended."""
         for mine, theirs in ((self.merged, other.merged), (self.dropped, other.dropped)):
             for lane, count in theirs.items():
                 mine[lane] = mine.get(lane, 0) + count
 
 
 class Sink(ABC):
-    """Where outgoing messages go: a session's outbox, or the response of one HTTP request.
+    """A destination of outgoing messages: a session's outbox, or the response of one HTTP request.
 
-    The defaults are those of a sink in which nothing waits and whose connection stays.
+    The default methods are those of a sink that holds no messages back and does not release its connection.
     """
 
     __slots__ = ()
@@ -172,43 +173,43 @@ class Sink(ABC):
         return False
 
     async def room(self) -> None:  # noqa: B027
-        """Wait until there is room for one more message, of whatever size."""
+        """Wait until there is room for one more message of any size."""
 
     @abstractmethod
     def post(self, outgoing: Outgoing) -> None:
-        """Enqueue now, whether there is room or not; never blocks. Senders that can wait call `room` first.
+        """Enqueue now, even if there is no room; never blocks. Senders that can wait call `room` first.
 
         Raises:
-            LocalError: it is a request, and there is no way to send it.
+            LocalError: it is a request, and there is no connection to send it on.
         """
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Enqueue, in place of an earlier message of the same key that has not left yet."""
+        """Enqueue in place of an unsent message with the same key."""
         self.post(outgoing)
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:  # noqa: B027
-        """Put the latest message of `key` in order before what is posted next, or drop it."""
+        """Put the latest message of `key` before the next one posted, or drop it."""
 
     def withdraw(self, request_id: RequestId) -> bool:
-        """Take back a request that has not left yet; False if it has."""
+        """Remove a request that is not sent yet; return False if it is already sent."""
         return False
 
     def unanswered(self, request_id: RequestId) -> None:  # noqa: B027
-        """Note that this request of the peer's gets no answer: it gave the request up."""
+        """Note that this request of the peer gets no answer, because the peer cancelled it."""
 
     def release(self) -> None:  # noqa: B027
-        """Let the peer's connection go, where the transport lets it come back for the rest; else do nothing."""
+        """Close the peer's connection if the transport lets the peer reconnect for the rest; else do nothing."""
 
     def close(self) -> None:  # noqa: B027
-        """No more is posted; what is queued still leaves."""
+        """Accept no more messages; those queued are still sent."""
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        """Return the messages that are still held here, and the bytes handed on that the peer has not taken."""
+        """Return the messages still held here, and the number of bytes handed on that the peer has not taken."""
         return (), 0
 
 
 class _Nowhere(Sink):
-    """Drops notifications, and refuses requests."""
+    """Drops notifications and refuses requests."""
 
     def post(self, outgoing: Outgoing) -> None:
         if outgoing.kind is Kind.REQUEST:
@@ -216,14 +217,14 @@ class _Nowhere(Sink):
 
 
 NOWHERE: Final[Sink] = _Nowhere()
-"""The sink of what belongs to no request where nothing leads to the peer, or nothing any more."""
+"""The sink for messages that belong to no request when no connection leads to the peer (any more)."""
 
 
 class OneTask:
     """A `with` block for one task at a time; a second task gets `trio.BusyResourceError`.
 
     Args:
-        does: what the task does, for the text of the error: "sending on" or "receiving from" the channel.
+        does: what the task does, for the error text: "sending on" or "receiving from" the channel.
     """
 
     __slots__ = ("_busy", "_does")
@@ -242,42 +243,42 @@ class OneTask:
 
 
 class MessageChannel(ABC):
-    """Sends and receives whole messages: all a transport has to offer.
+    """Sends and receives whole messages. This is all that a transport must implement.
 
-    One task sends and one task receives at a time; a second one gets `trio.BusyResourceError`. `trimcp.testing.
-    check_channel` checks the whole contract.
+    One task sends and one task receives at a time; a second one gets `trio.BusyResourceError`.
+    `trimcp.testing.check_channel` tests an implementation of this interface.
     """
 
     mirrors_headers: bool = False
-    """Whether `Outgoing.headers` reach the peer (HTTP); servers then compare them with the body."""
+    """Whether `Outgoing.headers` are sent to the peer (HTTP); servers then compare them with the body."""
 
     half_open: bool = True
-    """Whether the peer still reads after it has closed its side (a pipe). If not, its requests are cancelled then."""
+    """Whether the peer can still read after it closed its sending side (a pipe). If not, its requests are cancelled."""
 
     too_slow: bool = False
-    """Whether the connection was ended on our side because the peer took nothing for too long."""
+    """Whether this side closed the connection because the peer read nothing for too long."""
 
     read_ahead: tuple[int, int] = (0, 0)
-    """How many requests one `receive` may bring, and how many bytes of text that and what lies here meanwhile may be.
+    """The most requests one `receive` may return, and the most bytes of text in them and in what is buffered meanwhile.
 
-    A session stops reading so much before its window is full. One message larger than that may still pass it.
+    A session stops reading this much before its window is full. A single message larger than that may exceed it.
     """
 
     holding: Holding | None = None
-    """What is counted of the memory that this connection makes us keep; None counts nothing.
+    """Counts the memory that this connection uses; None counts nothing.
 
-    Set by whoever accepted the connection, else by the session that is driven over it.
+    Set by the code that accepted the connection, else by the session that runs over it.
     """
 
     @abstractmethod
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Send every message of the batch, in order, in as few writes as possible.
 
-        Returns once the bytes are with the operating system (or the peer). Cancelling it may leave a message half
-        written, after which the channel is broken: only the session's one writer calls it.
+        Returns when the bytes are passed to the operating system (or to the peer). Cancelling this may leave a message
+        half written; the channel is then broken. So only the session's one writer task calls it.
 
         Raises:
-            trio.BrokenResourceError: the peer is gone, or an earlier send was cut short.
+            trio.BrokenResourceError: the peer is gone, or an earlier send was cancelled half-way.
             trio.ClosedResourceError: this channel was closed here.
             trio.BusyResourceError: another task is sending.
         """
@@ -286,49 +287,49 @@ class MessageChannel(ABC):
     async def receive(self) -> Sequence[Incoming]:
         """Wait for messages and return all that have arrived, at least one.
 
-        Cancelling it loses nothing: what had arrived is returned by the next call.
+        Cancelling this loses nothing: the next call returns what has arrived.
 
         Raises:
-            trio.EndOfChannel: the peer has closed its side; nothing more will come.
+            trio.EndOfChannel: the peer has closed its sending side; no more messages will arrive.
             trio.BrokenResourceError: the connection broke.
             trio.ClosedResourceError: this channel was closed here.
             trio.BusyResourceError: another task is receiving.
         """
 
-    def set_max_message(self, size: int) -> None:  # noqa: B027  # who bounds nothing need not say so
-        """Take in no message of more than `size` bytes from now on; a larger one arrives as `Malformed`.
+    def set_max_message(self, size: int) -> None:  # noqa: B027  # a channel without a limit need not implement it
+        """Accept no message of more than `size` bytes from now on; a larger one arrives as `Malformed`.
 
-        A session calls it with its `Limits.max_message` before it receives. By default nothing is bounded.
+        A session calls it with its `Limits.max_message` before it receives. The default is no limit.
         """
 
     def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: B027  # as above
-        """Take what is to be put around a person's time, such as for a login: the clocks of calls stand still then.
+        """Set the context manager to enter while waiting for a person, such as for a login: call timeouts pause then.
 
-        A client calls it before its first message. By default nobody is asked.
+        A client calls it before its first message. By default no person is ever waited for.
         """
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close both directions; safe to call twice. When cancelled it still closes, without waiting for niceties."""
+        """Close both directions; may be called twice. If cancelled, it still closes, but not gracefully."""
 
     def close_reason(self) -> str | None:
-        """Say how the other side ended, as far as this channel knows, for the errors of calls; None for nothing."""
+        """Return why the peer's side ended, if this channel knows it, for the errors of calls; else None."""
         return None
 
     async def hung_up(self) -> None:
-        """Wait, without receiving, until nobody is there any more who would read an answer.
+        """Wait, without receiving, until the peer can no longer read an answer.
 
-        Asked while a session does not receive because it has enough to do: else that the peer has left would show only
-        behind everything that it sent before. Where nobody can tell, this waits until it is cancelled.
+        Called while a session does not receive because it has enough to do. Otherwise the peer's end would be noticed
+        only after everything that it sent before. A channel that cannot tell waits until it is cancelled.
         """
         await trio.sleep_forever()
 
     def taken(self) -> Hashable:
-        """Return what changes whenever the peer takes more of the send under way; None if nobody can tell.
+        """Return a value that changes whenever the peer takes more of the present send; None if that cannot be known.
 
-        Asked now and then while a send lasts. A peer that takes a little is slow; one that takes nothing for
-        `Limits.stall_timeout` seconds is dropped. Where nobody can tell, a send that lasts so long is taken for that.
-        A channel that itself gives up such a peer returns something new each time, and says so in `too_slow`.
+        Called from time to time during a send. A peer that takes a little is slow; one that takes nothing for
+        `Limits.stall_timeout` seconds is disconnected. With None, a send that lasts that long counts as taking nothing.
+        A channel that disconnects such a peer itself returns a new value each time, and sets `too_slow`.
         """
         return None
 
@@ -344,22 +345,22 @@ class MessageChannel(ABC):
         try:
             await self.aclose()
         except trio.Cancelled:
-            if exc_value is None:  # else what the body raised tells more
+            if exc_value is None:  # else the body's exception is more useful
                 raise
 
 
-_LOOKS: Final = 4  # within the time allowed: so a peer is kept for at most a quarter longer
-_NEARLY: Final = 0.999  # of the time allowed: what is left then is nothing
+_LOOKS: Final = 4  # checks within the time allowed, so a peer is kept for at most a quarter longer
+_NEARLY: Final = 0.999  # of the time allowed: the rest is a rounding error
 
 
 class PeerProgress:
-    """Tells when a peer has taken nothing of what is sent to it for too long. It sets no timer: whoever sends asks it.
+    """Detects that a peer has taken nothing of what is sent to it for too long. It sets no timer: the sender asks it.
 
-    Call `begin` and then `look` now and then, where one can see how much the peer has taken; or `step` around each
-    piece that is written.
+    If the sender can see how much the peer has taken, it calls `begin` and then `look` from time to time. Otherwise it
+    uses `step` around each piece that it writes.
 
     Args:
-        patience: seconds in which the peer has to take something; infinity for no limit.
+        patience: seconds within which the peer has to take something; infinity for no limit.
     """
 
     __slots__ = ("_mark", "_since", "patience")
@@ -370,15 +371,15 @@ class PeerProgress:
         self._since = math.inf
 
     def begin(self, mark: Hashable = None) -> float:
-        """Note that a send begins; return the seconds after which to look."""
+        """Note that a send begins; return the seconds after which to call `look`."""
         self._mark, self._since = mark, trio.current_time()
-        return self.patience / _LOOKS  # what the system takes at first is no reading yet
+        return self.patience / _LOOKS  # not a full interval: what the system buffers at first was not read by the peer
 
     def look(self, mark: Hashable) -> float:
-        """Return the seconds after which to look again, or 0 if the peer has taken nothing for `patience` seconds.
+        """Return the seconds after which to call it again, or 0 if the peer has taken nothing for `patience` seconds.
 
         Args:
-            mark: what changes whenever the peer takes something.
+            mark: a value that changes whenever the peer takes something.
         """
         if mark != self._mark:
             return self.begin(mark)
@@ -388,24 +389,24 @@ class PeerProgress:
         return min(self.patience - silence, self.patience / _LOOKS)
 
     def step(self) -> trio.CancelScope:
-        """Begin to send a piece; return the scope for it, which is cancelled when `patience` is over."""
+        """Begin to send one piece; return the cancel scope for it, which expires after `patience` seconds."""
         self.begin()
         return trio.CancelScope(deadline=self._since + self.patience)
 
     @property
     def silence(self) -> float:
-        """For how many seconds nothing was seen to be taken."""
+        """Seconds since the peer was last seen to take something."""
         return trio.current_time() - self._since
 
 
-# The loop on which all of this runs
+# The event loop
 
 
 def require_trio() -> None:
-    """Check that a Trio task runs this: called once where a connection, a server or a test begins.
+    """Check that a Trio task runs this. Called once, where a connection, a server or a test begins.
 
     Raises:
-        RuntimeError: none does; the text says what to do instead.
+        RuntimeError: no Trio task runs; the text says what to do instead.
     """
     if trio.lowlevel.in_trio_task():
         return
@@ -416,15 +417,15 @@ def require_trio() -> None:
 
 
 def run_trio(name: str, instead: str, function: Callable[..., Any], *args: Any) -> None:
-    """Run a whole program on Trio, unless an event loop runs here already, which it would stop.
+    """Run a whole program on Trio, but not inside a running event loop, which this would block.
 
     Args:
-        name: of the public function that is called.
-        instead: what to write where a loop runs.
+        name: the public function that was called.
+        instead: what to call if an event loop is running.
         function, args: what to run.
 
     Raises:
-        RuntimeError: a loop runs here; the text says what to do instead.
+        RuntimeError: an event loop is running; the text says what to do instead.
     """
     if trio.lowlevel.in_trio_run():
         raise RuntimeError(f"{name} calls trio.run itself; inside Trio use await trimcp.{instead}(server)")
@@ -437,5 +438,5 @@ def run_trio(name: str, instead: str, function: Callable[..., Any], *args: Any) 
 
 
 def _asyncio_runs() -> bool:
-    asyncio = sys.modules.get("asyncio")  # what is not loaded does not run
+    asyncio = sys.modules.get("asyncio")  # a module that is not loaded cannot be running
     return asyncio is not None and asyncio._get_running_loop() is not None

@@ -1,6 +1,6 @@
-"""Text of peers made safe to be logged and kept: secrets masked, long strings cut, control characters escaped.
+"""Makes text from peers safe to log and keep: masks secrets, cuts long strings, escapes control characters.
 
-What a trace, an audit and a security event write goes through here. Knows JSON values and no message.
+Traces, audits and security events use it for all that they write. It handles JSON values, not messages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MASK: Final = "***"
-"""What stands where a secret was."""
+"""The text that replaces a secret."""
 
 _LONGEST: Final = 300  # characters
 _LONGEST_FIELD: Final = 200
@@ -31,21 +31,20 @@ _IN_TEXT: Final = re.compile(
 )
 _KINDS: Final = {bool: "boolean", int: "number", float: "number", type(None): "null"}
 
-# Control characters could move the cursor, rewrite what stands above or paste into the shell; format characters
-# (bidirectional overrides among them) could show another text than there is; line separators could fake lines.
+# Control characters could move the cursor, overwrite earlier text or paste into the shell. Format characters (such as
+# bidirectional overrides) could make the text look different. Line separators could fake log lines.
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 
 
 def mask(value: Any, key: str = "") -> Any:
     """Return a JSON value with secrets replaced by "***" and long strings cut.
 
-    A secret is a string, or whatever else is no object, under a key that names one (authorization, token,
-    password, requestState, ...), and inside any string what follows "Bearer" or a query parameter such as
-    `token=`.
+    A secret is any value except an object under a key that names one (authorization, token, password, requestState,
+    ...), and inside any string what follows "Bearer" or a query parameter such as `token=`.
 
     Args:
         value: any JSON value; it is not changed.
-        key: the key it stands under.
+        key: the object key that holds the value.
     """
     if isinstance(value, Mapping):
         return {name: mask(member, name) for name, member in value.items()}
@@ -59,23 +58,23 @@ def mask(value: Any, key: str = "") -> Any:
 
 
 def mask_text(text: str) -> str:
-    """Return a text, whole, with "***" for what follows "Bearer" in it or a query parameter such as `token=`."""
+    """Return a text with "***" for what follows "Bearer" or a query parameter such as `token=`. Nothing is cut."""
     return _IN_TEXT.sub(rf"\g<1>{MASK}", text)
 
 
 def names_a_secret(key: str) -> bool:
-    """Return whether what stands under this key is taken for a secret."""
+    """Return whether the value under this key is treated as a secret."""
     return bool(_SECRET.search(key)) and key.lower() not in _NO_SECRET
 
 
 def shorten(text: str, length: int | None = None) -> str:
-    """Return the first 300 characters of a text, and where it is longer its length (`length`, where some is cut)."""
+    """Return at most the first 300 characters of a text. If cut, its length is appended (`length`, if given)."""
     length = len(text) if length is None else length
     return text if length <= _LONGEST else f"{text[:_LONGEST]}... ({length} characters)"
 
 
 def shapes(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return what kind of value each argument has and how large it is, and nothing of what it says.
+    """Return the type and size of each argument, without its content.
 
     At most 32 are listed; the key "..." counts the others.
     """
@@ -96,7 +95,7 @@ def _shape(value: Any) -> str:
 
 
 def harmless(text: str, longest: int = _LONGEST_FIELD) -> str:
-    """Return text that stays where it is put: ASCII, without control characters and quotes, of bounded length."""
+    """Return text that is safe in a log field: ASCII, without control characters and quotes, of bounded length."""
     if len(text) > longest:
         text = text[:longest] + "..."
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
@@ -105,13 +104,13 @@ def harmless(text: str, longest: int = _LONGEST_FIELD) -> str:
 
 
 def in_quotes(value: Any) -> str:
-    """Return what a peer wrote as ASCII in quotes, escaped and cut to 200 characters."""
+    """Return a peer's text in quotes: ASCII, escaped and cut to 200 characters."""
     shown = ascii(value if not isinstance(value, str) else value[:_LONGEST_QUOTED])
     return shown if len(shown) <= 2 * _LONGEST_QUOTED else f"{shown[: 2 * _LONGEST_QUOTED]}..."
 
 
 def clean(text: str) -> str:
-    """Return text with everything a terminal might obey made visible; lines and tabs stay."""
+    """Return text with every character that could control a terminal made visible; line ends and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_visible(character) for character in text.replace("\r\n", "\n"))
@@ -124,22 +123,22 @@ def _visible(character: str) -> str:
 
 
 def one_line(text: str, width: int = 200) -> str:
-    """Return text as one line of at most `width` characters, with everything a terminal might obey made visible."""
+    """Return text as one line of at most `width` characters, with characters that control a terminal made visible."""
     line = " ".join(clean(text[: 4 * width]).split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return an exception's traceback for a log, in which the texts of exceptions cannot be taken for anything else.
+    """Return an exception's traceback for a log, in which exception texts cannot imitate log lines.
 
-    They may quote peers. So the second and later lines of each begin with "    | ", and control characters are
+    Exception texts may quote peers. So their second and later lines begin with "    | ", and control characters are
     escaped.
     """
     told: Any = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
     waiting = [told]
     while waiting:
         one = waiting.pop()
-        for name in ("_str", "msg"):  # what `format` writes; there is no public word for the first
+        for name in ("_str", "msg"):  # what `format` writes; the first has no public name
             if isinstance(text := getattr(one, name, None), str):
                 setattr(one, name, _quoted(text))
         if isinstance(notes := getattr(one, "__notes__", None), list | tuple):
@@ -153,5 +152,5 @@ def _quoted(text: str) -> str:
 
 
 def digest(secret: str) -> str:
-    """Return twelve hexadecimal digits that tell one secret from another, for a log, and do not give it away."""
+    """Return twelve hexadecimal digits that identify a secret in a log without revealing it."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()[:12]

@@ -1,22 +1,22 @@
 """Every exception trimcp raises on purpose, as one tree.
 
     McpError
-    ├── LocalError            our side asked for something the protocol forbids; nothing was sent
-    │   ├── CannotAsk         a handler asked its client something the client never offered to answer
-    │   ├── NotInRevision     something for which the revision spoken has no words (`trimcp.wire.converter`)
-    │   └── Unencodable       a value JSON cannot carry (defined in `trimcp.wire.jsonrpc`)
+    ├── LocalError            our side tried something the protocol forbids; nothing was sent
+    │   ├── CannotAsk         a handler sent its client a request that the client did not declare support for
+    │   ├── NotInRevision     the negotiated revision cannot express it (`trimcp.wire.converter`)
+    │   └── Unencodable       a value that JSON cannot represent (`trimcp.wire.jsonrpc`)
     ├── RemoteError           the peer answered a request with an error
-    │   └── Overloaded        ... because it has too much under way; trying again later is safe
-    ├── InvalidReply          the peer answered with something that is no answer to this request
+    │   └── Overloaded        ... because too many requests are in progress; a later retry is safe
+    ├── InvalidReply          the peer's answer is not valid for this request
     ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
-    │   └── UpstreamDown      ... and was so before: nothing was sent (supervised upstreams)
-    ├── AuthorizationError    no access token could be had, or it does not suffice
-    ├── NoGoodAnswer          of several attempts none was answered as the caller wanted it
+    │   └── UpstreamDown      ... and was gone before: nothing was sent (supervised upstreams)
+    ├── AuthorizationError    no access token could be obtained, or it is not sufficient
+    ├── NoGoodAnswer          none of several attempts returned an acceptable answer
     ├── ErrorReply            raised *by a handler* to answer with exactly this error
     ├── ResourceNotFound      raised *by a resource* that does not exist
     └── ToolError             raised *by a tool* to tell the model what went wrong
 
-Anything else that leaves trimcp is either Trio's own (`trio.Cancelled`, `trio.TooSlowError`, ...) or a bug of ours.
+Any other exception that leaves trimcp is Trio's own (`trio.Cancelled`, `trio.TooSlowError`, ...) or a bug in trimcp.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from typing import Any
 
 
 class McpError(Exception):
-    """The root of trimcp's exceptions: `except McpError` catches whatever the protocol or the peer did wrong."""
+    """The base class of trimcp's exceptions: `except McpError` catches every error of the protocol or the peer."""
 
 
 class LocalError(McpError):
-    """We asked for something this session may not do, so nothing was sent.
+    """This side tried something that the session does not allow, so nothing was sent.
 
-    Examples: calling a method the negotiated revision does not have, a value JSON cannot carry, asking a client for
-    sampling when it never declared the capability.
+    Examples: calling a method that the negotiated revision does not have, sending a value that JSON cannot represent,
+    asking a client for sampling when it did not declare the capability.
     """
 
 
 class CannotAsk(LocalError):
-    """A handler asked its client something the client never offered to answer, or from where it cannot be asked.
+    """A handler sent its client a request that the client did not declare support for, or that is not possible there.
 
-    A handler may catch it and do without. Where it passes, the client gets the error its revision has for a missing
-    capability; where it has none, a tool's model is told and any other request gets -32600.
+    A handler may catch it and continue without the answer. If not caught, the client gets its revision's error for a
+    missing capability. In a revision without one, a tool's result tells the model, and any other request gets -32600.
 
     Attributes:
-        required: the capabilities the client would have to declare, in revisions with an error for that; else None.
+        required: the capabilities that the client would have to declare, in revisions with an error for that; else
+            None.
     """
 
     def __init__(self, message: str, required: Mapping[str, Any] | None = None) -> None:
@@ -53,7 +54,7 @@ class CannotAsk(LocalError):
 
 
 class _CodedError(McpError):
-    """An error as JSON-RPC has it: `code`, `message` and `data`."""
+    """A JSON-RPC error: `code`, `message` and `data`."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(code, message, data)
@@ -76,30 +77,30 @@ class RemoteError(_CodedError):
 
 
 class Overloaded(RemoteError):
-    """The peer refused at once because too much is under way. Nothing was done; trying again later is safe."""
+    """The peer refused at once because too many requests are in progress. Nothing was done; a later retry is safe."""
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds after which it would make sense, as the peer says; None where it does not say."""
+        """Seconds after which to retry, as sent by the peer; None if it sent none."""
         seconds: Any = self.data.get("retryAfter") if isinstance(self.data, dict) else None
         return float(seconds) if type(seconds) in (int, float) else None
 
 
 class InvalidReply(McpError):
-    """The peer answered with something that is no valid answer to this request. The connection lives on."""
+    """The peer's answer is not valid for this request. The connection stays open."""
 
 
 class ConnectionLost(McpError):
-    """The connection ended while this request was under way, so nobody knows whether it was carried out."""
+    """The connection ended while this request was in progress. It may or may not have been carried out."""
 
 
 class UpstreamDown(ConnectionLost):
-    """A supervised upstream is down, so nothing was sent. The text says why, and when it is tried again.
+    """A supervised upstream is down, so nothing was sent. The text says why, and when it reconnects.
 
     Attributes:
-        reasons: what went wrong with its last connections, the newest last.
-        retry_at: when it is tried again, on Trio's clock; None if it is being tried now, or will not be any more.
-        given_up: whether it will not be tried again by itself.
+        reasons: why its last connections failed, the newest last.
+        retry_at: when it reconnects, on Trio's clock; None if it is connecting now or will not reconnect.
+        given_up: whether it will not reconnect by itself.
     """
 
     def __init__(
@@ -112,10 +113,10 @@ class UpstreamDown(ConnectionLost):
 
 
 class AuthorizationError(McpError):
-    """No access token could be had for a server, or the one there is does not suffice.
+    """No access token could be obtained for a server, or the present one is not sufficient.
 
     Attributes:
-        code: the authorization server's code (RFC 6749 sections 4.1.2.1 and 5.2), such as "access_denied", or "".
+        code: the authorization server's error code (RFC 6749 sections 4.1.2.1 and 5.2), such as "access_denied", or "".
     """
 
     def __init__(self, message: str, code: str = "") -> None:
@@ -124,10 +125,10 @@ class AuthorizationError(McpError):
 
 
 class NoGoodAnswer(McpError):
-    """Of several attempts none was answered as the caller wanted it.
+    """None of several attempts returned an acceptable answer.
 
     Attributes:
-        answers: what was answered, in the order in which it came.
+        answers: the answers, in the order of arrival.
     """
 
     def __init__(self, message: str, answers: Sequence[Any]) -> None:
@@ -139,18 +140,18 @@ class ErrorReply(_CodedError):
     """Raised inside a handler to answer its request with exactly this JSON-RPC error.
 
     Args:
-        code: an integer. Codes of your own should lie outside -32768..-32000 (specification, "Error Codes").
-        message: one line for a person; it is sent to the peer as it is.
+        code: an integer. Use your own codes outside -32768..-32000 (specification, "Error Codes").
+        message: one line for a person, sent to the peer unchanged.
         data: any JSON value for a program, or None for no `data` member.
     """
 
 
 class ResourceNotFound(McpError):
-    """Raised inside a resource function: there is no such resource. The peer gets its revision's error for that."""
+    """Raised inside a resource function: the resource does not exist. The peer gets its revision's error for that."""
 
 
 class ToolError(McpError):
     """Raised inside a tool to tell the model what went wrong: the result carries the text and `isError: true`.
 
-    Unlike any other exception its text is always sent to the peer, so it must not carry secrets.
+    Unlike the text of other exceptions, this text is always sent to the peer, so it must not contain secrets.
     """

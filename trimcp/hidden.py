@@ -1,8 +1,8 @@
-"""Text that a person does not see and a model or a terminal does: found, shown, or taken out.
+"""Finds, shows or removes text that a person cannot see but that a model or a terminal reads.
 
-Names, descriptions and results come from peers that may be hostile. Characters without a shape can carry orders to a
-model past its user's eyes, those that turn the direction of writing make text look like another, and escape sequences
-move a terminal's cursor. Every pattern here is bounded: no text takes longer than its length.
+Names, descriptions and results come from peers that may be hostile. Invisible characters can carry instructions to a
+model that its user does not see. Direction overrides make text look like other text. Escape sequences move a
+terminal's cursor. Every pattern here is bounded: the running time is proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trimcp.values import valued
 
 __all__ = ["HiddenText", "hidden_text", "show_hidden", "strip_hidden"]
 
-# A joiner between two characters beyond ASCII is how several scripts and many pictures are written.
+# Several scripts and many emoji need a joiner between two characters beyond ASCII.
 _PLAIN: Final = r"[^\x00-\x7f\u200b-\u200f\u2060-\u2064\ufeff\U000e0000-\U000e01ef]"
 _HIDDEN: Final = re.compile(
     r"(?P<escape>(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,16}[@-~]?"
@@ -31,19 +31,19 @@ _HIDDEN: Final = re.compile(
     rf"|(?<!{_PLAIN})[\u200c\u200d]|[\u200c\u200d](?!{_PLAIN}))"
 )
 
-_MOST_ROUNDS: Final = 4  # of taking out what only shows once something else is gone; then each character is looked at
+_MOST_ROUNDS: Final = 4  # of removing what appears once other text is removed; after that, each character is checked
 
 
 @attrs.frozen
 @valued
 class HiddenText:
-    """One piece of text that is not seen.
+    """One piece of text that a person cannot see.
 
     Attributes:
-        kind: "escape" (a terminal's control sequence), "control" (other control characters), "direction" (turns the
-            direction of writing), "tag" (letters without a shape) or "invisible" (no width, or a filler).
-        at: where it begins.
-        text: what stands there; for tags the letters they stand for.
+        kind: "escape" (a terminal's control sequence), "control" (other control characters), "direction" (changes the
+            direction of writing), "tag" (invisible letters) or "invisible" (zero width, or a filler).
+        at: index of its first character.
+        text: the characters; for tags, the letters that they encode.
     """
 
     kind: str
@@ -52,13 +52,13 @@ class HiddenText:
 
 
 def hidden_text(text: str) -> list[HiddenText]:
-    """Return every piece of a text that is not seen, in its order; an empty list for an honest text.
+    """Return every piece of a text that a person cannot see, in order; empty if there is none.
 
-    Line ends and tabs are no hidden text, nor are joiners where a script or a picture needs them. Look at names and
-    descriptions of a server you do not trust before you show them to a model.
+    Line ends and tabs are not hidden text, nor are joiners that a script or an emoji needs. Check the names and
+    descriptions of an untrusted server with it before you pass them to a model.
 
     Args:
-        text: of a peer, such as a tool's description.
+        text: a peer's text, such as a tool's description.
     """
     return list(_find(text))
 
@@ -74,10 +74,10 @@ def _find(text: str) -> Iterator[HiddenText]:
 
 
 def strip_hidden(text: str) -> str:
-    """Return a text without what is not seen. What can be seen stays as it is."""
+    """Return a text without the parts that a person cannot see. Visible text is not changed."""
     if text.isascii() and text.isprintable():
         return text
-    # What was taken out may have stood between the halves of another piece.
+    # Removed text may have separated two halves of another piece.
     for _ in range(_MOST_ROUNDS):
         shorter = _HIDDEN.sub("", text)
         if shorter == text:
@@ -87,7 +87,7 @@ def strip_hidden(text: str) -> str:
 
 
 def show_hidden(text: str) -> str:
-    """Return a text in which each character that is not seen is shown as its number, such as `<U+202E>`."""
+    """Return a text in which each hidden character is replaced by its code point, such as `<U+202E>`."""
     if text.isascii() and text.isprintable():
         return text
     return _HIDDEN.sub(lambda match: "".join(f"<U+{ord(character):04X}>" for character in match[0]), text)

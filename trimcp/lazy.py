@@ -1,4 +1,4 @@
-"""Packages whose public names are imported at their first use, from one list."""
+"""Imports the public names of a package at their first use, from one list."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 def lazy_names(
     package: str, listed: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return a package's `__getattr__`, `__dir__` and `__all__`, so that a program imports no more than it uses.
+    """Return a package's `__getattr__`, `__dir__` and `__all__`, so that a program imports only what it uses.
 
-    Type checkers read the stub beside the package instead, which `python docs/stubs.py` writes from the same list.
+    Type checkers read the package's stub instead, which `python docs/stubs.py` writes from the same list.
 
     Args:
         package: its `__name__`.
-        listed: the names of each module, apart by spaces. One that has another name there is `name=there`, and the
-            module itself `name=.`: it is found, but `from package import *` leaves it out.
+        listed: for each module, its names separated by spaces. `name=there` is exported as `name` and called `there` in
+            the module. `name=.` is the module itself: it is an attribute, but not part of `from package import *`.
     """
     homes = {
         name: (module, there or name)

@@ -1,7 +1,6 @@
-"""Glue between servers, clients and the network: what a program that serves or calls over sockets ends with.
+"""Functions that connect servers and clients to the network: the last call of a program that uses sockets.
 
-Nothing but `trimcp` itself, the command and `trimcp.testing` imports it; the software that hosts is imported only when
-it is used.
+Only `trimcp` itself, the command and `trimcp.testing` import it. The HTTP server software is imported at first use.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
     from trimcp.transports.websocket.client import WebSocketServer
 
 Software: TypeAlias = Literal["own", "hypercorn"]
-"""What listens: our own HTTP/1.1, the fastest, or Hypercorn, which also speaks HTTP/2."""
+"""The HTTP server to use: trimcp's own HTTP/1.1, the fastest, or Hypercorn, which also supports HTTP/2."""
 
 _FLUSH: Final = 2.0
-"""Seconds that answers may take to reach their clients once they are given."""
+"""Seconds allowed for sending the last answers to their clients."""
 
 
 class _Options(TypedDict, total=False):
-    """What whatever serves HTTP may be told; `serve_http` has the defaults."""
+    """Options of everything that serves HTTP; `serve_http` has the defaults."""
 
     host: str | None
     uds: str | Path | None
@@ -62,14 +61,14 @@ class _Options(TypedDict, total=False):
 
 
 class _Serving(_Options, total=False):
-    """What `serve_websocket` hands on to `serve_http`."""
+    """Options that `serve_websocket` passes on to `serve_http`."""
 
     stop: trio.Event | None
     task_status: trio.TaskStatus[list[str]]
 
 
 class _Running(_Options, total=False):
-    """What `run_http` and `run_websocket` hand on to what serves."""
+    """Options that `run_http` and `run_websocket` pass on."""
 
     port: int
     settings: HttpSettings | None
@@ -80,10 +79,10 @@ class _Running(_Options, total=False):
 
 @asynccontextmanager
 async def http_face(server: Served, settings: HttpSettings | None = None) -> AsyncIterator[HttpFace]:
-    """Run a server for as long as the block runs, and yield its HTTP face, for a host of your own.
+    """Run a server while the block runs, and yield its HTTP interface, for HTTP server software of your own.
 
-    What is running already, as `async with server.running() as running`, goes on after the block. Leaving ends every
-    session of the face; `HttpFace.drain` before lets calls under way answer.
+    A server that already runs (`async with server.running() as running`) keeps running after the block. Leaving the
+    block ends every session of this interface; call `HttpFace.drain` before, to let calls in progress answer.
     """
     settings = HttpSettings() if settings is None else settings
     if settings.trace is None:
@@ -122,29 +121,29 @@ async def serve_http(
 ) -> None:
     """Serve over HTTP: Streamable HTTP of both eras, HTTP+SSE and WebSocket, until cancelled or stopped.
 
-    Cancelling it ends every connection at once. No signal handlers are installed, see `run_http`.
+    Cancelling this ends every connection at once. It installs no signal handlers; see `run_http`.
 
     Args:
-        server: what is served, in a run of its own; or a run (`async with server.running() as running`), which others
-            may share.
-        host: the address to listen on; None for all, where Origin and `allowed_hosts` matter more.
-        port: 0 takes a free one.
+        server: the server, to be run here; or a running server (`async with server.running() as running`), which may be
+            served elsewhere too.
+        host: the address to listen on; None for all addresses, where checking Origin and `allowed_hosts` matters more.
+        port: 0 for any free port.
         uds: the path of a Unix socket to listen on instead.
-        sockets: listening sockets to take instead, as a service manager hands them over.
-        auth: takes access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
+        sockets: listening sockets to use instead, as passed by a service manager.
+        auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         settings: paths, identity, origins, streams and sessions.
-        limits: what a client may cost and how long it may take.
-        certfile, keyfile: PEM files, for TLS; the key may stand in the same file.
-        ssl_context: for TLS with more to it than that. Hypercorn tells it which protocols to offer (ALPN).
-        software: what listens.
-        stop: once set, no more connections are taken, calls under way get `grace` seconds to answer, are then
+        limits: bounds on what one client may use, and timeouts.
+        certfile, keyfile: PEM files, for TLS; one file may contain both.
+        ssl_context: for TLS with other options. Hypercorn sets the protocols that it offers (ALPN).
+        software: the HTTP server to use.
+        stop: once set, no new connections are accepted, calls in progress get `grace` seconds to answer and are then
             cancelled with an error reply, and this returns.
         grace: seconds.
         task_status: `await nursery.start(serve_http, ...)` returns the URLs it listens on.
 
     Raises:
-        LocalError: it cannot listen there, or cannot use the certificate; the text says why (Hypercorn: OSError). Or
-            half of what TLS needs was said, or this version of Hypercorn is not one that can be served.
+        LocalError: it cannot listen there or cannot use the certificate (Hypercorn: OSError), only one of the two TLS
+            files is given, or the installed version of Hypercorn is not supported. The text says which.
     """
     if certfile is None and keyfile is not None:
         raise LocalError("keyfile goes with certfile: without a certificate there is no TLS")
@@ -160,7 +159,7 @@ async def serve_http(
             from trimcp.transports.http.asgi.app import AsgiApp
             from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
 
-            # It has no way to stop accepting and keep connections, so new ones come in and are refused meanwhile.
+            # Hypercorn cannot stop accepting and keep its connections, so new ones are accepted and refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
                 serve_hypercorn,
                 AsgiApp(lambda: nullcontext(face), limits=limits),
@@ -201,7 +200,7 @@ async def serve_http(
         urls = await nursery.start(_listen, listen, ended)
         task_status.started([_endpoint(url, settings) for url in urls])
         await stop.wait()
-        # Nobody new comes in. Who is in may still answer a question of a call under way, or cancel it.
+        # No new connections are accepted. Present clients may still answer a question of a running call, or cancel it.
         closing.set()
         await face.drain(grace)
         drained.set()
@@ -225,7 +224,7 @@ async def _listen(
 
 
 def _binds(host: str | None, port: int | None, uds: str | Path | None, sockets: Sequence[socket.socket]) -> list[str]:
-    """Return where to listen, as Hypercorn wants it said."""
+    """Return the addresses to listen on, in Hypercorn's notation."""
     binds = [f"fd://{sock.detach()}" for sock in sockets]
     if uds is not None:
         binds.append(f"unix:{uds}")
@@ -236,7 +235,7 @@ def _binds(host: str | None, port: int | None, uds: str | Path | None, sockets: 
 
 
 def _endpoint(url: str, settings: HttpSettings) -> str:
-    """Return the URL to give to a client."""
+    """Return the URL for clients."""
     if url.startswith("unix:"):
         url = f"http+unix://{quote(url.removeprefix('unix:'), safe='')}"
     path = settings.path or settings.sse_path
@@ -251,12 +250,12 @@ async def serve_websocket(
     settings: HttpSettings | None = None,
     **options: Unpack[_Serving],
 ) -> None:
-    """Serve over WebSocket alone, on a port of its own, until cancelled or stopped.
+    """Serve over WebSocket only, on its own port, until cancelled or stopped.
 
     Args:
-        server: what is served, or a run of it.
-        port: 0 takes a free one.
-        path: where it is served; other paths are 404.
+        server: a server or a running server.
+        port: 0 for any free port.
+        path: the path to serve; other paths are 404.
         settings: identity, origins and sizes; its paths are not used.
         options: as for `serve_http`.
     """
@@ -268,13 +267,13 @@ async def serve_websocket(
 def run_http(
     server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[_Running]
 ) -> None:
-    """Serve over HTTP as the whole program, with an orderly end.
+    """Serve over HTTP as the whole program, and shut down gracefully.
 
-    On SIGTERM or SIGINT no more connections are taken, calls under way get `grace` seconds to answer, then they are
-    cancelled with an error reply, and every clean-up runs. A second signal ends the process at once.
+    On SIGTERM or SIGINT no new connections are accepted, calls in progress get `grace` seconds to answer and are then
+    cancelled with an error reply, and all clean-up code runs. A second signal ends the process at once.
 
     Args:
-        server: what is served.
+        server: the server.
         ready: called with the URLs it listens on.
         options: as for `serve_http`.
     """
@@ -288,12 +287,12 @@ def run_websocket(
     path: str = "/ws",
     **options: Unpack[_Running],
 ) -> None:
-    """Serve over WebSocket alone as the whole program, with an orderly end, as `run_http` does.
+    """Serve over WebSocket only as the whole program, and shut down gracefully, as `run_http` does.
 
     Args:
-        server: what is served.
+        server: the server.
         ready: called with the URLs it listens on.
-        path: where it is served; other paths are 404.
+        path: the path to serve; other paths are 404.
         options: as for `serve_http`.
     """
     start = partial(_run_until_signal, serve_websocket, server, ready, path=path, **options)
@@ -326,15 +325,15 @@ def asgi_app(
 ) -> AsgiApp:
     """Return an ASGI application that serves over HTTP and WebSocket, for Hypercorn on Trio: `app = asgi_app(server)`.
 
-    It can be mounted in any ASGI application that runs on Trio. Where that does not forward the lifespan, write
+    It can be mounted in any ASGI application that runs on Trio. If that one does not forward the lifespan, write
     `async with app.lifespan():` in its own.
 
     Args:
-        server: what is served, or a run of it.
-        auth: takes access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
+        server: a server or a running server.
+        auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: how large and slow requests may be.
-        root: the prefix under which it is mounted, for parents that do not say so in `root_path`.
+        root: the prefix under which it is mounted, for parent applications that do not set `root_path`.
     """
     from trimcp.transports.http.asgi.app import AsgiApp
 
@@ -358,20 +357,20 @@ def http(
     retry_calls: bool = False,
     trace: Write | None = None,
 ) -> HttpServer:
-    """Name a server that is reached over HTTP, for `client.connect(trimcp.http("http://127.0.0.1:8000/mcp"))`.
+    """Describe a server that is reached over HTTP, for `client.connect(trimcp.http("http://127.0.0.1:8000/mcp"))`.
 
-    Which revision and which of the transports it speaks (Streamable HTTP, HTTP+SSE) is found out when connecting.
+    Its revision and its transport (Streamable HTTP or HTTP+SSE) are found out when connecting.
 
     Args:
         url: its endpoint: "http://...", "https://...", or "http+unix://%2Frun%2Fserver.sock/mcp".
-        headers: to send with every request, such as `{"Authorization": "Bearer ..."}`.
-        auth: how to get an access token where the server wants one, such as `trimcp.auth.OAuth()`.
+        headers: headers to send with every request, such as `{"Authorization": "Bearer ..."}`.
+        auth: how to get an access token if the server requires one, such as `trimcp.auth.OAuth()`.
         mode: "auto", or "streamable" or "sse" to try one transport only.
-        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        uds: path of a Unix socket to connect to; the host of `url` is then used only in the Host header.
         client: an `httpx2.AsyncClient` of your own, with its proxies and certificates.
         timeouts: how long the steps of an exchange may take.
-        retries: how often a request is sent again where that is safe: nothing of it was sent, or it only reads.
-        retry_calls: send `tools/call` again where its answer was lost, although it may be carried out twice.
+        retries: how often a request is sent again when that is safe: nothing of it was sent, or it only reads.
+        retry_calls: also send `tools/call` again if its answer was lost. It may then be carried out twice.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
     from trimcp.transports.http.client.policy import Timeouts
@@ -399,13 +398,13 @@ def websocket(
     ssl_context: ssl.SSLContext | None = None,
     trace: Write | None = None,
 ) -> WebSocketServer:
-    """Name a server that is reached over WebSocket, for `client.connect(trimcp.websocket("ws://127.0.0.1:8000/ws"))`.
+    """Describe a server that is reached over WebSocket: `client.connect(trimcp.websocket("ws://127.0.0.1:8000/ws"))`.
 
     Args:
         url: "ws://..." or "wss://...".
-        headers: to send with the handshake.
-        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
-        ssl_context: for wss; by default what this system trusts.
+        headers: headers to send with the handshake.
+        uds: path of a Unix socket to connect to; the host of `url` is then used only in the Host header.
+        ssl_context: for wss; by default the certificates that this system trusts.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
     from trimcp.transports.websocket.client import WebSocketServer

@@ -1,4 +1,4 @@
-"""Nurseries for tasks that serve a body of code, what is closed after it, and the exceptions of nurseries."""
+"""Nurseries for background tasks of a block, closing with a block, and unwrapping exception groups of nurseries."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import trio
 
 
 def sole(error: BaseException) -> BaseException:
-    """Return the one exception inside groups that a nursery put around it, or the group where there are several."""
+    """Return the only exception inside nested groups, or the group if it holds several."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Return what a body raised by itself, and the cancellation in it, which belongs to a scope around us."""
+    """Split what a body raised: return its own exceptions, and the cancellation, which belongs to an outer scope."""
     if isinstance(error, trio.Cancelled):
         return None, error
     if isinstance(error, BaseExceptionGroup):
         cancelled, rest = error.split(trio.Cancelled)
-        if cancelled is not None:  # else `rest` is a copy, and the body's own group should stay itself
+        if cancelled is not None:  # else `rest` is a copy, and the body's own group should be raised unchanged
             return rest, cancelled
     return error, None
 
 
 def reconciled(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:
-    """Merge the body's failure with the nursery's, and return what should leave the block; None for a cancellation.
+    """Merge the body's failure with the nursery's, and return what to raise; None for a cancellation.
 
-    One failure leaves as itself, without the groups that nurseries put around it; two leave as a group called `text`.
+    A single failure is raised itself, without the groups of nurseries. Two are raised as a group with the message
+    `text`.
     """
     crash, _ = parted(error)
     if crash is None:
@@ -39,9 +40,10 @@ def reconciled(text: str, failure: BaseException | None, error: BaseException) -
 
 @asynccontextmanager
 async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
-    """Open a nursery for tasks that serve the body: they are cancelled when it ends, and what it raises stays itself.
+    """Open a nursery for background tasks of the body: they are cancelled when it ends.
 
-    A plain nursery would wrap the body's exception in a group. A group appears only where the body and a task failed.
+    A plain nursery would wrap the body's exception in a group. This one raises it unchanged; a group is raised only if
+    both the body and a task failed.
     """
     failure: BaseException | None = None
     cancelled: BaseException | None = None
@@ -51,13 +53,13 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
                 yield nursery
             except trio.Cancelled:
                 raise
-            except BaseException as error:  # the body's: raised below, without the nursery's group around it
+            except BaseException as error:  # the body's: raised below, without the nursery's group
                 failure, cancelled = parted(error)
                 if cancelled is not None:
                     raise cancelled from None
             finally:
                 nursery.cancel_scope.cancel(reason="whoever these tasks served has ended")
-    except BaseException as error:  # a task's, or what the nursery made of a cancellation
+    except BaseException as error:  # a task's, or a cancellation that the nursery has wrapped
         cancelled = None  # for the reason given below
         failure = reconciled("the body and a task that served it both failed", failure, error)
         if failure is None:
@@ -66,15 +68,15 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
         if failure is not None:
             raise failure
     finally:
-        failure = None  # a frame and what was raised from it would keep each other alive
+        failure = None  # a frame and the exception raised from it would keep each other alive
 
 
 @asynccontextmanager
 async def closing_with(close: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Await `close()` when the body ends. The body's own exception tells more than a cancellation of the close."""
+    """Await `close()` when the body ends. If the body raised, a cancelled close does not replace its error."""
     try:
         yield
-    except BaseException:  # the close is due whatever it was
+    except BaseException:  # close after any exception
         with suppress(trio.Cancelled):
             await close()
         raise

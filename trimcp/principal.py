@@ -1,4 +1,4 @@
-"""Who asks: an id, with what a token or the application knows beside it."""
+"""Who sends requests: an id, and what a token or the application knows about it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Principal(str):
-    """Who asks. It is the text of its id, so it compares, sorts and logs as that; two of one id are the same.
+    """Who sends requests. A `str`, its id, so it compares, sorts and logs as that; equal ids are equal principals.
 
     Attributes:
-        claims: what else is known about it, for the application.
-        subject: for whom it acts, as its issuer calls them; None where no token says so.
-        client_id: the client that was let in, or None.
-        scopes: what it may do; None where no token says so, which restricts nothing.
-        expires_at: seconds since 1970 until which it is let in, or None for no end.
+        claims: other facts about it, for the application.
+        subject: the user it acts for, as named by the token's issuer; None without a token that names one.
+        client_id: the authenticated client, or None.
+        scopes: what it may do; None if no token says so, which means no restriction.
+        expires_at: when its access ends, in seconds since 1970; None for never.
     """
 
     claims: Mapping[str, Any]
@@ -34,10 +34,10 @@ class Principal(str):
         scopes: Collection[str] | None = None,
         expires_at: float | None = None,
     ) -> Principal:
-        """Return the principal of an id.
+        """Return the principal with an id.
 
         Args:
-            id: what tells this one from others, the same for each of its requests and not secret: it stands in logs.
+            id: identifies it, the same in each of its requests. Not secret: it is written to logs.
             claims, subject, client_id, scopes, expires_at: see the attributes.
 
         Raises:
@@ -55,11 +55,11 @@ class Principal(str):
 
     @property
     def id(self) -> str:
-        """What tells this one from others."""
+        """Its id, as plain text."""
         return str(self)
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON values, from which `Principal(**facts)` makes it again, without its claims."""
+        """Return it as JSON values, without its claims. `Principal(**facts)` restores it."""
         return {
             "id": self.id,
             "subject": self.subject,
@@ -69,5 +69,5 @@ class Principal(str):
         }
 
     def may(self, scopes: frozenset[str]) -> bool:
-        """Return whether it may do what needs these scopes."""
+        """Return whether it has all of these scopes."""
         return self.scopes is None or scopes <= self.scopes

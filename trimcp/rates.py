@@ -1,17 +1,17 @@
-"""Rates: how often something may happen, as a token bucket."""
+"""Rate limiting with a token bucket."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Lets `rate` a second through on average, and at most `burst` at once. It begins full.
+    """Allows `rate` events per second on average, and at most `burst` at once. It starts full.
 
-    Times are seconds of any one clock, handed in by the caller.
+    Times are in seconds of any one clock, passed by the caller.
 
     Attributes:
-        rate: tokens a second.
-        burst: tokens it holds at most.
-        tokens: those it held when it was last refilled.
+        rate: tokens per second.
+        burst: the most tokens it holds.
+        tokens: the tokens it held when it was last refilled.
     """
 
     __slots__ = ("_at", "burst", "rate", "tokens")
@@ -23,20 +23,20 @@ class TokenBucket:
         self._at = now
 
     def refill(self, now: float) -> float:
-        """Add what has come since the last time, and return how many tokens there are."""
+        """Add the tokens of the time since the last refill, and return how many there are."""
         if self.tokens < self.burst:
-            # Rounding must not leave a waiter that woke up on time a hair short of its token.
+            # Because of rounding, a waiter that woke on time might otherwise lack a tiny part of its token.
             self.tokens = min(self.burst, self.tokens + (now - self._at) * self.rate + 1e-9)
         self._at = now
         return self.tokens
 
     def take(self, now: float) -> bool:
-        """Take a token if there is one, and return whether there was."""
+        """Take one token if available; return whether it was."""
         if self.refill(now) < 1:
             return False
         self.tokens -= 1
         return True
 
     def wait(self, tokens: float = 1) -> float:
-        """Return the seconds until there are so many tokens, counted from the last refill."""
+        """Return the seconds, from the last refill, until that many tokens are available."""
         return max(0.0, tokens - self.tokens) / self.rate

@@ -1,4 +1,4 @@
-"""Glue between servers, clients and transports: the functions a program ends with. Nothing here imports it."""
+"""Functions that connect servers, clients and transports: the last call of a program. Imported by `trimcp` only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trimcp.transports.trace import Write
     from trimcp.transports.websocket.client import WebSocketServer
 
-# What only some programs need is imported where they ask for it: the start of a server should not pay for it.
+# Rarely needed modules are imported inside functions, so that servers start faster.
 
 
 def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
@@ -42,12 +42,12 @@ def _perhaps_traced(channel: MessageChannel) -> MessageChannel:
 
 
 Served: TypeAlias = Server[Any] | Running
-"""What can be served: a server, in a run of its own, or a run that is under way, which others may share."""
+"""What can be served: a server, which is then run, or a running server, which may be served elsewhere too."""
 
 
 @asynccontextmanager
 async def run_of(served: Served) -> AsyncIterator[Running]:
-    """Yield the run itself, or run the server for as long as the block runs."""
+    """Yield a running server; a server that does not run is run while the block runs."""
     if isinstance(served, Running):
         yield served
     else:
@@ -56,37 +56,36 @@ async def run_of(served: Served) -> AsyncIterator[Running]:
 
 
 async def serve_stdio(server: Served) -> None:
-    """Serve one client over this process's standard input and output, until it leaves.
+    """Serve one client over this process's standard input and output, until the client disconnects.
 
-    What user code prints goes to standard error meanwhile. Requests under way when the input ends get
-    `limits.eof_grace` seconds. Cancelling it stops every handler; no signal handlers are installed, see `run_stdio`.
+    Meanwhile `print` writes to standard error. Requests still running when the input ends get `limits.eof_grace`
+    seconds. Cancelling this stops every handler. It installs no signal handlers; see `run_stdio`.
 
     Args:
-        server: what is served, in a run of its own; or a run (`async with server.running() as running`), which others
-            may share.
+        server: the server, to be run here; or a running server (`async with server.running() as running`), which may be
+            served elsewhere too.
     """
     async with claim_stdio() as channel:
         await server.serve(_perhaps_traced(channel))
 
 
 def run_stdio(server: Server[Any], *, grace: float = 5.0, watchdog: float | None = None) -> None:
-    """Serve one client over standard input and output as the whole program, with an orderly end.
+    """Serve one client over standard input and output as the whole program, and shut down gracefully.
 
-    On SIGTERM or SIGINT no more requests are taken, those under way get `grace` seconds to answer, then they are
-    cancelled with an error reply, and every clean-up runs. A second signal ends the process at once. A client that
-    closes our input as well no longer waits: from then on `limits.eof_grace` counts.
+    On SIGTERM or SIGINT no new requests are accepted, those in progress get `grace` seconds to answer and are then
+    cancelled with an error reply, and all clean-up code runs. A second signal ends the process at once. If the client
+    also closes the input, it no longer waits: from then on `limits.eof_grace` applies.
 
     Args:
-        server: what is served.
+        server: the server.
         grace: seconds.
-        watchdog: seconds after which an event loop that stands still is logged with all it is busy with; see
-            `trimcp.watchdog`.
+        watchdog: seconds after which a blocked event loop is logged, with what it is running; see `trimcp.watchdog`.
     """
     run_trio("run_stdio", "serve_stdio", _serve_stdio_until_signal, server, grace, watchdog)
 
 
 def watched(server: Server[Any], seconds: float | None) -> AbstractContextManager[None]:
-    """Return what watches the event loop of a whole program that serves, or does nothing if there are no seconds."""
+    """Return a context manager that watches the event loop of a serving program; with None it does nothing."""
     if seconds is None:
         return nullcontext()
     from trimcp.watch.watchdog import watchdog
@@ -113,11 +112,11 @@ async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
 
 @contextmanager
 def on_signals(first: Callable[[int], object], last: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Call `first` with the number of the first SIGINT or SIGTERM that comes in the block; a second ends the process.
+    """While the block runs, call `first` with the first SIGINT or SIGTERM; a second one ends the process.
 
     Args:
-        first: called in Trio's thread, where it may cancel or set an event.
-        last: called just before the process ends, which works even with a frozen loop.
+        first: called in Trio's thread, where it may cancel a scope or set an event.
+        last: called just before the process ends, even if the event loop is blocked.
     """
     token = trio.lowlevel.current_trio_token()
     seen = 0
@@ -141,7 +140,7 @@ def on_signals(first: Callable[[int], object], last: Callable[[], object] = lamb
 
 @contextmanager
 def signals() -> Iterator[trio.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process, even with a frozen loop."""
+    """Yield an event that the first SIGINT or SIGTERM sets; the second ends the process, even with a blocked loop."""
     stop = trio.Event()
     with on_signals(lambda number: stop.set()):
         yield stop
@@ -155,14 +154,14 @@ def stdio(
     on_stderr: Callable[[str], object] | None = None,
     trace: Write | None = None,
 ) -> StdioServer:
-    """Name a server to be started as a child process, for `client.connect(trimcp.stdio("python", "weather.py"))`.
+    """Describe a server that runs as a child process, for `client.connect(trimcp.stdio("python", "weather.py"))`.
 
     Args:
         command: the program, found on PATH.
-        args: its arguments; no shell is involved.
-        env: variables beside the few a child inherits anyway (PATH, HOME, ...).
-        cwd: where it runs; by default here.
-        on_stderr: called with each line the child writes to its standard error; by default they are logged.
+        args: its arguments; no shell is used.
+        env: environment variables beside the few that a child always inherits (PATH, HOME, ...).
+        cwd: its working directory; by default ours.
+        on_stderr: called with each line of its standard error; by default the lines are logged.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
     from trimcp.transports.stdio.child import StdioServer
@@ -178,12 +177,12 @@ def load_servers(
 
     Args:
         source: a host's configuration file (`{"mcpServers": {name: {"command": ..., "args": ..., "env": ...}}}`, or
-            `{"url": ..., "headers": ...}` for one that is served somewhere), or its contents. `${VAR}` in it stands
-            for a variable of our environment.
+            `{"url": ..., "headers": ...}` for a remote server), or its contents. `${VAR}` is replaced by the
+            environment variable of that name.
         on_stderr: as for `stdio`.
 
     Raises:
-        LocalError: the file cannot be read or an entry is not one we can use; the text says which, and why.
+        LocalError: the file cannot be read, or an entry is not usable; the text says which and why.
     """
     from trimcp.client.hosts import read_servers
 
@@ -193,7 +192,7 @@ def load_servers(
 def target_of(
     entry: ServerEntry, *, on_stderr: Callable[[str], object] | None = None
 ) -> StdioServer | HttpServer | WebSocketServer:
-    """Return what an entry of an `mcpServers` configuration names as something to connect to."""
+    """Return the connection target that one entry of an `mcpServers` configuration describes."""
     if entry.url is not None:
         from trimcp.client.client import at_url
 
@@ -208,7 +207,7 @@ def target_of(
 @attrs.frozen
 @valued
 class InProcess:
-    """A server in this process as something to connect to: in a run for each connection, or in one that is given."""
+    """A server in this process as a connection target. A server that does not run is run for each connection."""
 
     server: Served
     framed: bool = False
@@ -216,7 +215,7 @@ class InProcess:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AnyChannel]:
-        """Serve one connection for as long as the block runs, and yield the client's end of it."""
+        """Serve one connection while the block runs, and yield the client's end of it."""
         from trimcp.session.drive import direct_ends
         from trimcp.transports.memory import memory_channels
 
@@ -237,12 +236,12 @@ class InProcess:
 
 
 def in_process(server: Served, *, framed: bool = False, trace: Write | None = None) -> InProcess:
-    """Name a server in this process, for `client.connect(trimcp.in_process(server))`.
+    """Describe a server in this process, for `client.connect(trimcp.in_process(server))`.
 
     Args:
-        server: what is served, in a run of its own for each connection; or a run that others may share.
-        framed: pass every message through line framing and a small pipe, as over stdio; otherwise each is delivered
-            straight into the other side's session.
+        server: the server, to be run for each connection; or a running server, which may have other connections.
+        framed: send every message through line framing and a small pipe, as over stdio. Otherwise each message is
+            delivered directly to the other side's session.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
     from trimcp.transports.trace import trace_from_environment

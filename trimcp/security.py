@@ -1,8 +1,9 @@
-"""Security events: what somebody tried that they may not, apart from ordinary logs and from the audit.
+"""Security events: attempts at something that is not allowed, apart from ordinary logs and from the audit.
 
-One WARNING of the logger "trimcp.security" each, with fields for programs. Ordinary things (a peer that left, a call
-refused because a tool is busy for a moment) are none. What an attacker can repeat must not fill a disk: of each kind a
-few a minute are logged, then how many were left out. Any layer may report one; nothing here knows a message.
+Each is one WARNING of the logger "trimcp.security", with fields for programs. Normal events (a peer disconnected, a
+call was refused because a tool is busy) are not security events. An attacker must not be able to fill a disk: of each
+kind only a few per minute are logged, then the number of the others. Any layer may log one; nothing here knows
+messages.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "too_many_questions": "a server asked more questions than one call may",
     }
 )
-"""What each kind of event means. Any other kind is logged as it is; all of those share one bound."""
+"""The kinds of events and what they mean. All other kinds together share one bound per minute."""
 
 PER_MINUTE: Final = 20
-"""Events of one kind that are logged within a minute; further ones are counted."""
+"""Events of one kind logged per minute; further ones are only counted."""
 
 _WINDOW: Final = 60.0  # seconds
 _MOST_FACTS: Final = 16
 _OTHER: Final = ""
-# Attributes a record has anyway: `Logger.makeRecord` refuses fields of these names.
+# Attributes that every log record has: `Logger.makeRecord` refuses fields of these names.
 _RESERVED: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 _clock = time.monotonic
@@ -54,7 +55,7 @@ _log = logging.getLogger("trimcp.security")
 
 
 class _Kind:
-    """What was logged of one kind in the current minute, and what was left out."""
+    """The number of events of one kind that were logged and left out in the current minute."""
 
     __slots__ = ("left_out", "logged", "since")
 
@@ -65,7 +66,7 @@ class _Kind:
 
 
 class _Bounds:
-    """Who may log, by kind. Bounded by the number of kinds there are."""
+    """The counts per kind. Their number is bounded by the number of kinds."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
@@ -73,7 +74,7 @@ class _Bounds:
         self._at_exit = False
 
     def admit(self, kind: str, now: float) -> tuple[bool, list[tuple[str, int]]]:
-        """Return whether an event may be logged, and what was left out of minutes that are over."""
+        """Return whether an event may be logged, and the numbers left out in minutes that have passed."""
         with self._lock:
             over = self._end_minutes(now)
             entry = self._kinds.setdefault(kind if kind in SECURITY_EVENTS else _OTHER, _Kind(now))
@@ -93,7 +94,7 @@ class _Bounds:
         return [(name or "other kinds", entry.left_out) for name, entry in ended if entry.left_out]
 
     def end_all(self) -> list[tuple[str, int]]:
-        """Begin new minutes and return what was left out of the present ones."""
+        """Start new minutes and return the numbers left out in the present ones."""
         with self._lock:
             return self._end_minutes(float("inf"))
 
@@ -102,16 +103,18 @@ _bounds = _Bounds()
 
 
 def security_event(kind: str, **facts: object) -> None:
-    """Log that somebody tried what they may not: one WARNING of the logger "trimcp.security". Never raises or waits.
+    """Log an attempt at something not allowed: one WARNING of the logger "trimcp.security". Never raises or blocks.
 
-    The record has the attribute `event`, which is the kind, and one for each fact. At most 20 of a kind are logged
-    within a minute; how many more there were is said in one line once the minute is over and something else happens,
-    or the program ends.
+    The record has the attribute `event`, which is the kind, and one attribute for each fact. At most 20 events of a
+    kind are logged per minute. The number of the others is logged in one line after that minute, at the next event or
+    when the program ends.
 
     Args:
         kind: one of `SECURITY_EVENTS`.
-        facts: what is known, by name: who, where, how much. Numbers stay numbers; everything else becomes harmless
-            text of bounded length with secrets masked. None is left out. Pass no secret: of a session id its digest.
+        facts: what is known, by name: who, where, how much. Numbers stay numbers. Everything else becomes harmless text
+            of bounded length, with secrets masked. A fact that is None is left out. Do not pass a secret: pass a
+                session id's
+            digest.
     """
     if not _log.isEnabledFor(logging.WARNING):
         return
@@ -125,7 +128,7 @@ def security_event(kind: str, **facts: object) -> None:
 
 
 def tell_left_out() -> None:
-    """Log now how many events were left out, and begin to count anew. Called when the program ends."""
+    """Log now how many events were left out, and count from 0 again. Called when the program ends."""
     for name, count in _bounds.end_all():
         _say_left_out(name, count)
 

@@ -1,8 +1,8 @@
-"""How objects are compared, hashed and shown: three functions that serve every class that wants them.
+"""Shared `__eq__`, `__hash__` and `__repr__` for many classes, instead of a set that attrs compiles for each.
 
-attrs would write and compile its own for each class, which takes longer than all the rest it does, and whoever
-starts a program waits for every class it loads. It leaves alone what a class has already, so these go below it:
-`@attrs.frozen` above `@valued`, `@attrs.define` above `@shown`. An actor wants neither (`eq=False, repr=False`).
+Compiling these methods takes attrs longer than everything else it does for a class, and adds to the start of every
+program. attrs keeps methods that a class already has, so these decorators go below it: `@attrs.frozen` above
+`@valued`, `@attrs.define` above `@shown`. A class that is compared by identity uses neither (`eq=False, repr=False`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 def valued(cls: type[T]) -> type[T]:
-    """Make a class that attrs will freeze one of values: they are equal, hash alike and look alike by their members."""
-    cls.__eq__ = _eq  # type: ignore[method-assign]  # before attrs freezes the class, so it keeps these
+    """Make a class that attrs will freeze a value: equality, hash and repr follow from its fields."""
+    cls.__eq__ = _eq  # type: ignore[method-assign]  # set before attrs processes the class, so that it keeps these
     cls.__hash__ = _hash  # type: ignore[method-assign]  # as above
     return shown(cls)
 
 
 def shown(cls: type[T]) -> type[T]:
-    """Let objects of a class show their members, except those that attrs was told not to (`repr=False`)."""
+    """Make the repr of a class show its fields, except those declared with `repr=False`."""
     cls.__repr__ = _repr  # type: ignore[method-assign]  # as above
     return cls
 

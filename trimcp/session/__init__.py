@@ -1,1 +1,1 @@
-"""Time and tasks: the actor that carries an engine, and what it hands to handlers and callers."""
+"""Sessions: they add tasks and timeouts to a protocol connection, and give handlers and callers their context."""

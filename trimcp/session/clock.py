@@ -1,4 +1,4 @@
-"""The work clock: how long a peer may work on a call of ours without reporting progress."""
+"""Work clocks: timeouts of calls that restart at each progress report and pause while a person is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 
 @attrs.define(eq=False, repr=False)
 class WorkClock:
-    """Limits how long a peer may work on a call: progress restarts it, and it stops while a person is asked.
+    """Limits how long the peer may work on a call: progress restarts it, and it pauses while a person is asked.
 
     Args:
         limit: seconds without progress.
@@ -36,26 +36,26 @@ class WorkClock:
         self.scope.deadline = min(until, self.cap)
 
     def restart(self, progress: object = None) -> None:
-        """Start again, because there was progress."""
+        """Restart, because there was progress."""
         if self._remaining is None:
             self._set(trio.current_time() + self.limit)
         else:
             self._remaining = self.limit
 
     def pause(self) -> None:
-        """Stand still: a person is being asked."""
+        """Pause: a person is being asked."""
         if self._remaining is None:
             self._remaining = self._until - trio.current_time()
             self.scope.deadline = self.cap
 
     def resume(self) -> None:
-        """Go on where it stood still."""
+        """Continue after a pause."""
         if self._remaining is not None:
             remaining, self._remaining = self._remaining, None
             self._set(trio.current_time() + remaining)
 
     def stop(self) -> None:
-        """Never fire: the answer is there."""
+        """Stop for good: the answer has arrived."""
         self.cap = math.inf
         self._remaining = None
         self._set(self.cap)
@@ -67,11 +67,11 @@ class Clocks:
 
     Args:
         limit: seconds without progress after which a call fails, or None.
-        cap: seconds after which it fails in any case, or None.
-        tells: whether peers are told how long their callers wait.
+        cap: seconds after which a call fails in any case, or None.
+        tells: whether requests tell the peer how long the caller waits.
 
     Attributes:
-        asked: people being asked right now.
+        asked: number of people being asked now.
     """
 
     limit: float | None = None
@@ -84,9 +84,9 @@ class Clocks:
         return self.limit is not None or self.cap is not None
 
     def deadline(self) -> float:
-        """Return until when the calling task would wait for an answer, on Trio's clock; infinity where nobody is told.
+        """Return until when the calling task waits for an answer, on Trio's clock; infinity if peers are not told.
 
-        The work clock does not count: it is the peer's own progress that sets it back.
+        The work clock is not included, because the peer's own progress restarts it.
         """
         if not self.tells:
             return math.inf
@@ -95,7 +95,7 @@ class Clocks:
 
     @contextmanager
     def including(self, clock: WorkClock) -> Iterator[None]:
-        """Let a clock stand still with those of the calls, while the block runs."""
+        """While the block runs, pause this clock together with those of the calls."""
         if self.asked:
             clock.pause()
         self._running.add(clock)
@@ -109,7 +109,7 @@ class Clocks:
         """Run a clock around the block.
 
         Raises:
-            trio.TooSlowError: the clock fired and cancelled the block.
+            trio.TooSlowError: the clock expired and cancelled the block.
         """
         clock = WorkClock(math.inf if self.limit is None else self.limit, math.inf if self.cap is None else self.cap)
         with self.including(clock), clock.scope:
@@ -119,7 +119,7 @@ class Clocks:
 
     @contextmanager
     def person(self) -> Iterator[None]:
-        """Let every clock of the session stand still while a person answers in the block."""
+        """Pause every clock of the session while a person answers in the block."""
         self.asked += 1
         for clock in self._running:
             clock.pause()
@@ -133,9 +133,9 @@ class Clocks:
 
 
 def deadline_around() -> float:
-    """Return what `trio.current_effective_deadline` does, in less time.
+    """Return the same as `trio.current_effective_deadline`, in less time.
 
-    Trio makes two calls for each scope, a tenth of a whole request; here its scopes are read directly.
+    Trio makes two calls for each scope, which takes a tenth of a whole request; this reads its scopes directly.
     """
     try:
         status: Any = trio.lowlevel.current_task()._cancel_status
@@ -150,5 +150,5 @@ def deadline_around() -> float:
                 break
             status = status._parent
         return until
-    except AttributeError:  # another Trio
+    except AttributeError:  # another version of Trio
         return trio.current_effective_deadline()

@@ -1,10 +1,9 @@
-"""Gives a session over a pulled channel its nursery, its reader and its writer, and takes them down in order.
+"""Runs a session over a channel: its nursery, its reader and its writer, and their shutdown in order.
 
-Order of the end: stop reading, cancel the jobs, let handlers unwind, fail what is pending, give the writer
-`drain_timeout`, close the channel. The writer is shielded just until its users are gone, so that what they post last
-leaves even when everything around is being cancelled; then it has a deadline. That and the close are shielded and
-bounded; besides them only a cancelled request waits, shielded, for the clean-up of the work it started
-(`scopes.Work.end`).
+Shutdown: stop reading, cancel the jobs, let handlers unwind, fail pending calls, give the writer `drain_timeout`,
+close the channel. The writer is shielded until the handlers have ended, so that their last messages are still sent when
+an outer scope is cancelled; then it has a deadline. That and the close are shielded and bounded. The only other
+shielded wait is that of a cancelled request for the clean-up of its tasks (`scopes.Work.end`).
 
 Two sessions in one process need no channel: `direct_ends`.
 """
@@ -39,22 +38,22 @@ from trimcp.wire.jsonrpc import parse, too_large
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
-_SHORT: Final = 0.02  # seconds of not reading before it is watched whether the peer is still there
+_SHORT: Final = 0.02  # seconds without reading after which the session checks whether the peer is still connected
 
-_NO_ADDRESS: Final = "local"  # whose it is where there are no addresses: a pipe, another part of this program
+_NO_ADDRESS: Final = "local"  # the owner where there are no addresses: a pipe, another part of this program
 
 
 @attrs.define(eq=False, repr=False)
 class DirectEnd(Sink):
-    """One end of a direct connection: the sink of the session that is driven over it.
+    """One end of a direct connection: the sink of the session that runs over it.
 
-    What one session posts is delivered straight into the other. There is no reader and no writer, so a message wakes
-    nobody but whoever waits for it. It is encoded and parsed all the same: neither side can see the other's objects,
-    and what a wire would refuse is refused here. A sender waits for room while the other session would not read.
+    A message that one session posts is delivered directly to the other, without a reader and a writer task. It is still
+    encoded and parsed: the sides share no objects, and a message that a wire would refuse is refused here. A sender
+    waits for room while the other session would not read.
 
     Attributes:
-        max_message: bytes of the largest message that our session takes.
-        holding: what is counted of the memory that the other session makes ours keep; see `MessageChannel`.
+        max_message: bytes of the largest message that our session accepts.
+        holding: counts the memory that the other session uses in ours; see `MessageChannel`.
     """
 
     max_message: int = CLIENT_MAX_MESSAGE
@@ -65,7 +64,7 @@ class DirectEnd(Sink):
     _early: list[Incoming] = attrs.field(init=False, factory=list)
 
     def attach(self, session: Session) -> None:
-        """Deliver to this session from now on, beginning with what came before it was there."""
+        """Deliver to this session from now on, including messages that arrived before."""
         self.session, self.max_message = session, session.max_message
         early, self._early = self._early, []
         session.deliver(early)
@@ -73,10 +72,10 @@ class DirectEnd(Sink):
             self._peer_left()
 
     def close_reason(self) -> str | None:
-        """Return how the other side ended, for an error message: there is nothing to say."""
+        """Return why the other side ended, for an error message: it is never known."""
         return None
 
-    # The sink of our session
+    # The sink of this end's session
 
     @property
     def full(self) -> bool:
@@ -89,7 +88,7 @@ class DirectEnd(Sink):
             await peer.readable()
 
     def post(self, outgoing: Outgoing) -> None:
-        """Deliver a message. After either side closed it is dropped: nobody is listening."""
+        """Deliver a message. It is dropped if either side has closed."""
         other = self.other
         if self.closed or other.closed:
             return
@@ -103,7 +102,7 @@ class DirectEnd(Sink):
             other.session.deliver((incoming,))
 
     def close(self) -> None:
-        """Deliver nothing more, and let the other session know that its peer is gone. Safe to call twice."""
+        """Deliver nothing more, and tell the other session that its peer is gone. May be called twice."""
         if not self.closed:
             self.closed = True
             self.other._peer_left()
@@ -119,20 +118,20 @@ class DirectEnd(Sink):
 
 
 def direct_ends() -> tuple[DirectEnd, DirectEnd]:
-    """Return the two ends of a direct connection, the first for a server, which takes smaller messages by default."""
+    """Return the two ends of a direct connection, the first for a server, whose default message limit is smaller."""
     left, right = DirectEnd(SERVER_MAX_MESSAGE), DirectEnd(CLIENT_MAX_MESSAGE)
     left.other, right.other = right, left
     return left, right
 
 
 AnyChannel: TypeAlias = MessageChannel | DirectEnd
-"""What a session can be driven over: a channel that is pulled, or a direct end that needs no reader and writer."""
+"""What a session can run over: a channel that it reads, or a direct end that needs no reader and writer."""
 
 
 async def drive(session: Session, channel: AnyChannel) -> None:
-    """Run a session over a channel until the peer leaves or `session.close()` is called, then close the channel.
+    """Run a session over a channel until the peer disconnects or `session.close()` is called, then close the channel.
 
-    Cancelling it stops every handler, tells the peer nothing more than what is queued, and closes the channel.
+    Cancelling this stops every handler, sends only what is already queued, and closes the channel.
     """
     async with driving(session, channel):
         await session.closed.wait()
@@ -140,9 +139,10 @@ async def drive(session: Session, channel: AnyChannel) -> None:
 
 @asynccontextmanager
 async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
-    """Run a session over a channel for as long as the body runs.
+    """Run a session over a channel while the body runs.
 
-    What the body raises leaves as itself. The peer's leaving ends no body: it fails calls with `ConnectionLost`.
+    The body's exceptions are raised unchanged. If the peer disconnects the body goes on: its calls raise
+    `ConnectionLost`.
     """
     with _counted(session, channel):
         if isinstance(channel, DirectEnd):
@@ -156,7 +156,7 @@ async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
 
 @contextmanager
 def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
-    """Count what the peer makes us keep for as long as the body runs, where there is a budget for it."""
+    """Count the memory that the peer uses while the body runs, if there is a budget."""
     own: Holding | None = None
     if channel.holding is None and session.budget is not None:
         own = channel.holding = session.budget.holding(_NO_ADDRESS)
@@ -170,7 +170,7 @@ def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
 
 @asynccontextmanager
 async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
-    """Run a session over a channel with a reader and a writer, and end both in order."""
+    """Run a session over a channel with a reader and a writer task, and end both in order."""
     session.mirrors_headers = channel.mirrors_headers
     channel.set_max_message(session.max_message)
     session.jobs.mailbox.leave_room(*channel.read_ahead)
@@ -190,7 +190,7 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
 
 @asynccontextmanager
 async def _running_jobs(session: Session, begin: Callable[[trio.Nursery], object]) -> AsyncIterator[None]:
-    """Run a session's jobs, beginning with `begin`, for as long as the body runs; then end the session in order."""
+    """Run a session's jobs, starting with `begin`, while the body runs; then end the session in order."""
     try:
         async with open_service_nursery() as jobs:
             session.start(Crew(jobs))
@@ -210,13 +210,14 @@ async def _running_jobs(session: Session, begin: Callable[[trio.Nursery], object
 class _ChannelDriver:
     """The reader and the writer of one session, and the `Holder` that ends it when too much is held.
 
-    It also notices a peer that takes nothing of what is written to it. Most writes are over at once, and a timer for
-    each would cost more than the write. So the first write after a pause sets an alarm, and the reader looks when it
-    rings: if no write is under way it is switched off, else the reader looks whether the peer has taken anything since.
+    It also detects a peer that takes nothing of what is written to it. Most writes complete at once, and a timer for
+    each would cost more than the write. So the first write after a pause sets an alarm, which interrupts the reader. If
+    no write is then in progress the alarm is switched off; else the reader checks whether the peer has taken anything
+    since.
 
     Attributes:
-        connection: what held the channel's memory before, and is ended with the session.
-        writer: the scope of the writer. Shielded, so that the last messages of whoever is cancelled still leave.
+        connection: the holder of the channel's memory before, which is ended with the session.
+        writer: the cancel scope of the writer. Shielded, so that the last messages of cancelled tasks are still sent.
     """
 
     session: Session
@@ -225,9 +226,9 @@ class _ChannelDriver:
     connection: Holder | None = attrs.field(init=False, default=None)
     writer: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _progress: PeerProgress = attrs.field(init=False)
-    _reader: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)  # cancelled when the alarm rings
+    _reader: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)  # expires when the alarm is due
     _alarm: float = attrs.field(init=False, default=math.inf)
-    _asleep: bool = attrs.field(init=False)  # whether the alarm is off, and the next write has to set it
+    _asleep: bool = attrs.field(init=False)  # whether the alarm is off and the next write has to set it
 
     def __attrs_post_init__(self) -> None:
         patience = self.session.limits.stall_timeout
@@ -239,7 +240,7 @@ class _ChannelDriver:
         return self.session.jobs.at_rest
 
     def give_way(self, why: str) -> None:
-        """Drop the peer, and cut its connection: to end it in order would take time, in which all of it is kept."""
+        """Drop the peer and its connection at once: an orderly shutdown would keep the memory for its duration."""
         self._drop(why)
         if self.connection is not None:
             self.connection.give_way(why)
@@ -254,9 +255,9 @@ class _ChannelDriver:
     # Reading
 
     async def read(self) -> None:
-        """Deliver what arrives, until the peer leaves; then end the session, with grace for handlers it may still read.
+        """Deliver messages until the peer disconnects; then end the session, gracefully if the peer still reads.
 
-        Looks whether the peer reads, too, when the alarm rings: a task for that alone would be one more per connection.
+        It also checks, when the alarm is due, whether the peer reads: a task for that would be one more per connection.
         """
         session = self.session
         until: float | None = None
@@ -276,7 +277,7 @@ class _ChannelDriver:
                 return
 
     async def _deliver(self) -> None:
-        """Deliver what arrives until the peer leaves."""
+        """Deliver messages until the peer disconnects."""
         session, channel = self.session, self.channel
         try:
             while True:
@@ -290,10 +291,11 @@ class _ChannelDriver:
         log.debug("the peer is gone: %s", session.lost)
 
     async def _readable(self) -> None:
-        """Wait until it is right to read on. Most such waits are short; in a long one the peer is watched.
+        """Wait until the session may read on. Most such waits are short; during a long one the peer is watched.
 
         Raises:
-            trio.EndOfChannel: it has left meanwhile; nobody would read the answers to what is not read yet.
+            trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
+                unread.
         """
         with trio.move_on_after(_SHORT) as short:
             await self.session.readable()
@@ -315,7 +317,7 @@ class _ChannelDriver:
             raise trio.EndOfChannel("the peer has left")
 
     def _lose(self, why: str) -> None:
-        """Note that the peer is gone, and whether it was its channel that dropped it for taking nothing."""
+        """Note that the peer is gone, and whether its channel dropped it because it took nothing."""
         first = self.session.lost is None
         slow = first and self.channel.too_slow
         self.session.lose((slow and self.channel.close_reason()) or why)
@@ -325,7 +327,7 @@ class _ChannelDriver:
     # Writing
 
     async def write(self) -> None:
-        """Write what is ready, all of it in one batch, until the outbox is closed and empty."""
+        """Write everything that is queued, in one batch each time, until the outbox is closed and empty."""
         session, channel, outbox = self.session, self.channel, self.outbox
         with self.writer:
             try:
@@ -335,20 +337,20 @@ class _ChannelDriver:
                     if self._asleep:
                         self._wake()
                     await channel.send(batch)
-                    del batch  # a large result must not stay until there is something else to say
+                    del batch  # a large result must not be kept until the next message
                     if session.amount.counted:
                         outbox.leaving = 0
                         session.weigh()
             except trio.EndOfChannel:
                 pass
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                # The reader may never notice, where the peer closed only this direction. Nobody listens all the same.
+                # The reader may never notice this if the peer closed only this direction.
                 self._lose("the peer stopped listening")
                 session.jobs.cancel_all(CancelReason.DISCONNECTED)
                 session.close()
         outbox.abandon()
 
-    # Whether the peer takes what is written
+    # Detecting a peer that takes nothing
 
     def _wake(self) -> None:
         """Set the alarm, because a write begins."""
@@ -357,7 +359,7 @@ class _ChannelDriver:
         self._reader.deadline = self._alarm
 
     def _stalled(self) -> bool:
-        """Return whether the peer has taken nothing for too long; if not, set the alarm anew or switch it off."""
+        """Return whether the peer has taken nothing for too long; if not, set the alarm again or switch it off."""
         if not self.outbox.writing:
             self._asleep, self._alarm = True, math.inf
             return False
@@ -369,7 +371,7 @@ class _ChannelDriver:
         return self.outbox.batches, self.channel.taken()
 
     def _report_stalled(self) -> None:
-        """Report a peer that was dropped because it took nothing, and stop its handlers for that reason."""
+        """Log a peer that was dropped because it took nothing, and stop its handlers for that reason."""
         from trimcp.security import security_event
 
         why, stats = str(self.session.lost), self.session.statistics()

@@ -1,7 +1,7 @@
-"""The peer's requests under way and waiting, and the worker tasks that run them.
+"""The peer's requests that run or wait, and the worker tasks that run them.
 
-A request starts at once while a slot is free (`Jobs`). Beyond the slots it waits in the mailbox, and the job that ends
-starts the next. A worker task (`Crew`) runs jobs one after another inside a cancel scope that it reuses.
+A request starts at once while a slot is free (`Jobs`). Otherwise it waits in the mailbox until a job ends. A worker
+task (`Crew`) runs jobs one after another inside a cancel scope that it reuses.
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ from trimcp.session.queues import Mailbox
 from trimcp.session.scopes import innermost_scope
 from trimcp.wire.jsonrpc import RequestId
 
-_RUNNING: Final = 4096  # bytes that a request under way takes beside its text: its records, and a task once it waits
+_RUNNING: Final = 4096  # bytes that a running request takes beside its text: its records, and a task once it waits
 # Jobs that one task runs in a row before it leaves the rest to the next one, so that other tasks run in between.
-# Fewer would let a flood be read much faster than it is worked off, and what waits would be tasks and not bytes.
-# A job with a large result counts as all of them, because making it takes as long as many small ones.
+# With fewer, a flood would be read much faster than it is processed, and would wait as tasks instead of bytes.
+# A job with a large result counts as this many, because making it takes as long as many small ones.
 _TURN: Final = 256
 
 
 @attrs.define(eq=False, repr=False)
 class Crew:
-    """Runs jobs in tasks of one nursery, for one session or for many.
+    """Worker tasks in one nursery that run the jobs of one or more sessions.
 
-    A job that never waits needs neither a task nor a scope of its own, so a task that has ended one takes the next. A
-    job that waits delays nobody: a task that takes one while others are left starts another task first. When there is
-    nothing to do one task stays and the rest end. So does a task whose job left something behind that the next one
-    would meet: a changed context variable, or a cancel scope that is still open.
+    A job that never waits needs no task and no scope of its own, so a task that has ended one takes the next. A job
+    that waits delays no other: a task that takes a job while others are queued starts another task first. When no job
+    is queued, one idle task stays and the rest end. A task also ends if its job changed a context variable or left a
+    cancel scope open, which the next job would see.
 
     Args:
-        nursery: where the jobs live; they end before it does.
+        nursery: where the jobs run; they end before it does.
     """
 
     nursery: trio.Nursery
-    # While there are jobs a task is on its way to them, or at work without having waited yet.
+    # While jobs are queued, one task is scheduled to take them, or runs and has not waited yet.
     _jobs: deque[Job] = attrs.field(init=False, factory=deque)
     _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _coming: bool = attrs.field(init=False, default=False)
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
     def take(self, job: Job) -> None:
-        """Let a worker task run a job, from the next turn of the loop on. Never waits."""
+        """Have a worker task run a job, from the next turn of the event loop on. Never blocks."""
         self._jobs.append(job)
         if not self._coming:
             self._call()
 
     def _call(self) -> None:
-        """Let one more task come to the jobs: the idle one, or a new one."""
+        """Schedule one more task for the queued jobs: the idle one, or a new one."""
         self._coming = True
         if self._idle:
             self._idle.unpark()
         else:
-            # Whoever delivers may be a task of the peer's, in the same process; its context is none of the handler's.
+            # The caller may be a task of the peer in the same process, whose context must not reach the handler.
             self._context.run(self.nursery.start_soon, self._work)
 
     async def _work(self) -> None:
-        """Run jobs for as long as there are any, then wait for more, unless another task does already."""
+        """Run jobs while any are queued, then wait for more, unless another task waits already."""
         me = trio.lowlevel.current_task()
         context = contextvars.copy_context()
         while await self._work_in_scope(me, context):
             pass
 
     async def _work_in_scope(self, me: trio.lowlevel.Task, context: contextvars.Context) -> bool:
-        """Run jobs within one cancel scope. Returns whether to go on with another one; else the task ends."""
+        """Run jobs within one cancel scope. Returns whether this task may run more; else it must end."""
         job: Job | None = None
         left_open = False
         taken = 0
@@ -104,9 +104,9 @@ class Crew:
                         return False
                     reply = ended.reply
                     taken = _TURN if reply is not None and len(reply) >= LARGE else taken + 1
-                    del ended, reply  # what a request held is not kept until the next one
-        except BaseException:  # a scope around all of this was cancelled, or worse; the job under way ends all the same
-            if not left_open:  # which Trio has noticed, too
+                    del ended, reply  # so that the memory of a request is not kept until the next one
+        except BaseException:  # an outer scope was cancelled, or worse; the running job still has to be ended
+            if not left_open:  # Trio has noticed it, too
                 if job is not None:
                     job.end()
                 raise
@@ -116,29 +116,29 @@ class Crew:
 
 
 def _changed(before: contextvars.Context) -> bool:
-    """Return whether the current context differs from what it was."""
+    """Return whether the current context differs from `before`."""
     try:
         return contextvars.copy_context() != before
-    except Exception:  # values are compared, and theirs may not want to be
+    except Exception:  # values are compared, and users' values may not support that
         return True
 
 
 @attrs.define(eq=False, repr=False)
 class Jobs:
-    """The requests of one session's peer that were admitted and are not answered.
+    """The requests of one session's peer that were admitted and are not answered yet.
 
     Args:
-        limits: how many may run and wait, and what they may weigh. One job alone may exceed it.
+        limits: how many may run and wait, and their memory. A single job may exceed it.
 
     Attributes:
-        crew: runs them, for this session and perhaps for others; None until the session is driven.
+        crew: runs them, perhaps with those of other sessions; None until the session is driven.
         by_id: all of them.
         mailbox: those that wait for a slot.
-        running: those in slots.
-        parked: those that wait for the peer's answer to a question, which have none.
-        bytes_running: what those under way weigh, their results counted while they wait for the reader.
-        bytes_unread: results among it.
-        idle: whoever waits until none is left.
+        running: those that have a slot.
+        parked: those that wait for the peer's answer to a question; they have no slot.
+        bytes_running: memory of the jobs that run or are parked, including results that wait for the reader.
+        bytes_unread: memory of the results in it.
+        idle: tasks that wait until no job is left.
     """
 
     limits: Limits
@@ -149,7 +149,7 @@ class Jobs:
     parked: int = attrs.field(init=False, default=0)
     bytes_running: int = attrs.field(init=False, default=0)
     bytes_unread: int = attrs.field(init=False, default=0)
-    _unread: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # who waits for less of it
+    _unread: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # tasks that wait until it shrinks
     idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -169,7 +169,7 @@ class Jobs:
         return self.running < self.limits.max_running and (not held or held + job.size <= self.limits.running_bytes)
 
     def start(self, job: Job) -> None:
-        """Give a job a slot and have it run."""
+        """Give a job a slot and run it."""
         assert self.crew is not None
         self.running += 1
         self.bytes_running += job.size
@@ -178,15 +178,15 @@ class Jobs:
         self.crew.take(job)
 
     def start_waiting(self) -> None:
-        """Start jobs that wait, as far as slots allow."""
+        """Start waiting jobs, as far as there are slots."""
         while self.mailbox and self.has_room(self.mailbox.first()):
             self.start(self.mailbox.take())
 
-    # Wait for the peer
+    # Waiting for the peer
 
     @contextmanager
     def waiting_for_peer(self, job: Job) -> Iterator[None]:
-        """Give the job's one slot back while it waits for the peer. It takes one again after, even if none is free."""
+        """Release the job's slot while it waits for the peer. Afterwards it takes one again, even if none is free."""
         job.parked += 1
         if job.parked == 1:
             self.running -= 1
@@ -206,24 +206,24 @@ class Jobs:
                     self.running += 1
 
     def too_much_unread(self, amount: Amount) -> bool:
-        """Return whether results wait for the reader, and there is no room for more: here, or beside all others."""
+        """Return whether results wait for the reader and there is no room for more, here or in the budget."""
         holding = amount.holding
         return self.bytes_unread > self.limits.running_bytes or (holding is not None and not holding.fits(0))
 
     async def until_read(self, job: Job) -> None:
-        """Wait until less is unread, before the handler begins: its result would only be kept, too."""
+        """Wait until less is unread, before the handler begins: otherwise its result would have to be kept, too."""
         job.started = False
         if self._unread is None:
             self._unread = trio.lowlevel.ParkingLot()
         while self.bytes_unread and self.too_much_unread(job.session.amount):
             await self._unread.park()
-        self._unread.unpark()  # the next one looks for itself
+        self._unread.unpark()  # the next one checks for itself
         job.started = True
 
     async def wait_for_reader(self, job: Job) -> None:
-        """Wait until there is room for the job's result, which weighs like the job itself meanwhile.
+        """Wait until there is room for the job's result, which is counted with the job meanwhile.
 
-        Of results that weigh more than twice as much as may be under way, the newest are dropped.
+        When results exceed twice the bound of running requests, the newest are dropped.
         """
         assert job.reply is not None
         size = len(job.reply)
@@ -244,7 +244,7 @@ class Jobs:
     # End
 
     def cancel(self, job: Job, reason: CancelReason, detail: str | None = None) -> None:
-        """Stop a job's handler; one that waits is answered at once, where an answer is owed."""
+        """Stop a job's handler. A waiting job is answered at once, if an answer is due."""
         job.cancel(reason, detail)
         if not job.started and self.mailbox.remove(job):
             job.finish(job.cancelled_reply())
@@ -255,16 +255,16 @@ class Jobs:
             self.cancel(job, reason, detail)
 
     async def wait_idle(self) -> None:
-        """Wait until none is left; always a checkpoint."""
+        """Wait until no job is left; always a checkpoint."""
         await trio.lowlevel.checkpoint()
         while self.by_id:
             await self.idle.park()
 
-    # Books
+    # Accounting
 
     @property
     def bytes_held(self) -> int:
-        """What those under way and those that wait take, roughly."""
+        """Approximate memory of the running and waiting jobs."""
         held = self.mailbox.bytes_queued
         if self.crew is not None:
             held += self.bytes_running + _RUNNING * (self.running + self.parked & ~3)
@@ -272,5 +272,5 @@ class Jobs:
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work: what there is waits for the peer to read."""
+        """Whether no handler is running: all jobs wait for the peer to read."""
         return all(not job.started or job.reply is not None for job in self)

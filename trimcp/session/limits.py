@@ -1,4 +1,4 @@
-"""Every bound and grace period of a session in one record, with the reason for each default beside it."""
+"""Every bound and timeout of a session in one class, and the reasons for the defaults."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trimcp.values import valued
 @attrs.frozen(field_transformer=checked(zero=("waiting",)))
 @valued
 class Quota:
-    """How much of a server one of many may use: one session, one principal, or the calls of one tool.
+    """How much of a server one session, one principal, or the calls of one tool may use.
 
-    What is beyond it waits for its turn, one of each session after the other, so that a session with a thousand calls
-    delays another's by one. What cannot wait, or would wait past its deadline, is refused at once (`Overloaded`), with
-    the seconds after which to try again. Calls are counted from when they get their turn to their answer.
+    Calls beyond it wait for their turn. Sessions take turns, so a session with a thousand calls delays another's by
+    one. A call that cannot wait, or would wait past its deadline, is refused at once (`Overloaded`), with the seconds
+    after which to retry. A call counts from its turn to its answer.
 
     Attributes:
-        running: how many may be under way at once; None for no bound.
+        running: how many may run at once; None for no bound.
         per_second: how many may begin per second, on average; None for no bound.
-        burst: how many may begin at once after a pause; by default as many as in one second, and at least one.
+        burst: how many may begin at once after a pause; by default as many as in one second, at least one.
         waiting: how many may wait for their turn.
     """
 
@@ -33,7 +33,7 @@ class Quota:
 
     @property
     def bounds(self) -> bool:
-        """Whether it bounds anything."""
+        """Whether anything is bounded."""
         return self.running is not None or self.per_second is not None
 
 
@@ -43,41 +43,41 @@ _ANY = Quota()
 @attrs.frozen(field_transformer=checked(zero=("eof_grace", "drain_timeout")))
 @valued
 class Limits:
-    """How much one session may hold, and how long it waits. Sizes are bytes, times are seconds.
+    """How much one session may hold, and how long it waits. Sizes are in bytes, times in seconds.
 
     Attributes:
-        max_message: of the largest message taken in, over every transport; None for 4 MiB into a server and 64 MiB into
-            a client. A larger one is refused by its id, or fails the call it answers.
-        max_running: requests of the peer worked on at once. One that waits for the peer's answer does not count.
-        backlog_requests: requests that may wait behind them, together with those that wait for the peer.
-        backlog_bytes: what the waiting ones may weigh, each with 2,100 bytes beside its text. With a full backlog
-            reading pauses, so this is the window of a peer that pipelines without reading. One message may pass it.
-        running_bytes: what the requests under way may weigh, those that wait for the peer and the results that wait to
-            be read counted; the next one waits. Of requests that end at once, a result that passes twice as much
-            becomes an error (-32603, reason "results_unread"): its call was carried out.
-        outbox_messages, outbox_bytes: what may wait for a peer that reads slowly; senders wait for room. Twice as much
-            again may have been taken by the writer: a slow reader costs less than 2 MiB.
-        progress_kept: progress messages a call keeps for its reader; then the oldest give way and are counted.
-        logs_kept: log messages kept for a client's handler; then the oldest give way and are counted.
-        kept_bytes: what each of these may weigh before fewer are kept.
-        eof_grace: how long requests already received may still run after the peer closed its side of a half-closed
-            channel (a pipe). Longer suits piped one-shot use.
-        drain_timeout: how long the writer may take to get rid of what is queued when a session ends.
-        stall_timeout: for how long a peer may take nothing of what is being written to it. Then it is dropped: handlers
-            are cancelled (`CancelReason.LIMIT`), the session is lost. A peer that reads slowly, but reads, is kept.
-            Infinity for never. Over HTTP it is `HttpLimits.stall_timeout`.
-        answer_timeout: how long the peer, and the person in front of it, may take to answer a question in the middle of
-            a request, where the handler waits for it in place. It counts for no tool's own timeout.
-        max_result: of one answer; a larger one becomes an error. What clients of trimcp take by default.
-        max_client_info: of memory that a server keeps of what a client says of itself, in `initialize` (for as long as
-            the session is) or in the envelope of a request: its name and its capabilities. A request with more is
-            refused (-32602). Icons in it may be given as `data:`; most clients need less than 2 KiB.
-        max_server_info: of memory that a client keeps of what a server says of itself: its name, its capabilities and
-            its instructions. To a server that says more it does not connect (`InvalidReply`).
-        session, principal: what one session, and one authenticated principal over all its sessions, may use of a
-            server, of tools, resources, prompts and completion together.
-        tool, resource, prompt, completion: what the calls of any one tool, the reads of any one resource or template,
-            and so on, may use, over all sessions, unless it has a quota of its own.
+        max_message: the largest message accepted, over every transport; None for 4 MiB in a server and 64 MiB in a
+            client. A larger request is answered with an error; a larger answer fails its call.
+        max_running: requests of the peer that run at once. One that waits for the peer's answer does not count.
+        backlog_requests: requests that may wait for a slot, together with those that wait for the peer.
+        backlog_bytes: memory of the waiting requests, each with 2,100 bytes beside its text. When the backlog is full,
+            reading pauses, so this is the window of a peer that pipelines without reading. One message may exceed it.
+        running_bytes: memory of the running requests, including those that wait for the peer and results not yet read;
+            the next request waits. Of requests that end at once, a result that exceeds twice this becomes an error
+            (-32603, reason "results_unread"), although its call was carried out.
+        outbox_messages, outbox_bytes: messages queued for a peer that reads slowly; senders wait for room. The writer
+            may have taken twice as much again, so a slow reader costs less than 2 MiB.
+        progress_kept: progress messages kept for the reader of a call; beyond it the oldest are dropped and counted.
+        logs_kept: log messages kept for a client's handler; beyond it the oldest are dropped and counted.
+        kept_bytes: total size of each of these; larger messages are kept in smaller numbers.
+        eof_grace: how long requests already received may still run after the peer closed its sending side of a
+            channel (a pipe). Use more for one-shot commands in a pipeline.
+        drain_timeout: how long the writer may take to send what is queued when a session ends.
+        stall_timeout: for how long a peer may take nothing of what is being written to it. Then the session ends and
+            its handlers are cancelled (`CancelReason.LIMIT`). A peer that reads slowly is kept. Infinity for never.
+            Over HTTP it is `HttpLimits.stall_timeout`.
+        answer_timeout: how long the peer, and the person who uses it, may take to answer a question during a request
+            whose handler waits for it. This time does not count for a tool's own timeout.
+        max_result: the largest answer; a larger one becomes an error. The default is what clients of trimcp accept.
+        max_client_info: memory of a client's name and capabilities in a server, from `initialize` (for as long as the
+            session lasts) or from the envelope of a request. A request with more is refused (-32602). Icons in it may
+            be `data:` URLs; most clients need less than 2 KiB.
+        max_server_info: memory of a server's name, capabilities and instructions in a client. With more, connecting
+            fails (`InvalidReply`).
+        session, principal: quotas of one session, and of one authenticated principal over all its sessions, for tools,
+            resources, prompts and completion together.
+        tool, resource, prompt, completion: quotas of the calls of each tool, the reads of each resource or template,
+            and so on, over all sessions, unless it has a quota of its own.
     """
 
     max_message: int | None = None
@@ -105,11 +105,11 @@ class Limits:
     completion: Quota = _ANY
 
     def largest_into(self, role: Role) -> int:
-        """Return the bytes of the largest message that a session of this role takes in."""
+        """Return the bytes of the largest message that a session of this role accepts."""
         if self.max_message is not None:
             return self.max_message
         return SERVER_MAX_MESSAGE if role is Role.SERVER else CLIENT_MAX_MESSAGE
 
     def kept_of(self, most: int, size: int) -> int:
-        """Return how many messages of `size` bytes may be kept for a slow reader where at most `most` are."""
+        """Return how many messages of `size` bytes may be kept for a slow reader, at most `most`."""
         return max(1, min(most, self.kept_bytes // max(size, 1)))
