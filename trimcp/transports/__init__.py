@@ -1,1 +1,1 @@
-"""Channels over things: memory, byte streams, standard streams. They know no session, server or client."""
+"""Message channels over memory, byte streams, standard streams, HTTP and WebSocket. They import no server or client."""

@@ -1,4 +1,4 @@
-"""What the system knows of the other end of a pipe or socket: whether anybody is there, and how much was taken."""
+"""What the operating system knows about a pipe or socket: whether its peer reads, and how many bytes wait unread."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if sys.platform != "win32":
     import termios
 
 READ_SIZE: Final = 65536
-"""Bytes asked for per read: what a Linux pipe holds; malloc would map pages for much larger buffers."""
+"""Bytes per read: the size of a Linux pipe's buffer. For much larger buffers malloc would map pages on each read."""
 
 
 PIECE: Final = 65536
-"""Bytes of a large write that are counted as one step of progress; see `progress_of`."""
+"""Bytes. Each such piece of a large write counts as one step of progress; see `progress_of`."""
 
 
 def progress_of(stream: object) -> Hashable:
-    """Return what changes while the peer reads what was written to a Trio stream; None where that is unknown.
+    """Return a value that changes while the peer reads what was written to a Trio stream; None if that is unknown.
 
-    A stream of ours has `taken`. Of a socket, also under TLS, the system knows how many bytes wait in its buffer. That
-    number can be the same after the buffer was read and filled again, so a sender of much counts its pieces, too.
+    Our own streams have `taken`. For a socket, also under TLS, it is the number of bytes in the system's send buffer.
+    That number can be equal again after the buffer was read and refilled, so senders of large messages also count
+    pieces.
     """
     taken = getattr(stream, "taken", None)
     if taken is not None:
@@ -43,22 +44,22 @@ def progress_of(stream: object) -> Hashable:
 
 
 def socket_under(stream: object) -> trio.socket.SocketType | None:
-    """Return the socket under a Trio stream, also if TLS is between, or what calls it so; None if there is none."""
+    """Return the socket under a Trio stream or under its layers, such as TLS; None if the stream has none."""
     while (under := getattr(stream, "transport_stream", None)) is not None:
         stream = under
     return stream.socket if isinstance(stream, trio.SocketStream) else None
 
 
 async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
-    """Wait until a socket's peer has sent its last byte, or the connection is broken, whatever is still unread.
+    """Wait until a socket's peer has sent its last byte or the connection is broken, without reading.
 
-    A read reports it only behind everything that was sent before. Linux reports it at once (epoll(7), EPOLLRDHUP), if
-    all that was sent fits into the buffers. Elsewhere, without a socket, and where there is no descriptor left for
-    epoll, this waits until it is cancelled.
+    A read would report this only after all unread bytes. Linux reports it at once (epoll(7), EPOLLRDHUP) if those bytes
+    fit into the buffers. On other systems, without a socket, or without a free descriptor for epoll, this waits until
+    cancelled.
 
     Returns:
-        What broke the connection (an `errno`; the next read or write does not report it again), or 0. EBADF if the
-        socket is closed here already; if it is closed here meanwhile, this goes on waiting.
+        The `errno` that broke the connection (the next read or write does not report it again), or 0. EBADF if the
+        socket is already closed here; if it is closed here during the wait, the wait continues.
     """
     if sys.platform == "linux" and sock is not None:
         if sock.fileno() < 0:
@@ -69,9 +70,10 @@ async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
 
 
 async def unheard(stream: object) -> None:
-    """Wait until the peer no longer reads what is written to a stream, which else only the next write would report.
+    """Wait until the peer no longer reads from a stream. Without this, only the next write would report it.
 
-    A peer that has only closed its sending side may still read. Where that is unknown, this waits for ever.
+    A peer that has only closed its sending side may still read. Where the system cannot report this, wait until
+    cancelled.
 
     Args:
         stream: a Trio stream over a socket, or one that has a `fileno`.
@@ -84,9 +86,9 @@ async def unheard(stream: object) -> None:
 
 
 async def _wait_epoll(fd: int, events: int) -> None:
-    """Wait with epoll for `events` or an error; for ever where the system cannot tell."""
+    """Wait with epoll for `events` or an error; until cancelled where the system cannot report them."""
     if sys.platform == "linux":
-        with suppress(OSError), select.epoll(1) as watch:  # there is no descriptor to spare, or it is a file
+        with suppress(OSError), select.epoll(1) as watch:  # no free descriptor, or `fd` is a file
             watch.register(fd, events)
             await trio.lowlevel.wait_readable(watch.fileno())
             return
@@ -94,7 +96,7 @@ async def _wait_epoll(fd: int, events: int) -> None:
 
 
 async def over_or_hung_up(over: trio.Event, sock: socket.socket | trio.socket.SocketType | None) -> None:
-    """Wait until the task that reads sets `over`, or until `hung_up` returns."""
+    """Wait until the reading task sets `over`, or until `hung_up` returns."""
 
     async def watch() -> None:
         await hung_up(sock)
@@ -107,11 +109,11 @@ async def over_or_hung_up(over: trio.Event, sock: socket.socket | trio.socket.So
 
 
 def unread_bytes(fd: int) -> int:
-    """Return how much of what was written to a pipe, socket or terminal was not taken out of it yet; 0 on Windows."""
+    """Return how many bytes written to a pipe, socket or terminal its reader has not yet taken; 0 on Windows."""
     if sys.platform == "win32":
         return 0
     try:
         request = termios.FIONREAD if stat.S_ISFIFO(os.fstat(fd).st_mode) else termios.TIOCOUTQ
         return int.from_bytes(fcntl.ioctl(fd, request, bytes(4)), sys.byteorder)
     except OSError:
-        return 0  # closed, or nothing that knows
+        return 0  # closed, or the kind of descriptor does not support it

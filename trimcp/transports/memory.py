@@ -1,4 +1,4 @@
-"""Two linked channels inside one process, for tests and for a server and its client side by side."""
+"""Two linked channels inside one process: for tests, or for a server and its client in one process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CHUNK_SIZE = 8192
 
 
 def memory_channels(*, framed: bool = False) -> tuple[MessageChannel, MessageChannel]:
-    """Return the two ends of an in-process connection; what one sends the other receives.
+    """Return the two ends of an in-process connection; each receives what the other sends.
 
-    Both directions are bounded: a send waits while the peer does not read. Until a session says otherwise the first end
-    takes messages as large as a server does (4 MiB), the second as large as a client does (64 MiB).
+    Both directions are bounded: a send waits while the peer does not read. Unless a session sets another limit, the
+    first end accepts messages of 4 MiB, as a server does, and the second of 64 MiB, as a client does.
 
     Args:
-        framed: pass everything through line framing and a pipe of 64 KiB, as stdio would. Otherwise each message is
-            parsed straight from its bytes.
+        framed: use line framing and a pipe of 64 KiB, as stdio does. Otherwise each message is parsed directly from its
+            bytes.
     """
     left: MessageChannel
     right: MessageChannel
@@ -44,7 +44,7 @@ def memory_channels(*, framed: bool = False) -> tuple[MessageChannel, MessageCha
 
 @attrs.define(eq=False, repr=False)
 class MemoryChannel(MessageChannel):
-    """One end of an unframed in-process connection. A cancelled send has sent nothing and breaks nothing."""
+    """One end of an unframed in-process connection. A cancelled send has sent nothing; the channel stays usable."""
 
     _outgoing: trio.MemorySendChannel[tuple[bytes, ...]]
     _incoming: trio.MemoryReceiveChannel[tuple[bytes, ...]]
@@ -107,7 +107,7 @@ class _PipeSender(trio.abc.SendStream):
 
 @attrs.define(eq=False, repr=False)
 class _PipeReceiver(trio.abc.ReceiveStream):
-    """Reads whole chunks: its one user asks for more than the pipe holds."""
+    """Reads whole chunks and ignores `max_bytes`: its one user asks for more than the pipe holds."""
 
     _chunks: trio.MemoryReceiveChannel[bytes]
 

@@ -1,7 +1,4 @@
-"""A message channel over any pair of Trio byte streams: JSON texts, one per line.
-
-It knows framing and batching. It does not know what the bytes travel through: a pipe, a socket or a list.
-"""
+"""A message channel over any pair of Trio byte streams: JSON texts, one per line."""
 
 from __future__ import annotations
 
@@ -17,22 +14,25 @@ from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
-_SMALLEST: Final = 64  # bytes of a line that asks for something, give or take a few
+_SMALLEST: Final = 64  # bytes of a short request line, approximately
 
 
 @attrs.define(eq=False, repr=False)
 class StreamChannel(MessageChannel):
     """Messages as lines over a receiving and a sending byte stream (specification, "Transports", stdio).
 
-    The specification asks custom transports over byte streams to use this framing, so a channel around a
-    `trio.SocketStream` is a whole TCP transport. The messages that one read completes are returned together, up
-    to 128 of them; a batch is sent in one write. A send that was cut short leaves half a line behind, so afterwards the
-    channel is broken. A message may have 4 MiB until a session says otherwise; a larger one arrives as `Malformed` as
-    soon as its id is known, and costs no memory. One that goes on for sixteen times as long ends the connection.
+    The specification asks custom transports over byte streams to use this framing. So a channel around a
+    `trio.SocketStream` is a complete TCP transport.
+
+    One `receive` returns the messages that one read completes, at most 128. A batch is sent in one write. A send that
+    fails or is cancelled may leave half a line behind, so the channel is then broken.
+
+    A message may have 4 MiB unless a session sets another limit. A larger one is received as `Malformed` as soon as its
+    id is known, and is not kept in memory. A message of sixteen times the limit ends the connection.
 
     Args:
         receiver, sender: the byte streams, which may be one object; closed with the channel.
-        limits: what else one message may cost.
+        limits: other bounds for one message.
     """
 
     _receiver: trio.abc.ReceiveStream
@@ -41,7 +41,7 @@ class StreamChannel(MessageChannel):
     _decoder: LineDecoder = attrs.field(init=False)
     _unfinished: Amount = attrs.field(init=False, factory=Amount)
     _pieces: int = attrs.field(default=0, init=False)
-    # Plain flags and no `OneTask`: a block costs two calls, and here that is for each batch.
+    # Flags instead of `OneTask`: its context manager costs two calls, here for each batch.
     _sending: bool = attrs.field(default=False, init=False)
     _receiving: bool = attrs.field(default=False, init=False)
     _broken: bool = attrs.field(default=False, init=False)
@@ -66,7 +66,7 @@ class StreamChannel(MessageChannel):
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return
             data = encode_lines([message.data for message in batch])
-            self._broken = True  # until the last byte is out
+            self._broken = True  # until all bytes are written
             if len(data) <= PIECE:
                 await self._sender.send_all(data)
             else:
@@ -79,7 +79,7 @@ class StreamChannel(MessageChannel):
         self._decoder.max_size = size
 
     async def _send_large(self, data: bytes) -> None:
-        """Write what may take its time, so that it can be seen how far it is."""
+        """Write in pieces, so that `taken` shows progress during the write."""
         if hasattr(self._sender, "taken"):
             await self._sender.send_all(data)
             return
@@ -90,7 +90,7 @@ class StreamChannel(MessageChannel):
                 self._pieces += 1
 
     async def hung_up(self) -> None:
-        """Wait until the peer no longer reads; one that has only closed its sending side may still do so."""
+        """Wait until the peer no longer reads; a peer that has only closed its sending side may still read."""
         await unheard(self._sender)
 
     def taken(self) -> Hashable:
@@ -99,10 +99,11 @@ class StreamChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         """Return messages that have arrived; see `MessageChannel.receive`.
 
-        A last line without its newline counts as a message. Of more lines than a few the others wait for the next call.
+        A last line without a newline counts as a message. After a bounded number of lines, the rest waits for the next
+        call.
 
         Raises:
-            trio.BrokenResourceError: a message goes on and on.
+            trio.BrokenResourceError: a message is longer than `PATIENCE` times its limit.
         """
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving from this channel")
@@ -134,7 +135,7 @@ class StreamChannel(MessageChannel):
                     if self._unfinished.counted:
                         self._unfinished.set(decoder.held)
                     return [Incoming(message, size) for message, size in arrived]
-                # The beginning of a message is counted, and more of it is read when there is room.
+                # Count an incomplete message, and read more of it only when the budget has room.
                 if (size := decoder.held) and (holding := self.holding) is not None:
                     self._unfinished.holding = holding
                     self._unfinished.set(size)

@@ -1,4 +1,4 @@
-"""What targets on a network have in common: their URLs and headers, connecting, and texts for what went wrong."""
+"""Shared by clients of network servers: checks of URLs and headers, connecting, and error texts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from trimcp.bounds import is_token
 from trimcp.errors import ConnectionLost, LocalError
 
 _LONGEST_PART: Final = 16
-_FRAMING: Final = ("content-length", "transfer-encoding")  # they say where a message ends, which only its sender knows
+# they say where a message ends, so only its sender may set them
+_FRAMING: Final = ("content-length", "transfer-encoding")
 
 
 def checked_url(url: str, schemes: Collection[str], needed: str) -> SplitResult:
     """Return the parts of a server's URL.
 
     Raises:
-        LocalError: it is no URL, names no host or has another scheme; for these two the text is `needed`.
+        LocalError: it is no URL, has no host or has another scheme. `needed` is the text for the last two.
     """
     try:
         parts = urlsplit(url)
@@ -36,7 +37,7 @@ def checked_url(url: str, schemes: Collection[str], needed: str) -> SplitResult:
 
 
 def socket_path(url: str, uds: str | None) -> str | None:
-    """Return the path of the Unix socket that a URL like "http+unix://%2Fpath/" names, or else `uds`."""
+    """Return the path of the Unix socket that a URL like "http+unix://%2Fpath/" names; `uds` for other schemes."""
     parts = urlsplit(url)
     return unquote(parts.netloc.rpartition("@")[2]) if parts.scheme.endswith("+unix") else uds
 
@@ -60,9 +61,10 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def masked_url(url: str, *, path: bool = False) -> str:
-    """Return a URL without what may be secret in it: user, path, query and fragment.
+    """Return a URL without the parts that may be secret: user, path, query and fragment.
 
-    With `path` the path stays, where the person who typed it is to tell one URL from another.
+    Args:
+        path: keep the path, so that a user can distinguish several URLs.
     """
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -71,9 +73,9 @@ def masked_url(url: str, *, path: bool = False) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as an error names it: without credentials and query, and "..." for what may be a key in its path.
+    """Return a URL for an error text: without credentials and query, and with "..." for path segments that may be keys.
 
-    A part of the path is shown if it has at most 16 characters, and no more than three digits among them.
+    A segment is shown if it has at most 16 characters, of which at most three are digits.
     """
     parts = urlsplit(url).path.split("/")
     harmless = [len(part) <= _LONGEST_PART and sum(map(str.isdigit, part)) <= 3 for part in parts]
@@ -82,7 +84,7 @@ def shown_url(url: str) -> str:
 
 
 def status_text(status: int) -> str:
-    """Return a status with its usual name; the server's own words for it are not quoted."""
+    """Return a status with its standard phrase. The phrase that the server sent is not quoted."""
     try:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
@@ -95,14 +97,14 @@ async def dial(
     """Open a stream to a server.
 
     Args:
-        host, port: where it listens.
-        path: of the Unix socket to connect to in place of these, or None.
-        tls: what to trust; None for no TLS.
-        timeout: seconds it may take, the handshake of TLS included.
-        trusting: how a user says which certificates to trust.
+        host, port: the server's TCP address.
+        path: the Unix socket to connect to instead, or None.
+        tls: the TLS context; None for no TLS.
+        timeout: seconds for connecting, including the TLS handshake.
+        trusting: the text that tells a user how to trust other certificates.
 
     Raises:
-        ConnectionLost: there is none; the text says why, without the address.
+        ConnectionLost: the connection failed; the text says why, without the address.
     """
     stream: trio.SocketStream | None = None
     try:
@@ -116,7 +118,7 @@ async def dial(
             secure = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
             await secure.do_handshake()
             return secure
-    except BaseException as error:  # cancelled included: a stream that nobody gets must not stay open
+    except BaseException as error:  # also if cancelled: the caller never gets the stream, so it must be closed here
         if stream is not None:
             stream.socket.close()
         if isinstance(error, trio.TooSlowError):
@@ -127,14 +129,14 @@ async def dial(
 
 
 def unreachable(error: BaseException, trusting: str) -> str | None:
-    """Say why no connection came about, and what to look at.
+    """Return why connecting failed and what to check.
 
     Args:
-        error: what was raised; the reason may be some causes down.
-        trusting: how a user says which certificates to trust.
+        error: what was raised; the reason may be a cause of it, at any depth.
+        trusting: the text that tells a user how to trust other certificates.
 
     Returns:
-        Text without the address, or None if none of the causes is one of the network's or of TLS.
+        Text without the address; None if no cause is an error of the network or of TLS.
     """
     told: BaseException | None = error
     while told is not None:
@@ -145,7 +147,7 @@ def unreachable(error: BaseException, trusting: str) -> str | None:
         if isinstance(told, gaierror):
             return f"no address is known for this host ({told.strerror})"
         if isinstance(told, OSError):
-            # One attempt for each address of the host, and most often one reason.
+            # Each address of the host was tried; usually all attempts failed for the same reason.
             reasons = sorted({_reason(each) for each in _leaves(told.__cause__ or told)})
             return f"{'; '.join(reasons)}; is the server running, and is this its address?"
         told = told.__cause__ or told.__context__

@@ -1,4 +1,4 @@
-"""A channel that writes down what passes through another one, for a person to read, with secrets masked."""
+"""A channel that writes each message of another channel as a readable line, with secrets masked."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ _log = logging.getLogger("trimcp.trace")
 def traced(channel: MessageChannel, write: Write, *, clock: Callable[[], float] = time.time) -> MessageChannel:
     """Return a channel that does what `channel` does and writes a line about every message.
 
-    A `write` that raises ends the trace, with one warning, and never the connection. `clock` returns seconds since the
-    epoch.
+    If `write` raises, the trace ends with one warning and the connection goes on.
+
+    Args:
+        channel: the channel to trace.
+        write: called with each line.
+        clock: returns seconds since the epoch.
     """
     return _Traced(channel, Tracer(write, clock))
 
@@ -40,8 +44,8 @@ def format_message(direction: str, message: Message | bytes, at: float) -> str:
     """Return the line of the trace for one message.
 
     Args:
-        direction: "-->" for what we send, "<--" for what we receive.
-        message: as it was parsed, or as it is sent.
+        direction: "-->" for a sent message, "<--" for a received one.
+        message: the parsed message, or its bytes.
         at: seconds since the epoch, shown as local time.
     """
     clock = datetime.fromtimestamp(at).strftime("%H:%M:%S.%f")[:-3]
@@ -59,7 +63,7 @@ def format_message(direction: str, message: Message | bytes, at: float) -> str:
 
 
 def as_json(message: Message) -> Any:
-    """Return a parsed message as the JSON value it was."""
+    """Return a parsed message as a JSON value."""
     if isinstance(message, Batch):
         return [as_json(member) for member in message.members]
     members: dict[str, Any] = {"jsonrpc": "2.0"}
@@ -83,13 +87,13 @@ def as_json(message: Message) -> Any:
 
 
 def trace_from_environment() -> Write | None:
-    """Return where messages are to be written, if the environment says so: TRIMCP_TRACE=1, or the path of a file."""
+    """Return the trace's writer if the environment asks for one: TRIMCP_TRACE=1, or the path of a file."""
     target = os.environ.get("TRIMCP_TRACE", "")
     return None if target in ("", "0") else trace_writer(target)
 
 
 def trace_writer(target: str) -> Write:
-    """Return what `TRIMCP_TRACE` asks for: "1" or "stderr" is standard error, else a file that grows."""
+    """Return a writer for a value of `TRIMCP_TRACE`: "1" or "stderr" is standard error, else a file to append to."""
     if target in ("1", "stderr"):
         return sys.stderr.write
     path = Path(target)
@@ -103,20 +107,20 @@ def trace_writer(target: str) -> Write:
 
 @attrs.define(eq=False, repr=False)
 class Tracer:
-    """Writes a line about each message it is shown, until writing fails: no trace is worth a connection."""
+    """Writes a line about each message. The first failed write ends the trace, not the connection."""
 
     _write: Write | None
     _clock: Callable[[], float] = time.time
 
     def note(self, direction: str, *messages: Message | bytes) -> None:
-        """Write about messages, "-->" for what we send and "<--" for what we receive. Never raises."""
+        """Write a line for each message: "-->" for sent ones, "<--" for received ones. Never raises."""
         if self._write is None:
             return
         now = self._clock()
         try:
             for message in messages:
                 self._write(format_message(direction, message, now))
-        except Exception as exc:  # the writer is anybody's function
+        except Exception as exc:  # `write` is the user's function and may raise anything
             self._write = None
             _log.warning("the trace ends here, writing it failed: %s", exc)
 
@@ -126,7 +130,8 @@ class _Traced(WrappedChannel):
     _tracer: Tracer
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
-        # Before they are sent: an answer must not appear above its question, nor a torn message nowhere.
+        # Trace before sending: the response must not appear above its request, and a message that is cut short must
+        # appear.
         self._tracer.note("-->", *(message.data for message in batch))
         await super().send(batch)
 

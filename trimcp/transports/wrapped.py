@@ -1,4 +1,4 @@
-"""A channel around another one: whatever a wrapper does not change passes through it, and is known of it as well."""
+"""A channel around another one. What a subclass does not override is forwarded."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trimcp.channel import Incoming, MessageChannel, Outgoing
 
 @attrs.define(eq=False, repr=False)
 class WrappedChannel(MessageChannel):
-    """Does what another channel does; a subclass changes what it is there for.
+    """Does what another channel does; subclasses override what they change.
 
     Attributes:
-        channel: the one that does the work.
+        channel: the wrapped channel.
     """
 
     channel: MessageChannel
@@ -51,13 +51,13 @@ class WrappedChannel(MessageChannel):
         return self.channel.taken()
 
     @property
-    def too_slow(self) -> bool:  # type: ignore[override]  # it is known only in the end, so it cannot be copied
-        """Whether the channel underneath was ended because the peer took nothing."""
+    def too_slow(self) -> bool:  # known only at the end, so it cannot be copied
+        """Whether the wrapped channel was ended because the peer did not read."""
         return self.channel.too_slow
 
     @property
     def holding(self) -> Holding | None:
-        """What the channel underneath counts of the memory that this connection makes us keep."""
+        """What the wrapped channel counts of the memory that this connection uses."""
         return self.channel.holding
 
     @holding.setter

@@ -1,1 +1,1 @@
-"""MCP over standard input and output: as a server, and of a child process."""
+"""MCP over standard input and output: this process as a server, or a child process as one."""

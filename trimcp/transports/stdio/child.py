@@ -27,16 +27,16 @@ from trimcp.transports.trace import Write, traced
 from trimcp.transports.wrapped import WrappedChannel
 
 INHERITED: Final = (
-    # What a program needs to find itself a home, a shell and other programs: the official SDKs' list.
+    # Needed to find the home directory, the shell and other programs: the official SDKs' list.
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"),
-    # And what it needs to speak the user's language and encoding, keep time and put temporary files.
+    # Needed for the user's language, encoding, time zone and temporary files.
     *("LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ", "TMPDIR"),
     *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROCESSOR_ARCHITECTURE", "SYSTEMDRIVE"),
     *("SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
 )
-"""Variables a server inherits unless told otherwise: none that commonly holds a secret."""
+"""Environment variables that a server inherits by default; none of them commonly holds a secret."""
 
-_ERRORS: Final = 1024  # bytes of standard error that are read at once: they may all be line ends
+_ERRORS: Final = 1024  # bytes of standard error per read: each may be a line end
 _TAIL: Final = 64 * 1024
 _LONGEST_LINE: Final = 8 * 1024
 _LAST_LINES: Final = 10
@@ -48,15 +48,17 @@ _log = logging.getLogger("trimcp.stdio")
 def child_environment(
     env: Mapping[str, str] | None = None, *, inherit: bool | Collection[str] = INHERITED
 ) -> dict[str, str]:
-    """Return the environment a server is started with: what it inherits from ours, and `env` over it.
+    """Return the environment for a server: the inherited variables, then `env`, which takes precedence.
 
-    `inherit` names what to take over from our own environment; True is all of it, False nothing.
+    Args:
+        env: variables to set.
+        inherit: names of variables to copy from our environment; True for all, False for none.
     """
     if inherit is True:
         inherited = dict(os.environ)
     else:
         inherited = {name: os.environ[name] for name in inherit or () if name in os.environ}
-        # Exported shell functions are code, and a shell among the child's programs would run it.
+        # Exported shell functions are code that a shell started by the child would run.
         inherited = {name: value for name, value in inherited.items() if not value.startswith("()")}
     return {**inherited, **(env or {})}
 
@@ -67,15 +69,15 @@ def _as_tuple(command: Sequence[str]) -> tuple[str, ...]:
 
 @attrs.frozen(field_transformer=checked(unchecked=("inherit_env",)))
 class StdioServer:
-    """How to start one server as a child process and talk to it over its standard streams.
+    """How to start one server as a child process and communicate over its standard streams.
 
     Attributes:
         command: the program and its arguments; no shell is involved.
-        env: variables to add to what it inherits.
+        env: variables to add to the inherited ones.
         inherit_env: names of the variables it inherits, True for all, False for none.
         cwd: its working directory, None for ours.
-        on_stderr: called with each line it writes to standard error, without the newline. It must return at
-            once; what it raises is logged. None writes the lines to the logger `trimcp.stdio` at DEBUG.
+        on_stderr: called with each line it writes to standard error, without the newline. It must return at once;
+            exceptions from it are logged. None writes the lines to the logger `trimcp.stdio` at DEBUG.
         shutdown: how long each step of its shutdown may take.
         trace: called with a line for every message, secrets masked; None for no trace.
     """
@@ -92,7 +94,8 @@ class StdioServer:
     async def connect(self) -> AsyncIterator[ChildChannel]:
         """Start the server and yield the channel to it; leaving ends the server and all its descendants.
 
-        What the body raises comes out as itself. Leaving takes as long as `shutdown` allows, less when cancelled.
+        Exceptions of the body are raised without an exception group. Leaving takes as long as `shutdown` allows, less
+        when cancelled.
 
         Raises:
             LocalError: the program could not be started; the text says why and what to do.
@@ -115,8 +118,8 @@ class StdioServer:
 class ChildChannel(WrappedChannel):
     """The channel to a server that runs as a child process; `process` has its `pid` and `returncode`.
 
-    Its input ends when the process does, at once and even if a descendant holds the pipe open: what the
-    process wrote before is still received, then comes `trio.EndOfChannel`.
+    Its input ends as soon as the process exits, even if a descendant holds the pipe open. What the process wrote before
+    its exit is still received; then `receive` raises `trio.EndOfChannel`.
     """
 
     process: trio.Process
@@ -133,20 +136,21 @@ class ChildChannel(WrappedChannel):
 
     @property
     def streams(self) -> tuple[trio.abc.ReceiveStream, trio.abc.SendStream]:
-        """The pipes from and to the child, to read and write bytes in place of `receive` and `send`."""
+        """The pipes from and to the child, for callers that read and write bytes instead of messages."""
         return self._receiver, self._sender
 
     async def receive(self) -> Sequence[Incoming]:
         try:
             return await self.channel.receive()
         except trio.EndOfChannel:
-            # A process closes its pipes a moment before it can be waited for; then `close_reason` knows more.
+            # A process closes its pipes shortly before it can be waited for. Wait, so that `close_reason` knows its
+            # status.
             with trio.move_on_after(_REAPED):
                 await self._exited.wait()
             raise
 
     async def aclose(self) -> None:
-        """Close both directions: the child sees the end of its input. `StdioServer.connect` waits for it."""
+        """Close both pipes, so the child's input ends. `StdioServer.connect` waits for the child to exit."""
         self._keep_output_readable()
         await self.channel.aclose()
 
@@ -185,7 +189,7 @@ class ChildChannel(WrappedChannel):
 
     async def _watch_stderr(self) -> None:
         with suppress(trio.BrokenResourceError):
-            # `receive_some` yields between reading and returning: `close_reason` would miss what it holds.
+            # `receive_some` yields after its read: a cancellation there would hide the bytes from `close_reason`.
             receive = self._stderr.receive_later if isinstance(self._stderr, FdReceiver) else self._stderr.receive_some
             while chunk := await receive(_ERRORS):
                 self._take_stderr(chunk)
@@ -209,7 +213,7 @@ class ChildChannel(WrappedChannel):
                     _log.debug("%s: %s", self._command[0], text)
                 else:
                     self._on_stderr(text)
-            except Exception:  # the hook is anybody's function, and a line of text is not worth the connection
+            except Exception:  # the hook is the user's function; its failure must not end the connection
                 _log.exception("the hook for standard error failed")
 
     def _take_remaining_stderr(self) -> None:
@@ -219,7 +223,9 @@ class ChildChannel(WrappedChannel):
                     self._take_stderr(self._stderr.receive_nowait())
 
     def _keep_output_readable(self) -> None:
-        """Keep a second descriptor of the child's output: a pipe nobody reads could keep it from exiting."""
+        """Duplicate the descriptor of the child's output: a full pipe without a reader could keep the child from
+        exiting.
+        """
         if self._leftovers is None and isinstance(self._receiver, FdReceiver):
             self._leftovers = self._receiver.duplicate()
 
@@ -245,7 +251,7 @@ def _signal_name(number: int) -> str:
 
 
 def _why_not(server: StdioServer, environment: Mapping[str, str], error: Exception) -> str:
-    """Say why a program could not be started, and what to do about it."""
+    """Return why a program could not be started, and what to do about it."""
     program = server.command[0]
     text = f"cannot start the server {program!r}: "
     if server.cwd is not None and not Path(server.cwd).is_dir():
@@ -282,7 +288,7 @@ async def _start(server: StdioServer) -> ChildChannel:
             cwd=server.cwd,
             start_new_session=sys.platform != "win32",
         )
-    except BaseException as exc:  # cancelled included: no process has the pipes' ends then
+    except BaseException as exc:  # also if cancelled: no process uses the pipes then
         for fd in pipes:
             os.close(fd)
         if isinstance(exc, OSError | ValueError):

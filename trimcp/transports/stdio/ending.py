@@ -1,8 +1,8 @@
-"""The end of a child process and all its descendants, step by step and within a bounded time.
+"""The end of a child process and all its descendants, in steps and within a bounded time.
 
-Three signs of descent: the tree of parents, the session the child was made leader of, and a random mark in the
-environment (Linux), which outlives the parent's death and `setsid`. A process is known by id *and* start time, so an id
-that was given to another process since is never signalled.
+Descendants are found by three signs: the tree of parents, the session that the child leads, and a random mark in the
+environment (Linux). The mark survives the parent's death and `setsid`. A process is identified by id *and* start time,
+so a process that reuses an id is never signalled.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _log = logging.getLogger("trimcp.stdio")
 @attrs.frozen(field_transformer=checked(zero=("close", "terminate", "kill")))
 @valued
 class ShutdownTimes:
-    """How long a child gets for each step of its end, in seconds; the defaults add up to less than five.
+    """Seconds a child gets for each step of its shutdown; the defaults add up to less than five.
 
     Attributes:
-        close: to exit by itself once its standard input was closed.
+        close: to exit by itself after its standard input was closed.
         terminate: to exit, with its descendants, after SIGTERM.
-        kill: for the system to clear away what SIGKILL ended.
+        kill: for the system to remove the processes after SIGKILL.
     """
 
     close: float = 2.0
@@ -56,18 +56,18 @@ async def end_process(
 ) -> None:
     """End a child and its descendants: close its input, wait, SIGTERM, wait, SIGKILL.
 
-    The steps are those of the specification's "Shutdown". Returns when all are gone, or when `times` are over, which
-    is logged. Only processes identified as descendants are signalled. Cancelling it shortens the first wait to half a
-    second; the rest is shielded, since no process may outlive its connection, and bounded by `times`.
+    The steps are those of the specification's "Shutdown". Returns when all have exited, or when `times` are over, which
+    is logged. Only processes identified as descendants are signalled. Cancelling shortens the first wait to half a
+    second. The rest is shielded, since no process may outlive its connection, and bounded by `times`.
 
     Args:
-        process: the child; may have exited already, its descendants are looked for all the same.
+        process: the child. It may have exited already; its descendants are ended all the same.
         descendants: the child's descendants.
         close_input: closes the child's standard input, without waiting.
         times: how long each step may take.
     """
-    with trio.CancelScope(shield=True):  # it reads a table of processes, which takes milliseconds
-        await _look(descendants)  # while parents still tell whose children they are
+    with trio.CancelScope(shield=True):  # reads the process table, which takes milliseconds
+        await _look(descendants)  # before the child exits: orphans lose their parent id
     close_input()
     hurried = min(_HURRIED, times.close)
     try:
@@ -100,7 +100,7 @@ async def _signal_until_gone(process: trio.Process, descendants: Descendants, na
     while True:
         living = await _look(descendants)
         if sys.platform != "win32":
-            fresh = [each for each in living if each not in signalled]  # a fork may have overtaken the last look
+            fresh = [each for each in living if each not in signalled]  # a fork may have happened after the last look
             descendants.signal(fresh, signal.Signals[name])
             signalled.update(fresh)
         if process.returncode is not None and not living:
@@ -109,14 +109,14 @@ async def _signal_until_gone(process: trio.Process, descendants: Descendants, na
 
 
 async def _look(descendants: Descendants) -> list[KnownProcess]:
-    # A limiter of its own: the shared one may be full of the very calls that are being shut down.
+    # An own limiter: all threads of the shared one may be blocked in calls that this shutdown is to end.
     return await trio.to_thread.run_sync(descendants.look, limiter=trio.CapacityLimiter(1))
 
 
 @attrs.frozen
 @valued
 class KnownProcess:
-    """One process for as long as it lives: its id and its start time in the system's own form."""
+    """One process: its id and its start time in the system's own units."""
 
     pid: int
     start: str
@@ -133,7 +133,7 @@ class _Row:
 
 @attrs.define(eq=False, repr=False)
 class Descendants:
-    """A child process and its descendants.
+    """The descendants of a child process.
 
     The methods read the system's process table, which takes milliseconds: call `look` in a thread.
 
@@ -157,12 +157,12 @@ class Descendants:
         return secrets.token_hex(16)
 
     def look(self) -> list[KnownProcess]:
-        """Return the descendants alive now, without the child itself; who was seen once stays known."""
+        """Return the live descendants without the child itself. A descendant found once stays known."""
         table = _table()
         table.pop(os.getpid(), None)
         child = table.get(self.pid)
         if child is not None and child.known.start != self._start:
-            roots: set[int] = set()  # its id now belongs to another process, and so may its session's
+            roots: set[int] = set()  # the child's id now belongs to another process, and perhaps its session id too
             session = None
         else:
             roots = {self.pid}
@@ -176,7 +176,7 @@ class Descendants:
         return living
 
     def signal(self, processes: Iterable[KnownProcess], number: signal.Signals) -> None:
-        """Send a signal to each of these that is still the same process."""
+        """Send a signal to each of these processes, unless its id was reused."""
         for each in processes:
             with suppress(OSError):
                 _signal(each, number)
@@ -197,7 +197,7 @@ def _descendants(roots: set[int], table: dict[int, _Row]) -> set[int]:
 
 def _signal(known: KnownProcess, number: signal.Signals) -> None:
     if sys.platform == "linux":
-        # A pidfd stays with its process: once opened and checked, the signal cannot go astray.
+        # A pidfd refers to one process: after the check, the signal cannot reach another one.
         handle = os.pidfd_open(known.pid)
         try:
             if _is_in(_table([known.pid]), known):
@@ -215,13 +215,13 @@ def _is_in(table: dict[int, _Row], known: KnownProcess) -> bool:
 def _marked(pid: int, mark: str) -> bool:
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:  # gone, another user's, or a system without /proc
+    except OSError:  # the process exited, is another user's, or the system has no /proc
         return False
     return f"{MARK}={mark}".encode() in environment.split(b"\0")
 
 
 def _table(pids: list[int] | None = None) -> dict[int, _Row]:
-    """Read the process table, or the rows of some processes, by process id."""
+    """Return rows of the process table by process id: all, or those of `pids`."""
     rows: list[_Row] = []
     if (_PROC / "self" / "stat").exists():
         for name in map(str, pids) if pids is not None else os.listdir(_PROC):
@@ -234,14 +234,14 @@ def _table(pids: list[int] | None = None) -> dict[int, _Row]:
 
 
 def _row_from_proc(pid: int, text: str) -> _Row:
-    # proc(5): the name in field 2 may hold anything, a parenthesis included; field 3 follows the last one.
+    # proc(5): the name in field 2 may contain parentheses; field 3 follows the last one.
     fields = text.rpartition(")")[2].split()
     state, parent, session, start = fields[0], int(fields[1]), int(fields[3]), fields[19]
     return _Row(KnownProcess(pid, start), parent, session, state not in "ZX")
 
 
 def _table_from_ps(pids: list[int] | None) -> list[_Row]:
-    """Systems without /proc (macOS): `ps`, and the process group for want of the session."""
+    """Return the rows from `ps`, for systems without /proc (macOS). The process group replaces the session."""
     command = ["ps", "-o", "pid=,ppid=,pgid=,stat=,lstart="]
     command += ["-ax"] if pids is None else ["-p", ",".join(map(str, pids))]
     environment = {"PATH": "/bin:/usr/bin", "LC_ALL": "C"}

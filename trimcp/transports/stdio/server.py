@@ -1,7 +1,8 @@
 """This process's own standard input and output as a message channel, for a server.
 
-O_NONBLOCK belongs to the open file description, which the parent, its other children and the user's terminal may share:
-set on theirs it would outlive us, even a kill. So it is set on a description of our own where there can be one.
+O_NONBLOCK belongs to the open file description, which the parent, its other children and the user's terminal may share.
+If set there, it would stay set after this process ends, even if killed. So it is set on a description of our own if one
+can be opened.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ if sys.platform != "win32":
     import fcntl
 
 _FIRST_FREE: Final = 3
-_PTMX: Final = (5, 2)  # opening it again would make a new terminal (Linux "devices.txt")
+_PTMX: Final = (5, 2)  # opening it again would create a new terminal (Linux "devices.txt")
 
 _claimed = False
 
 
 @asynccontextmanager
 async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[StreamChannel]:
-    """Yield the channel over this process's real standard input and output, which are put back on leaving.
+    """Yield the channel over this process's standard input and output; both are restored on leaving.
 
-    Meanwhile user code and its children read an empty standard input, and what they print goes to standard
-    error, so that nothing but messages reaches the client (specification, "stdio": the server must not write
-    anything else). Neither a terminal's nor another process's view of these descriptors changes, not even if
-    we are killed. `limits` bound what one message may cost beside its size.
+    Meanwhile user code and its children read an empty standard input, and what they print is written to standard error.
+    So only messages reach the client (specification, "stdio": the server must not write anything else). The flags of a
+    shared terminal or pipe do not change, not even if this process is killed.
+
+    Args:
+        limits: bounds for one message besides its size.
 
     Raises:
         RuntimeError: another server in this process has claimed them.
@@ -53,22 +56,22 @@ async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[
 
 @attrs.define(eq=False, repr=False)
 class Claim:
-    """Descriptors 0 and 1 while they are ours: `receiver` reads what comes in on 0, `sender` writes to 1."""
+    """Claimed descriptors 0 and 1: `receiver` reads from 0, `sender` writes to 1."""
 
     receiver: AnyReceiver
     sender: AnySender
     _undo: ExitStack
 
     def release(self) -> None:
-        """Close both streams and put descriptors 0 and 1 back as they were; safe to call twice."""
+        """Close both streams and restore descriptors 0 and 1; safe to call twice."""
         self._undo.close()
 
 
 def claim() -> Claim:
     """Claim descriptors 0 and 1: user code and its children then read /dev/null and print to standard error.
 
-    Text that user code printed before and that is still in `sys.stdout`'s buffer goes to standard error too.
-    A closed descriptor 0 is an empty input; a closed descriptor 1 is an output nobody reads.
+    Text that is still in the buffer of `sys.stdout` is written to standard error too. A closed descriptor 0 acts as an
+    empty input; a closed descriptor 1 as an output without a reader.
 
     Raises:
         RuntimeError: they are claimed already.
@@ -79,11 +82,11 @@ def claim() -> Claim:
     with ExitStack() as undo:
         _claimed = True
         undo.callback(_unclaim)
-        # Where Python found no such descriptor at its start the number has since gone to something else, an epoll
-        # instance of Trio's for example: not ours to touch.
+        # If the descriptor was closed when Python started, its number may now belong to something else, such as Trio's
+        # epoll instance, and must not be changed.
         saved_input = _save(0, undo) if sys.__stdin__ is not None else None
         saved_output = _save(1, undo) if sys.__stdout__ is not None else None
-        undo.callback(_flush_stdout)  # what user code printed meanwhile, while descriptor 1 still is standard error
+        undo.callback(_flush_stdout)  # flush user code's output while descriptor 1 is still standard error
         sender = _open_sender(saved_output)
         undo.callback(sender.close)
         receiver = _open_receiver(saved_input)
@@ -99,7 +102,7 @@ def _unclaim() -> None:
 
 
 def _save(fd: int, undo: ExitStack) -> int:
-    """Return a copy of a descriptor, which is put back later."""
+    """Return a copy of a descriptor, which is restored by `undo`."""
     saved = _above(os.dup(fd))
 
     def put_back() -> None:
@@ -120,7 +123,7 @@ def _stand_in(for_input: bool, for_output: bool) -> None:
 
 
 def _print_by_lines(undo: ExitStack) -> None:
-    """Have stray prints appear at once, where that is ours to set."""
+    """Make `sys.stdout` line-buffered, if it can be configured, so that user code's output appears at once."""
     _flush_stdout()
     if isinstance(sys.stdout, io.TextIOWrapper):
         undo.callback(sys.stdout.reconfigure, line_buffering=sys.stdout.line_buffering)
@@ -150,7 +153,7 @@ def _open_sender(fd: int | None) -> AnySender:
 
 
 def _own(fd: int, flags: int) -> tuple[int, dict[str, bool] | None]:
-    """Return a descriptor of our own for what is behind `fd`, and how to read or write it without blocking, or None."""
+    """Return a descriptor of our own for the file of `fd`, and how to use it without blocking; None if it may block."""
     if sys.platform != "win32":
         mode = os.fstat(fd).st_mode
         if stat.S_ISSOCK(mode):
@@ -164,7 +167,7 @@ def _own(fd: int, flags: int) -> tuple[int, dict[str, bool] | None]:
 
 
 def _above(fd: int) -> int:
-    """Move a new descriptor out of the way of 0, 1 and 2, which may be free; children do not inherit it."""
+    """Move a new descriptor above 0, 1 and 2, which may be free; children do not inherit it."""
     if fd >= _FIRST_FREE or sys.platform == "win32":
         return fd
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE)
@@ -175,7 +178,7 @@ def _above(fd: int) -> int:
 if sys.platform != "win32":
 
     def _reopen(fd: int, flags: int) -> int | None:
-        """Open the pipe or terminal behind `fd` once more as a description of our own, if possible."""
+        """Open the pipe or terminal behind `fd` again, as a description of our own; None if that is not possible."""
         status = os.fstat(fd)
         terminal = os.isatty(fd) and (os.major(status.st_rdev), os.minor(status.st_rdev)) != _PTMX
         if not (terminal or stat.S_ISFIFO(status.st_mode)):
@@ -191,7 +194,7 @@ if sys.platform != "win32":
         return private
 
     def _shared_with_stderr(fd: int) -> bool:
-        """Whether `fd` may share its description with standard error, whose writers expect to block."""
+        """Whether `fd` may share its description with standard error, whose writers expect it to block."""
         return sys.__stderr__ is not None and os.path.sameopenfile(fd, 2)
 
     def _binary(fd: int) -> int:

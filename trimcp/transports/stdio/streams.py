@@ -1,8 +1,9 @@
 """Trio streams over single file descriptors.
 
-`FdReceiver` and `FdSender` do not block. `ThreadReceiver` and `ThreadSender` serve descriptors that may: regular files,
-some devices, a terminal whose flags are not ours to set, Windows. They cost five times as much, and nothing can
-interrupt a blocked thread: the program does not wait for it, and it closes its descriptor itself.
+`FdReceiver` and `FdSender` do not block. `ThreadReceiver` and `ThreadSender` are for descriptors that may block:
+regular files, some devices, a shared terminal whose flags must not change, Windows. They cost five times as much. A
+blocked thread cannot be interrupted: the program exits without waiting for it, and the thread closes its descriptor
+itself.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ T = TypeVar("T")
 
 
 class _Stream(trio.abc.AsyncResource):
-    """What can be closed at once."""
+    """A stream with a synchronous `close`."""
 
     @abstractmethod
     def close(self) -> None:
         """Close without waiting; a task that waits on this stream gets `trio.ClosedResourceError`."""
 
     async def aclose(self) -> None:
-        """Like `close`, and a checkpoint."""
+        """Close, then execute a checkpoint."""
         self.close()
         await trio.lowlevel.checkpoint()
 
 
 class _FdStream(_Stream):
-    """A descriptor that is used without blocking."""
+    """A descriptor in non-blocking mode."""
 
     def __init__(self, fd: int, *, dontwait: bool = False, restore: bool = False) -> None:
         self._fd = fd
@@ -67,18 +68,18 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
     """Bytes from a descriptor, read without blocking. Cancelling `receive_some` loses nothing.
 
     Args:
-        fd: a pipe's or terminal's descriptor that may be made non-blocking, or a socket's; owned from here on.
-        dontwait: a socket whose flags belong to others: ask per call (MSG_DONTWAIT) and leave them alone.
+        fd: the descriptor of a socket, or of a pipe or terminal that may be made non-blocking. This stream owns it.
+        dontwait: for a socket whose flags others share: use MSG_DONTWAIT for each call, and do not change the flags.
         restore: make the descriptor blocking again when it is closed.
     """
 
-    _left: int | None = None  # bytes until the end of input, once `end_after_buffered` was called
+    _left: int | None = None  # bytes until the end of input, after `end_after_buffered`
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what is there, at least one byte, or b"" at the end of input.
+        """Wait for input and return it: at least one byte, or b"" at the end of input.
 
         Raises:
-            trio.ClosedResourceError: this stream was closed, before or meanwhile.
+            trio.ClosedResourceError: this stream was closed, before or during the call.
             trio.BrokenResourceError: the system reported an error.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -90,7 +91,7 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
         return data
 
     async def receive_later(self, max_bytes: int | None = None) -> bytes:
-        """Do what `receive_some` does, for less where nothing is there yet: it waits before it looks."""
+        """Like `receive_some`, but wait before the first read: cheaper when no input is there yet."""
         while True:
             if self._fd < 0 or self._left is not None:
                 await trio.lowlevel.checkpoint()
@@ -98,7 +99,7 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
                 try:
                     await trio.lowlevel.wait_readable(self._fd)
                 except trio.ClosedResourceError:
-                    # Either closed, which receive_nowait reports, or woken by end_after_buffered.
+                    # Closed, which `receive_nowait` reports, or woken by `end_after_buffered`.
                     pass
             try:
                 return self.receive_nowait(max_bytes)
@@ -106,7 +107,7 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
                 continue
 
     def receive_nowait(self, max_bytes: int | None = None) -> bytes:
-        """Return what is there, or b"" at the end of input, or raise `trio.WouldBlock`."""
+        """Return the input that has arrived, or b"" at the end of input, or raise `trio.WouldBlock`."""
         size = READ_SIZE if max_bytes is None else max_bytes
         if self._fd < 0:
             raise trio.ClosedResourceError("this stream was closed")
@@ -129,11 +130,11 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
         return data
 
     def duplicate(self) -> FdReceiver:
-        """Return a second stream over the same pipe, to go on reading when this one is closed."""
+        """Return a second stream over the same pipe, to read on after this one is closed."""
         return FdReceiver(os.dup(self._fd))
 
     def end_after_buffered(self) -> None:
-        """End the input of a pipe behind what has arrived by now, even if another process holds its other end open."""
+        """End the input of a pipe after the bytes in it now, even if another process holds its other end open."""
         if self._fd < 0 or self._left is not None:
             return
         self._left = unread_bytes(self._fd)
@@ -141,17 +142,17 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
 
 
 class FdSender(_FdStream, trio.abc.SendStream):
-    """Bytes to a descriptor, written without blocking. Takes what `FdReceiver` takes."""
+    """Bytes to a descriptor, written without blocking. The arguments are those of `FdReceiver`."""
 
     _broken = False
-    _taken = 0  # bytes of writes that were not taken at once
+    _taken = 0  # bytes accepted in writes that had to wait
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`, at once if the system takes it. Cancelling may leave a part of it written.
+        """Write all of `data`, without waiting if the system accepts it. Cancelling may leave a part of it written.
 
         Raises:
-            trio.BrokenResourceError: nobody reads any more.
-            trio.ClosedResourceError: this stream was closed, before or meanwhile.
+            trio.BrokenResourceError: the reader is gone.
+            trio.ClosedResourceError: this stream was closed, before or during the call.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         total = len(data)
@@ -168,7 +169,7 @@ class FdSender(_FdStream, trio.abc.SendStream):
                 self._taken += taken
 
     def send_nowait(self, data: bytes | bytearray | memoryview) -> int:
-        """Write what the system takes now and return how many bytes that were. Raises what `send_all` does."""
+        """Write what the system accepts now and return the number of bytes. Raises what `send_all` does."""
         self._check()
         try:
             if self._socket is None:
@@ -180,7 +181,7 @@ class FdSender(_FdStream, trio.abc.SendStream):
             raise trio.BrokenResourceError(f"writing failed: {exc}") from exc
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait until a write would be taken, at least in part."""
+        """Wait until a write would accept at least one byte."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check()
         await self._writable()
@@ -198,7 +199,7 @@ class FdSender(_FdStream, trio.abc.SendStream):
             raise trio.BrokenResourceError("the peer is gone")
 
     def taken(self) -> Hashable:
-        """Return what changes whenever more of the write under way is taken, or more is read of what was."""
+        """Return a value that changes when the system accepts more of the current write, or the peer reads."""
         return self._taken, unread_bytes(self._fd)
 
     def fileno(self) -> int:
@@ -206,7 +207,7 @@ class FdSender(_FdStream, trio.abc.SendStream):
         return self._fd
 
     def give_up(self) -> None:
-        """Let every write from now on, and the one under way, raise `trio.BrokenResourceError`."""
+        """Let the current write and all later ones raise `trio.BrokenResourceError`."""
         self._broken = True
         if self._fd >= 0:
             trio.lowlevel.notify_closing(self._fd)
@@ -222,7 +223,7 @@ class _ThreadStream(_Stream):
         self._waiting = trio.lowlevel.ParkingLot()
 
     def _start(self, call: Callable[[], T], finish: Callable[[T], None]) -> None:
-        """Run `call` in a thread, which nothing can interrupt; then `finish` gets its result, unless this is closed."""
+        """Run `call` in a thread, which cannot be interrupted; then `finish` with its result, unless closed."""
         token = trio.lowlevel.current_trio_token()
         self._busy = True
 
@@ -247,7 +248,7 @@ class _ThreadStream(_Stream):
             self._closed = True
             self._waiting.unpark_all()
             if not self._busy:
-                os.close(self._fd)  # else the thread's end does
+                os.close(self._fd)  # otherwise the thread closes it when its call returns
 
 
 class ThreadReceiver(_ThreadStream, trio.abc.ReceiveStream):
@@ -257,7 +258,7 @@ class ThreadReceiver(_ThreadStream, trio.abc.ReceiveStream):
     _ended = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what is there, at least one byte, or b"" at the end of input."""
+        """Wait for input and return it: at least one byte, or b"" at the end of input."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._data or self._ended:
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -283,7 +284,7 @@ class ThreadReceiver(_ThreadStream, trio.abc.ReceiveStream):
             self._ended = not data
 
     def end_after_buffered(self) -> None:
-        """End the input behind what has been read."""
+        """End the input after what has been read."""
         self._ended = True
         self._waiting.unpark_all()
 
@@ -296,7 +297,7 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
     _taken = 0  # bytes, counted by the thread
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`. Cancelling it leaves the write to the thread and the stream broken."""
+        """Write all of `data`. If cancelled, the thread finishes the write and the stream is broken."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check()
         self._broken = True
@@ -310,7 +311,7 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
         self._broken = False
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Return at once: only the thread would know."""
+        """Return at once: only a write in the thread could find out."""
         await trio.lowlevel.checkpoint()
         self._check()
 
@@ -325,7 +326,7 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
             with memoryview(data) as view:
                 sent = 0
                 while sent < len(data):
-                    taken = os.write(self._fd, view[sent : sent + PIECE])  # it would block until all was taken
+                    taken = os.write(self._fd, view[sent : sent + PIECE])  # blocks until the whole piece is written
                     sent += taken
                     self._taken += taken
         except OSError as error:
@@ -336,18 +337,18 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
         self._error = error
 
     def taken(self) -> Hashable:
-        """Return what changes whenever more of the write under way is taken, or more is read of what was."""
+        """Return a value that changes when the system accepts more of the current write, or the peer reads."""
         return self._taken, 0 if self._closed else unread_bytes(self._fd)
 
     def give_up(self) -> None:
-        """Let every write from now on raise `trio.BrokenResourceError`."""
+        """Let all later writes raise `trio.BrokenResourceError`."""
         self._broken = True
 
 
 AnyReceiver: TypeAlias = FdReceiver | ThreadReceiver
 AnySender: TypeAlias = FdSender | ThreadSender
 
-# How pipes are read and written.
+# The stream classes for pipes on this system.
 if sys.platform == "win32":
     PipeReceiver: TypeAlias = ThreadReceiver
     PipeSender: TypeAlias = ThreadSender

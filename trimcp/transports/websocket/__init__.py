@@ -1,1 +1,1 @@
-"""MCP over WebSocket: frames, connections, and both ends of a channel."""
+"""MCP over WebSocket: frames, the opening handshake, and the channels of client and server."""

@@ -1,7 +1,7 @@
 """Messages over WebSocket: one text message is one JSON-RPC message. docs/design/websocket.md describes the binding.
 
-The channel of either side, and how a server begins one. trio-websocket reads, answers pings and does the closing
-handshake. Added here: time limits for every wait, pings to peers that are silent, and a Close frame for those that
+The channel of both sides, and the server's function that accepts one. trio-websocket reads, answers pings and does the
+closing handshake. This module adds time limits for every wait, pings to silent peers, and a Close frame for peers that
 break the protocol.
 """
 
@@ -32,18 +32,18 @@ from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, 
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 from trimcp.wire.jsonrpc import Message, parse
 
-_BATCH: Final = 256  # messages a receive returns at most
+_BATCH: Final = 256  # messages that one `receive` returns at most
 _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
-_QUEUE: Final = 32_768  # messages: more than can be there, because the gate stops reading before
+_QUEUE: Final = 32_768  # messages; never reached, because the gate stops reading before
 _HANDSHAKE: Final = 10.0  # seconds
 _CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_complaint`
-_DRAINED: Final = 16  # reads after that
+_DRAINED: Final = 16  # reads after that Close frame
 
 _PROTOCOL_ERROR: Final = 1002
 _NOT_UTF8: Final = 1007
 _POLICY: Final = 1008
 
-# RFC 6455, section 7.4.1, in words for people.
+# RFC 6455, section 7.4.1, as texts for error messages.
 _CODES: Final = {
     1000: "normal",
     1001: "going away",
@@ -63,20 +63,20 @@ _log = logging.getLogger("trimcp.websocket")
 
 
 class WebSocketChannel(MessageChannel):
-    """Messages as text messages of a WebSocket connection, from the end of its opening handshake on.
+    """Messages as text messages of a WebSocket connection, after its opening handshake.
 
-    All that has arrived is returned together, a batch leaves in one write. A message over the limit arrives as
-    `Malformed` and costs no memory. Binary messages, text that is not UTF-8 and frames that break the protocol end the
-    connection with the close code for it, and so does a message of sixteen times the limit.
+    One `receive` returns all messages that have arrived; a batch is sent in one write. A message over the limit is
+    received as `Malformed` and is not kept in memory. The connection is closed with the matching close code after a
+    binary message, text that is not UTF-8, a frame that breaks the protocol, or a message of sixteen times the limit.
 
     Args:
-        stream: leads to the peer; closed when the connection has ended.
-        max_message: bytes of the largest message taken in.
-        client: whether we are the client's side.
-        keep_alive: what is done about silence.
+        stream: the stream to the peer; closed when the connection has ended.
+        max_message: bytes of the largest message that is accepted.
+        client: whether this is the client's side.
+        keep_alive: pings and time limits for a silent peer.
         early: bytes that arrived with the handshake.
-        holding: counts what is kept of a message whose end has not come.
-        principal, headers: put on every message that arrives.
+        holding: counts the bytes kept of an incomplete message.
+        principal, headers: set on every received message.
     """
 
     half_open = False
@@ -93,8 +93,8 @@ class WebSocketChannel(MessageChannel):
         principal: Principal | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        # Upper bound of unread input: one batch and two windows, each with what one read may bring beyond it and the
-        # beginning of a message that it ends.
+        # Upper bound of unread input: one batch and two windows. Each window may be exceeded by one read and by the
+        # beginning of a message that this read completes.
         self.read_ahead: tuple[int, int] = (_BATCH + 1, 2 * (WINDOW + 2 * READ_SIZE))
         self._stream = stream
         self._client = client
@@ -118,14 +118,14 @@ class WebSocketChannel(MessageChannel):
             if self._broken:
                 raise trio.BrokenResourceError("an earlier send failed or was cut short")
             if batch:
-                self._broken = True  # until the last byte is out
+                self._broken = True  # until all bytes are written
                 await self._send(batch)
                 self._broken = False
             else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def _send(self, batch: Sequence[Outgoing]) -> None:
-        """Write the batch beside trio-websocket, which would copy each message five times and write it by itself."""
+        """Write the batch without trio-websocket, which copies each message five times and writes it separately."""
         gated, library = self._gated, self._library
         try:
             for message in batch:
@@ -136,7 +136,7 @@ class WebSocketChannel(MessageChannel):
                     await gated.flush()
             await gated.flush()
         except (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
-            # The stream is also closed here when the peer has left, or has been silent for too long.
+            # While this waited, the peer may have left, or the watcher may have closed the stream.
             self._check_open()
             raise trio.BrokenResourceError(self._trouble) from None
 
@@ -164,7 +164,7 @@ class WebSocketChannel(MessageChannel):
         return batch
 
     async def _gather(self) -> None:
-        """Take what is there already beside the first message. What ends the connection is for the next call."""
+        """Add messages that have already arrived to the first one. The next call reports a closed connection."""
         try:
             for _ in range(min(self._gate.messages, _BATCH)):
                 self._arrived.append(await self._next())
@@ -183,8 +183,8 @@ class WebSocketChannel(MessageChannel):
     async def aclose(self) -> None:
         """Close the connection with a closing handshake, within a second; see `MessageChannel.aclose`.
 
-        A client sends the code 1000, a server 1001, or 1011 while an exception is being raised. If a write is under way
-        no frame can be sent, and the stream is just closed. Cancelling closes at once.
+        A client sends the code 1000; a server 1001, or 1011 while an exception is being raised. While a write is in
+        progress no frame can be sent, so the stream is closed without a handshake. Cancelling closes at once.
         """
         if self._closed:
             await trio.lowlevel.checkpoint()
@@ -194,7 +194,7 @@ class WebSocketChannel(MessageChannel):
         try:
             with trio.move_on_after(_CLOSING):
                 if self._gated.over.is_set() or self._complaint is not None:
-                    await self._ended.wait()  # the complaint may not be out
+                    await self._ended.wait()  # `_send_complaint` may still be writing
                 elif not self._gated.writing:
                     self._gated.read_unlimited()
                     await self._library.aclose(code)
@@ -203,7 +203,7 @@ class WebSocketChannel(MessageChannel):
             await trio.aclose_forcefully(self._stream)
 
     def close_reason(self) -> str | None:
-        """Return with which code and reason the other side closed, or how else the connection ended."""
+        """Return the code and reason of the peer's Close frame, or how else the connection ended."""
         if not self._gated.over.is_set():
             return None
         if self._peer_close is None:
@@ -216,7 +216,7 @@ class WebSocketChannel(MessageChannel):
         if self._closed:
             raise trio.ClosedResourceError("this channel was closed")
 
-    # How it ends
+    # Close codes and reasons
 
     @property
     def _peer_close(self) -> tuple[int, str] | None:
@@ -228,7 +228,7 @@ class WebSocketChannel(MessageChannel):
 
     @property
     def _trouble(self) -> str:
-        """Why the connection broke, in words."""
+        """Why the connection broke, as text."""
         complaint = None if self._late else self._complaint
         if complaint is not None:
             return f"the peer broke the WebSocket protocol ({complaint.code}: {complaint.reason})"
@@ -242,12 +242,12 @@ class WebSocketChannel(MessageChannel):
 
     @property
     def _complaint(self) -> FrameFault | None:
-        """What the peer did wrong, if that is the end."""
+        """The fault of the peer that ended the connection; None if the end had another reason."""
         if self._gated.sent_close:
-            return None  # it came too late
+            return None  # the connection was already closing
         if self._gate.fault is not None:
             return self._gate.fault
-        # trio-websocket reports what it cannot read as if the peer had closed with this code.
+        # trio-websocket reports input that it cannot read as a close by the peer with this code.
         closed = self._library.closed
         if closed is not None and closed.code == _NOT_UTF8:
             return FrameFault(_NOT_UTF8, "text is UTF-8")
@@ -255,7 +255,7 @@ class WebSocketChannel(MessageChannel):
             return FrameFault(_PROTOCOL_ERROR, "a Close frame holds a code and a text, or nothing")
         return None
 
-    # The tasks beside it
+    # Background tasks
 
     async def run(self) -> None:
         """Read, answer pings and watch the peer until the connection has ended. A crash ends this connection only."""
@@ -273,20 +273,20 @@ class WebSocketChannel(MessageChannel):
             self._gated.over.set()
             await self._send_complaint()
         finally:
-            crash = self._gated.connection = None  # a frame and what was raised from it would keep each other alive
+            crash = self._gated.connection = None  # breaks the reference cycle between this frame and the exception
             self._ended.set()
             await trio.aclose_forcefully(self._stream)
 
     async def _watch(self, nursery: trio.Nursery) -> None:
-        """Ping a silent peer. Return when nothing more will be read, or the peer was found dead or too slow."""
+        """Ping a silent peer. Return when reading has ended, or the peer did not answer or was too slow."""
         gated, interval = self._gated, self._keep_alive.interval
-        sent = trio.current_time()  # when the last ping or pong was
+        sent = trio.current_time()  # when the last ping or pong was sent
         try:
             while True:
                 now = trio.current_time()
                 heard = gated.since if gated.reading else now
-                # A peer that reads a large message of ours may send nothing meanwhile, and one that reads nothing
-                # answers no ping. The sender's own limit (`Limits.stall_timeout`) decides how long to wait.
+                # A peer that reads a large message of ours may send nothing meanwhile; one that reads nothing answers
+                # no ping. For these the sender's limit (`Limits.stall_timeout`) decides, so wait twice as long here.
                 dead = heard + self._keep_alive.dead_after * (2 if gated.writing else 1)
                 if now >= dead:
                     self._silent = True
@@ -302,7 +302,7 @@ class WebSocketChannel(MessageChannel):
                 if now >= due:
                     sent, due = now, now + interval
                     self._ask_or_tell(nursery)
-                # A message that begins while this waits is due no sooner than that, nor is one that we read no further.
+                # A message that begins during this wait is due after this time at the earliest.
                 late = now + self._keep_alive.message_timeout
                 if gated.reading:
                     late = min(late, gated.due)
@@ -314,7 +314,7 @@ class WebSocketChannel(MessageChannel):
                 self._pinging.cancel(reason="the connection has ended")
 
     def _ask_or_tell(self, nursery: trio.Nursery) -> None:
-        """Ask for a sign of life, or give one where we do not read. What is being written is one already."""
+        """Send a ping, or a pong while we do not read. During a write, send nothing: the write is a sign of life."""
         if self._gated.writing:
             return
         if not self._gated.reading:
@@ -324,7 +324,7 @@ class WebSocketChannel(MessageChannel):
             nursery.start_soon(self._ping, self._pinging)
 
     async def _ping(self, scope: trio.CancelScope) -> None:
-        # It waits for the pong. One is enough: if it goes unanswered the next one would, too.
+        # Waits for the pong. One ping at a time is enough: if it is not answered, the next one would not be either.
         with scope:
             await self._send_control(self._library.ping)
         self._pinging = None
@@ -334,14 +334,14 @@ class WebSocketChannel(MessageChannel):
             await control()
 
     async def _send_complaint(self) -> None:
-        """Send a Close that says what the peer did wrong, which trio-websocket does not do, and close the stream."""
+        """Send a Close frame that names the peer's fault, which trio-websocket does not do, and close the stream."""
         complaint = self._complaint
         with trio.move_on_after(_CLOSING), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             if complaint is not None and not self._gated.writing:
                 self._gated.writing = True
                 frame = FrameProtocol(self._client, []).close(complaint.code, complaint.reason)
                 await self._stream.send_all(bytes(frame))
-                # What is not read would come back as a reset, which could overtake the Close.
+                # Closing with unread input would send a reset, which could overtake the Close frame.
                 for _ in range(_DRAINED):
                     if not await self._stream.receive_some(READ_SIZE):
                         break
@@ -349,13 +349,13 @@ class WebSocketChannel(MessageChannel):
 
 
 def _encoded(text: str | bytes) -> bytes:
-    # A function, so that the text, which may be four times as large, is gone before the message is parsed.
+    # A function, so that the text, which may take four times the memory, is freed before the message is parsed.
     return text.encode() if isinstance(text, str) else text
 
 
 @asynccontextmanager
 async def running(channel: WebSocketChannel) -> AsyncIterator[WebSocketChannel]:
-    """Run the tasks of a channel while the body runs, then close it. What the body raises comes out as itself."""
+    """Run the tasks of a channel while the body runs, then close it. The body's exception is raised without a group."""
     async with open_service_nursery() as nursery:
         nursery.start_soon(channel.run)
         async with channel:
@@ -365,15 +365,15 @@ async def running(channel: WebSocketChannel) -> AsyncIterator[WebSocketChannel]:
 async def serve_upgraded(
     stream: trio.abc.Stream, head: Head, upgrade: Upgrade, *, keep_alive: KeepAlive = KEEP_ALIVE
 ) -> None:
-    """Answer a request for a WebSocket and serve it, until either side has had enough. The stream is closed in the end.
+    """Answer a request for a WebSocket and serve it until either side closes it. The stream is closed in the end.
 
-    A request that is no handshake after all (no key, another version) is refused, and that is all.
+    A request that is no valid handshake (no key, another version) is refused.
 
     Args:
-        stream: begins behind the head of the request.
-        head: what was asked for; its Sec-WebSocket headers count.
-        upgrade: what was decided about it.
-        keep_alive: what is done about a client that is silent, or takes too long to say a message.
+        stream: begins after the head of the request.
+        head: the request's head, with its Sec-WebSocket headers.
+        upgrade: how to serve it.
+        keep_alive: pings and time limits for a silent or slow client.
     """
     try:
         if await _answered(stream, head, upgrade):
@@ -393,7 +393,7 @@ async def serve_upgraded(
 
 
 async def _answered(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> bool:
-    """Answer the handshake; False if there is no WebSocket."""
+    """Answer the handshake; return whether the WebSocket was opened."""
     try:
         answer, refused = accept(head.headers, upgrade.subprotocol), None
     except HandshakeFailed as failure:
@@ -415,7 +415,7 @@ def _first(error: BaseException) -> Exception | None:
 
 
 def _opened(stream: trio.abc.Stream, client: bool) -> trio_websocket.WebSocketConnection:
-    """Return trio-websocket's connection in the state after its opening handshake, which was ours."""
+    """Return trio-websocket's connection in the state after the opening handshake, which this package has done."""
     side = ConnectionType.CLIENT if client else ConnectionType.SERVER
     protocol = WSConnection(side)
     protocol.connection = Connection(side)
@@ -425,7 +425,7 @@ def _opened(stream: trio.abc.Stream, client: bool) -> trio_websocket.WebSocketCo
         host="",
         path="",
         message_queue_size=_QUEUE,
-        max_message_size=sys.maxsize,  # the gate judges
+        max_message_size=sys.maxsize,  # the gate checks sizes
     )
-    library._initial_request = None  # else its reader would begin with the handshake of a client
+    library._initial_request = None  # otherwise its reader would begin with a client's handshake
     return library

@@ -1,4 +1,4 @@
-"""Where a server is reached over WebSocket, as a target for clients. trio-websocket is imported when one connects."""
+"""A WebSocket server as a target for clients. trio-websocket is imported when the first client connects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _host(parts: SplitResult) -> str:
-    """Return what the header Host says."""
+    """Return the value of the header Host."""
     if parts.scheme == _UNIX:
         return "localhost"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else f"{parts.hostname}"
@@ -68,10 +68,10 @@ class WebSocketServer:
     Attributes:
         url: "ws://host:port/path", with TLS "wss://...", on a Unix socket "ws+unix://%2Frun%2Fserver.sock/path".
         headers: sent with the handshake, such as `{"Authorization": "Bearer ..."}`. Never logged.
-        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
-        ssl_context: for wss; None for one that trusts what this system trusts.
+        uds: path of a Unix socket to connect to; the host of `url` is then sent but not connected to.
+        ssl_context: for wss; None for one that trusts the system's certificates.
         timeout: seconds that connecting and the handshake may take together.
-        keep_alive: what is done when the server says nothing.
+        keep_alive: pings and time limits for a silent server.
         trace: called with a line for every message, secrets masked; None for no trace.
     """
 
@@ -85,7 +85,7 @@ class WebSocketServer:
 
     @property
     def key(self) -> object:
-        """What is the same for the same server, so that its era is remembered."""
+        """A key that is equal for the same server, under which its era is remembered."""
         return ("websocket", self.url, self.uds)
 
     @property
@@ -95,10 +95,10 @@ class WebSocketServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
-        """Connect and yield a channel; leaving closes the connection. What the body raises comes out as itself.
+        """Connect and yield a channel; leaving closes the connection. The body's exception is raised without a group.
 
         Raises:
-            ConnectionLost: there is no connection; the text says why and what to do.
+            ConnectionLost: connecting failed; the text says why and what to do.
         """
         require_trio()
         from trimcp.transports.websocket.channel import WebSocketChannel, running
@@ -109,10 +109,10 @@ class WebSocketServer:
             yield channel if self.trace is None else traced(channel, self.trace)
 
     async def open(self) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], bytes]:
-        """Connect and shake hands; return the stream, and the bytes of the first frames that came already.
+        """Connect and do the handshake; return the stream and the bytes that arrived after the handshake.
 
         Raises:
-            ConnectionLost: there is no connection; the text says why and what to do.
+            ConnectionLost: connecting failed; the text says why and what to do.
         """
         parts = urlsplit(self.url)
         resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
@@ -127,14 +127,15 @@ class WebSocketServer:
             with trio.move_on_at(deadline):
                 return stream, await open_websocket(stream, _host(parts), resource, self.headers)
             raise HandshakeFailed(f"the handshake took more than {self.timeout:g} seconds")
-        except BaseException as failure:  # cancelled included: a stream that nobody gets must not stay open
+        # also if cancelled: the caller never gets the stream, so it must be closed here
+        except BaseException as failure:
             await trio.aclose_forcefully(stream)
             if isinstance(failure, HandshakeFailed):
                 raise ConnectionLost(self._why_refused(failure)) from failure
             raise
 
     def _why_refused(self, failure: HandshakeFailed) -> str:
-        """Say what the server's answer to the handshake means, and what to do about it."""
+        """Return what the server's answer to the handshake means, and what to do about it."""
         head, _, body = failure.answer.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         status = first.split(" ")[1] if first.startswith("HTTP/") and " " in first else ""

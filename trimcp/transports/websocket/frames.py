@@ -1,8 +1,8 @@
 """The byte stream under a trio-websocket connection: bounded reads, joined writes, the time of the last sign of life.
 
-trio-websocket reads as fast as it can, queues messages by their number and writes each frame by itself. Under it a gate
-checks every frame, nothing is read while enough messages wait to be taken, and the frames of a batch leave in one
-write. Nothing here parses messages.
+trio-websocket reads as fast as it can, bounds its queue by number of messages, and writes each frame separately. The
+gate under it checks every frame. Nothing is read while enough messages wait to be received, and the frames of a batch
+are sent in one write. Nothing here parses messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trio_websocket import WebSocketConnection
 
 WINDOW: Final = 256 * 1024
-"""Bytes of messages, with a little for each, that may lie untaken before no more is read."""
+"""Bytes of waiting messages, with an overhead for each, above which nothing more is read."""
 
 _PIECE: Final = 64 * 1024
 _CLOSE: Final = 0x88
@@ -31,19 +31,20 @@ _CLOSE: Final = 0x88
 
 @attrs.frozen(field_transformer=checked())
 class KeepAlive:
-    """What is done about a peer that says nothing. Times are seconds; `math.inf` for never.
+    """Pings and time limits for a silent peer. Times are seconds; `math.inf` for never.
 
-    A peer that has much to do but lives answers pings. While we read nothing, because enough waits to be handled, its
-    silence means nothing, and every `interval` we tell it that we are still there.
+    A busy peer that is alive answers pings. While we do not read, because enough messages wait, the peer's silence is
+    not counted; a pong is sent every `interval` as our own sign of life.
 
-    A sign of life is a whole message or control frame. A part of one counts for as long as it takes at `message_rate`:
-    else a byte now and then would keep a connection, and what has arrived of its message, for ever.
+    A sign of life is a whole message or control frame. A part of one extends the time by as long as it takes at
+    `message_rate`. Otherwise one byte from time to time could keep a connection, and the incomplete message in memory,
+    for ever.
 
     Attributes:
-        interval: of silence after which it is asked for a sign of life, and between such questions.
-        dead_after: without a sign of life it is taken for dead and the connection is given up.
-        message_timeout: in which a message, once begun, has to be whole. Then the connection ends with 1008.
-        message_rate: for each so many bytes of it that arrive it has a second more.
+        interval: of silence before a ping, and between pings.
+        dead_after: without a sign of life, after which the connection is ended.
+        message_timeout: from a message's first byte to its last. Then the connection is closed with 1008.
+        message_rate: bytes; for each so many bytes that arrive of a message, it gets one second more.
     """
 
     interval: float = 20.0
@@ -56,22 +57,23 @@ KEEP_ALIVE: Final = KeepAlive()
 
 
 class GatedStream(trio.abc.Stream):
-    """What one trio-websocket connection takes for its stream.
+    """The stream that one trio-websocket connection reads from and writes to.
 
-    `stream`, which leads to the peer, is never closed from here: a Close frame may be left to send. `early` are bytes
-    that arrived with the handshake.
+    Args:
+        stream: the stream to the peer. Never closed here: a Close frame may still have to be sent.
+        early: bytes that arrived with the handshake.
 
     Attributes:
-        over: set once nothing more will be read.
-        writing: a write is under way, or one was cut short.
+        over: set when nothing more will be read.
+        writing: a write is in progress, or one was cut short.
         sent_close: a Close frame was written.
-        reading: a read is under way, so the peer's silence means something.
-        since: when the peer gave the last sign of life, on Trio's clock, later by as long as we did not read.
-        due: when the message under way has to be whole; infinity without one.
-        unlimited: read on however much waits, because it will be dropped.
-        amount: counts what is kept of a message whose end has not come. No more is read where there is no room for it.
+        reading: a read is in progress, so the peer's silence counts.
+        since: when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read.
+        due: when the message in progress has to be complete; infinity without one.
+        unlimited: read on however many messages wait, because they will be dropped.
+        amount: counts the bytes kept of an incomplete message. Without room for them nothing more is read.
         held: bytes that wait to be flushed.
-        connection: trio-websocket's, once there is one.
+        connection: trio-websocket's connection, once it exists.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class GatedStream(trio.abc.Stream):
         self._stream = stream
         self._gate = gate
         self._keep_alive = keep_alive
-        self._signs = self._rounds = 0  # of the gate when it was last looked at
+        self._signs = self._rounds = 0  # the gate's counters at the last `_feed`
         self._stopped = self.since  # when the last read ended
         self._room = trio.Event()
         self._held: list[bytes] = []
@@ -98,10 +100,10 @@ class GatedStream(trio.abc.Stream):
         self._pieces = 0
         self._feed(early)
 
-    # What trio-websocket calls
+    # Called by trio-websocket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return what the gate lets through, b"" once nothing more will come. Waits while enough waits to be taken."""
+        """Return bytes of checked frames, b"" after the last one. Waits while too many messages wait to be received."""
         gate = self._gate
         data = gate.take(_PIECE)
         while not data:
@@ -122,7 +124,7 @@ class GatedStream(trio.abc.Stream):
                 return b""
             data = gate.take(_PIECE)
         if gate.closing and gate.empty:
-            self.over.set()  # what remains is to answer, which the peer may never read
+            self.over.set()  # only the closing handshake is left, which the peer may never read
         return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -136,19 +138,19 @@ class GatedStream(trio.abc.Stream):
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Note that trio-websocket is done."""
+        """Note that trio-websocket has finished."""
         self.over.set()
         await trio.lowlevel.checkpoint()
 
-    # What the channel calls
+    # Called by the channel
 
     def hold(self, *pieces: bytes) -> None:
-        """Hold a frame; it leaves with the next flush, in the order in which frames were held."""
+        """Hold a frame until the next flush, which keeps the order."""
         self._held += pieces
         self.held += sum(map(len, pieces))
 
     async def flush(self) -> None:
-        """Write what is held, in as few writes as possible.
+        """Write the held frames, in as few writes as possible.
 
         Raises:
             trio.BrokenResourceError: the peer is gone, or an earlier write was cut short.
@@ -162,7 +164,7 @@ class GatedStream(trio.abc.Stream):
                 raise trio.BrokenResourceError("an earlier write was cut short")
             while self._held:
                 held, self._held, self.held = self._held, [], 0
-                self.writing = True  # until the last byte is out
+                self.writing = True  # until all bytes are written
                 for piece in _gathered(held):
                     await self._stream.send_all(piece)
                     self._pieces += 1
@@ -171,28 +173,28 @@ class GatedStream(trio.abc.Stream):
             self._turn.release()
 
     def progress(self) -> Hashable:
-        """Return what changes whenever the peer takes more of the write under way."""
+        """Return a value that changes when the peer reads more of the current write."""
         return self._pieces, progress_of(self._stream)
 
     def taken(self, size: int) -> None:
-        """Note that a message of so many bytes was taken."""
+        """Note that a message of so many bytes was received by the channel."""
         self._gate.taken(size)
         if self._gate.weight < WINDOW:
             self._room.set()
 
     def read_unlimited(self) -> None:
-        """Read on without limit: nothing more will be taken."""
+        """Read on without limit, because all further messages are dropped."""
         self.unlimited = True
         self._room.set()
 
     @property
     def _given_up(self) -> bool:
-        """Whether trio-websocket takes nothing more: it could not read what came, and a client of it would go on."""
+        """Whether trio-websocket has stopped after input that it could not read; as a client it would read on."""
         closed = self.connection is not None and self.connection.closed is not None
         return closed and not self.sent_close and not self.unlimited
 
     def _feed(self, chunk: bytes) -> None:
-        """Show the gate what has arrived, and note what it says of the peer's life and speed."""
+        """Pass arrived bytes to the gate, and update the peer's last sign of life and the message's deadline."""
         gate, now = self._gate, self._stopped
         gate.feed(chunk)
         if gate.unfinished or self.amount.counted:
@@ -213,7 +215,7 @@ class GatedStream(trio.abc.Stream):
         if self.amount.counted and self.amount.holding is not None:
             await self.amount.holding.budget.read_in_turn()
         self.reading = True
-        # While nothing is read, silence means nothing.
+        # Do not count the time in which nothing was read as silence.
         paused = trio.current_time() - self._stopped
         self.since += paused
         self.due += paused
@@ -231,7 +233,7 @@ class GatedStream(trio.abc.Stream):
 
 
 def _gathered(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
-    """Join small pieces; a large one is not copied, and leaves bit by bit so that it can be seen how far it is."""
+    """Join small pieces into one write. A large piece is not copied but written in parts, so that progress is seen."""
     small: list[bytes] = []
     for piece in pieces:
         if len(piece) < _PIECE:

@@ -1,6 +1,6 @@
-"""The opening handshake of WebSocket (RFC 6455, section 4): what a client asks, and what a server answers.
+"""The opening handshake of WebSocket (RFC 6455, section 4), of client and server.
 
-Knows heads and no frames. No extension is offered or agreed to, so nothing is ever inflated.
+No extension is offered or accepted, so nothing is ever decompressed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 from trimcp.transports.descriptors import READ_SIZE
 
 SUBPROTOCOL: Final = "mcp"
-"""What clients offer in Sec-WebSocket-Protocol, and servers agree to where it is offered."""
+"""The subprotocol that clients offer in Sec-WebSocket-Protocol, and that servers accept if it is offered."""
 
 _VERSION: Final = "13"
 _GUID: Final = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -27,10 +27,10 @@ _UPGRADE: Final = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
 
 class HandshakeFailed(Exception):
-    """The opening handshake came to nothing.
+    """The opening handshake failed.
 
     Attributes:
-        answer: to a client what arrived instead of what had to, as far as it did; to a server what to send instead.
+        answer: for a client, the bytes that were received instead of an acceptance; for a server, the response to send.
     """
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
@@ -39,10 +39,10 @@ class HandshakeFailed(Exception):
 
 
 def accept(headers: Mapping[str, str], subprotocol: str | None) -> bytes:
-    """Return a server's answer to a request for a WebSocket, whose `headers` are by lower-case name.
+    """Return a server's answer to a request for a WebSocket. `headers` are by lower-case name.
 
     Raises:
-        HandshakeFailed: it is no such request.
+        HandshakeFailed: the request is no valid handshake.
     """
     version, key = headers.get("sec-websocket-version"), headers.get("sec-websocket-key")
     refused = {"Sec-WebSocket-Version": _VERSION, "Content-Length": "0", "Connection": "close"}
@@ -57,10 +57,10 @@ def accept(headers: Mapping[str, str], subprotocol: str | None) -> bytes:
 
 
 async def open_websocket(stream: trio.abc.Stream, host: str, resource: str, headers: Mapping[str, str]) -> bytes:
-    """Ask a server for a WebSocket at `resource` (path and query), and return the bytes that came behind its answer.
+    """Request a WebSocket at `resource` (path and query), and return the bytes that followed the server's answer.
 
     Raises:
-        HandshakeFailed: there is none.
+        HandshakeFailed: the server did not accept.
     """
     key = base64.b64encode(os.urandom(16)).decode()
     asked = {"Host": host, **_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Version": _VERSION}
@@ -84,7 +84,7 @@ async def open_websocket(stream: trio.abc.Stream, host: str, resource: str, head
 
 
 def _accepted(head: bytes, key: str) -> bool:
-    """Whether a server's answer opens the WebSocket that was asked for, with nothing that was not offered."""
+    """Whether a server's answer accepts this WebSocket, without anything that was not offered."""
     _, *lines = head.decode("latin-1").split("\r\n")
     headers: dict[str, str] = {}
     for line in lines:
