@@ -51,7 +51,7 @@ class WrappedChannel(MessageChannel):
         return self.channel.taken()
 
     @property
-    def too_slow(self) -> bool:  # known only at the end, so it cannot be copied
+    def too_slow(self) -> bool:  # type: ignore[override]  # known only at the end, so it cannot be copied
         """Whether the wrapped channel was ended because the peer did not read."""
         return self.channel.too_slow
 

@@ -1,7 +1,7 @@
-"""The program of a worker process: one call at a time in the main thread, and a thread that listens to the parent.
+"""The program of a worker process: one call at a time in the main thread, and a thread that receives from the parent.
 
-No event loop runs here. What a function asks of its context is sent to the parent as a line and done there. When the
-parent ends or closes the connection, the whole process group ends at once.
+No event loop runs here. What a function calls on its context is sent to the parent and done there. When the parent ends
+or closes the connection, the whole process group ends at once.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _MAIN: Final = "__trimcp_main__"
 _LONGEST_TRACE: Final = 16 * 1024  # characters
 
 loading: bool = False
-"""Whether the module of a tool is being imported: then nothing in it may start to serve."""
+"""Whether the module of a tool is being imported. Meanwhile nothing in it may start a server."""
 
 
 @attrs.define(eq=False, repr=False)
 class ParentConnection:
-    """The connection to the parent, which all threads of a function may use while its call lasts."""
+    """The connection to the parent. All threads of a function may use it while its call lasts."""
 
     _connection: socket.socket
     calls: SimpleQueue[dict[str, Any]] = attrs.field(init=False, factory=SimpleQueue)
@@ -62,14 +62,16 @@ class ParentConnection:
     _waiting: dict[int, SimpleQueue[dict[str, Any]]] = attrs.field(init=False, factory=dict)
 
     def begin(self) -> int:
-        """Begin a call and return its number. What earlier calls left running can send nothing more."""
+        """Begin a call and return its number. Threads left over from earlier calls can no longer send."""
         self._call += 1
         return self._call
 
     def send(self, call: int, message: Mapping[str, JSON], *, last: bool = False) -> None:
         """Send a message that belongs to a call. Waits while the client is slow.
 
-        Raises LocalError if that call is over, Unencodable for what JSON cannot carry.
+        Raises:
+            LocalError: that call is over.
+            Unencodable: the message cannot be encoded as JSON.
         """
         line = encode(message) + b"\n"
         with self._lock:
@@ -79,7 +81,7 @@ class ParentConnection:
             self._connection.sendall(line)
 
     def ask(self, call: int, message: Mapping[str, JSON]) -> JSON:
-        """Ask the parent to ask the client, and wait for the answer."""
+        """Let the parent send a request to the client, and wait for the result."""
         id = next(self._ids)
         answer = self._waiting[id] = SimpleQueue()
         try:
@@ -92,7 +94,7 @@ class ParentConnection:
         return answered["value"]
 
     def listen(self, incoming: BinaryIO) -> None:
-        """Receive from the parent. When it ends, end this process and all that it started."""
+        """Receive from the parent until it ends. Then end this process and all that it started."""
         try:
             for line in incoming:
                 message = orjson.loads(line)
@@ -110,12 +112,12 @@ class ParentConnection:
 
 @attrs.define(eq=False, repr=False)
 class RemoteContext(Admitted):
-    """The context of a call, for a `ThreadContext` around it. Its methods are async in form only: none ever yields.
+    """The context of a call, for a `ThreadContext` around it. Its async methods never yield.
 
     Attributes:
         admission, request_id, method, headers, deadline: as a `Context` has them; the deadline is on the clock of
             `time.monotonic`.
-        cancel_reason, cancel_detail: None; a call that is cancelled has no process any more.
+        cancel_reason, cancel_detail: always None, because cancelling a call kills the process.
     """
 
     admission: Admission
@@ -131,7 +133,7 @@ class RemoteContext(Admitted):
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], parent: ParentConnection, call: int) -> RemoteContext:
-        """Return the context of a call from what the parent told of its request."""
+        """Return the context of a call from the facts that the parent sent about its request."""
         load = converter_for(LATEST).load
         admission = Admission(
             revision=next(revision for revision in REVISIONS if revision.name == facts["revision"]),
@@ -148,11 +150,11 @@ class RemoteContext(Admitted):
 
     @property
     def state(self) -> Any:
-        """What the lifespan made stays in the server's process."""
+        """Not available here: the lifespan's state stays in the server's process."""
         raise LocalError('the state of the lifespan is not here: run="process" gives a tool a process of its own')
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """As `Context.report_progress`. Waits once the connection to the parent is full."""
+        """Like `Context.report_progress`. Waits while the connection to the parent is full."""
         if not progress > self._last_progress:
             raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
         self._last_progress = progress
@@ -169,7 +171,7 @@ class RemoteContext(Admitted):
         value = self._parent.ask(self._call, {"method": name, "params": dumped, "key": key})
         return converter_for(LATEST).load(value, METHODS[name].result)
 
-    # Of a context these need only `ask`.
+    # These methods of `Context` use only `ask`.
     elicit: ClassVar[Any] = Context.elicit
     elicit_url: ClassVar[Any] = Context.elicit_url
     sample: ClassVar[Any] = Context.sample
@@ -178,7 +180,7 @@ class RemoteContext(Admitted):
 
 @attrs.frozen(eq=False, repr=False)
 class _DirectPortal:
-    """In place of a `ThreadPortal`: runs the methods of a `RemoteContext`, which never yield."""
+    """Replaces a `ThreadPortal`: runs the methods of a `RemoteContext`, which never yield."""
 
     def wait(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         steps = function(*args).__await__()
@@ -190,12 +192,12 @@ class _DirectPortal:
 
 
 def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> None:
-    """Carry out one call after the other, until the parent is gone.
+    """Run one call after another until the parent ends.
 
     Args:
         connection: to the parent.
-        incoming: what it sends, after the first line.
-        memory: bytes of address space this process may have from now on; None for no bound.
+        incoming: the input from the parent, after its first line.
+        memory: the bound of this process's address space from now on, in bytes; None for no bound.
     """
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -212,14 +214,14 @@ def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> 
         sys.stdout.flush()
         try:
             parent.send(call, outcome, last=True)
-        except LocalError as error:  # a result that JSON cannot carry
+        except LocalError as error:  # the result cannot be encoded as JSON
             parent.send(call, {"say": "raised", "error": pack(error)}, last=True)
 
 
 def _carry_out(
     message: dict[str, Any], call: int, parent: ParentConnection, tools: dict[bytes, ToolEntry]
 ) -> dict[str, JSON]:
-    """Return the last message of a call: its result, or what was raised."""
+    """Return the last message of a call: its result, or the exception that was raised."""
     try:
         with _processor_time(message["cpu_time"]):
             key = orjson.dumps(message["tool"])
@@ -253,7 +255,7 @@ def _call(tool: ToolEntry, message: dict[str, Any], call: int, parent: ParentCon
     return tool.make_result(prepared.function(**keywords))
 
 
-# The function
+# Finding the function
 
 
 def _build(recipe: Mapping[str, Any]) -> ToolEntry:
@@ -268,7 +270,7 @@ def _build(recipe: Mapping[str, Any]) -> ToolEntry:
 
 
 def _load(recipe: Mapping[str, Any]) -> ModuleType:
-    """Import the module by its name if that leads to its file, else from the file, as it is for a script."""
+    """Import the module by its name if that leads to its file, else from the file, as for a script."""
     name, file = recipe["found_as"], recipe["file"]
     if name == "__main__":
         name = _MAIN
@@ -287,13 +289,13 @@ def _load(recipe: Mapping[str, Any]) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(specification)
     try:
         specification.loader.exec_module(module)
-    except BaseException:  # `SystemExit` too: the next call must not find half a module
+    except BaseException:  # `SystemExit` too: the next call must not find a half-imported module
         del sys.modules[name]
         raise
     return module
 
 
-# Bounds
+# Resource limits
 
 
 @contextmanager

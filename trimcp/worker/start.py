@@ -1,7 +1,7 @@
 """The start of a worker process, before trimcp can be imported. It is run as a file.
 
-It is given two descriptors: the connection to the parent, and a pipe that the parent holds open and never writes to.
-The first line on the connection says where the parent finds modules.
+Its arguments are two descriptors: the connection to the parent, and a pipe that the parent holds open and never writes
+to. The first line on the connection lists the directories in which to find modules.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import sys
 
 
 def die_with_parent(parent_pipe: int) -> None:
-    """Let the kernel kill this process's group when the parent ends, even while code in C holds the interpreter."""
+    """Let the kernel kill this process's group when the parent ends, even while C code holds the interpreter's lock."""
     if sys.platform != "linux":
-        return  # there the end of the connection is noticed, as soon as Python code runs
+        return  # other systems: the end of the connection is noticed as soon as Python code runs
     import fcntl
 
     try:
         fcntl.fcntl(parent_pipe, fcntl.F_SETOWN, -os.getpid())  # negative: its whole group
         fcntl.fcntl(parent_pipe, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(parent_pipe, fcntl.F_SETFL, fcntl.fcntl(parent_pipe, fcntl.F_GETFL) | fcntl.FASYNC)
-    except OSError:  # a kernel that cannot: as on other systems
+    except OSError:  # the kernel does not support it: as on other systems
         return
     if os.getppid() == 1:  # the parent has ended already
         os.killpg(0, signal.SIGKILL)
@@ -33,7 +33,7 @@ def main() -> None:
     """Read the setup and serve."""
     descriptor, parent_pipe = map(int, sys.argv[1:3])
     for each in (descriptor, parent_pipe):
-        os.set_inheritable(each, False)  # not for processes that tools start
+        os.set_inheritable(each, False)  # processes that tools start must not inherit them
     die_with_parent(parent_pipe)
     connection = socket.socket(fileno=descriptor)
     incoming = connection.makefile("rb")

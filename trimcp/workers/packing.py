@@ -1,6 +1,7 @@
-"""Exceptions as JSON, on their way between a server and its worker processes.
+"""Exceptions as JSON, between a server and its worker processes.
 
-The protocol's own keep their class and members. Of any other only the text and the traceback travel, for the log.
+The protocol's own exceptions keep their class and members. Of other exceptions only the text and the traceback are
+sent, for the log.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trimcp.errors import (
 from trimcp.schema.convert import ConversionError
 from trimcp.wire.jsonrpc import Unencodable, encode
 
-# What each is made from, given itself and its text.
+# The constructor arguments of each class, from the exception and its text.
 _ARGUMENTS: Final[dict[type[BaseException], Callable[[Any, str], list[Any]]]] = {
     **dict.fromkeys((ErrorReply, RemoteError, Overloaded), lambda error, text: [error.code, error.message, error.data]),
     **dict.fromkeys(
@@ -35,7 +36,7 @@ _ARGUMENTS: Final[dict[type[BaseException], Callable[[Any, str], list[Any]]]] = 
 }
 _KINDS: Final[dict[str, Callable[..., Any]]] = {kind.__name__: kind for kind in _ARGUMENTS}
 _LONGEST: Final = 64 * 1024  # characters of a traceback
-_OURS: Final = str(Path(__file__).parents[1] / "worker")  # `workers`, too
+_OURS: Final = str(Path(__file__).parents[1] / "worker")  # also matches `workers`
 
 
 class FailedInWorker(Exception):
@@ -51,7 +52,7 @@ def pack(error: BaseException) -> dict[str, Any]:
     known = next((kind for kind in type(error).__mro__ if kind in _ARGUMENTS), None)
     try:
         text = _sendable(str(error))
-    except Exception as broken:  # anybody's `__str__`
+    except Exception as broken:  # the user's `__str__` may raise anything
         text = f"<no text: {type(broken).__name__}>"
     packed: dict[str, Any] = {
         "kind": "" if known is None else known.__name__,
@@ -60,13 +61,13 @@ def pack(error: BaseException) -> dict[str, Any]:
     }
     try:
         encode(packed)
-    except Unencodable:  # such as the `data` of an ErrorReply, which is the author's
+    except Unencodable:  # for example the `data` of an ErrorReply, which the user sets
         packed = {"kind": "Unencodable", "arguments": ["what was raised holds what JSON cannot carry"], "trace": ""}
     return packed
 
 
 def unpack(packed: dict[str, Any]) -> Exception:
-    """Return the exception that was `pack`ed, with its traceback there as the cause."""
+    """Return the exception that was `pack`ed; its cause shows the worker's traceback."""
     error: Exception = _KINDS.get(packed["kind"], FailedInWorker)(*packed["arguments"])
     if packed["trace"]:
         error.__cause__ = _RemoteTraceback(packed["trace"])
@@ -74,7 +75,7 @@ def unpack(packed: dict[str, Any]) -> Exception:
 
 
 def _trace(error: BaseException) -> str:
-    """Return the traceback from the first line on that is not ours, the end of it where it is long."""
+    """Return the traceback from the first line that is not ours; of a long one only the end."""
     step = error.__traceback__
     while step is not None and step.tb_frame.f_code.co_filename.startswith(_OURS):
         step = step.tb_next

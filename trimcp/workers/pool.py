@@ -1,8 +1,8 @@
 """The worker processes of a running server: a bounded number, reused, each with one call at a time.
 
-A worker is sent lines of JSON, killed with its whole group and reaped; what the lines mean is known to `workers.remote`
-and `worker.serve`. A worker whose call was given up is killed, and the next call that needs one starts another. It
-counts until it was reaped, so that there are never more processes than the bound says.
+This module starts, kills and reaps workers and exchanges lines of JSON with them. `workers.remote` and `worker.serve`
+know what the lines mean. A worker whose call was given up is killed; the next call starts another one. A killed worker
+counts until it was reaped, so the bound holds for the processes that really exist.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MAX_LINE: Final = 64 * 1024 * 1024
 _START: Final = str(Path(__file__).parent.with_name("worker") / "start.py")
 _CHUNK: Final = 64 * 1024
 _TAIL: Final = 64 * 1024  # bytes of a worker's output that are kept for the log
-_TAIL_LINES: Final = 40  # lines of them that are logged
-_REAPED: Final = 5.0  # seconds for the system to end what was killed
+_TAIL_LINES: Final = 40  # lines of that output that are logged
+_REAPED: Final = 5.0  # seconds for the system to end a killed process
 _DRAINED: Final = 0.5  # seconds to read what a dead worker left in its pipes
 _IDLE_TIME: Final = 60.0  # seconds
 
 
 @attrs.define(eq=False, repr=False)
 class _Turn:
-    """A call's turn, given back once: by the call, or when its worker is gone."""
+    """A call's turn. Only the first `give_back` counts: the call's, or the pool's after its worker has ended."""
 
     _turns: Turns
     _since: float
@@ -61,16 +61,16 @@ class _Turn:
 
 @attrs.define(eq=False, repr=False)
 class WorkerProcess:
-    """One worker process. Its output goes to our standard error.
+    """One worker process. Its output is copied to our standard error.
 
     Attributes:
         process: the process, leader of its own group.
-        memory: bytes of address space it may have, or None.
+        memory: the bound of its address space in bytes, or None.
         idle_scope: cancelled after being idle for too long; the pool sets its deadline.
         killed: whether its group was sent SIGKILL.
-        crashed: whether it ended by itself, or is killed for what it did.
+        crashed: whether it ended by itself, or was killed for an error of its own.
         done: whether its call has ended, with a result or an exception; then it can take another.
-        turn: its call's; None while it is idle.
+        turn: its call's turn; None while it is idle.
     """
 
     process: trio.Process
@@ -89,12 +89,12 @@ class WorkerProcess:
     _receive: trio.MemoryReceiveChannel[Any] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # Unbuffered: while a call waits for its slow client nobody reads on, and so its worker waits too.
+        # No buffer: while a call waits for a slow client, nothing is read from its worker, so the worker waits too.
         self._send, self._receive = trio.open_memory_channel[Any](0)
 
     @staticmethod
     async def start(memory: int | None) -> WorkerProcess:
-        """Start a process, in a thread, so the event loop goes on. Raises OSError if it could not be started."""
+        """Start a process, in a thread, so the event loop is not blocked. Raises OSError if that fails."""
         with ExitStack() as ours, ExitStack() as theirs:
             near, far = socket.socketpair()
             ours.callback(near.close)
@@ -105,7 +105,7 @@ class WorkerProcess:
             output, output_end = os.pipe()
             ours.callback(os.close, output)
             theirs.callback(os.close, output_end)
-            # -P: else the folder of the file is first in its path, and our modules would hide the library's
+            # -P: otherwise the file's directory comes first in sys.path, and our modules hide the standard library's
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-P", _START, str(far.fileno()), str(parent_end)],
                 stdin=subprocess.DEVNULL,
@@ -121,7 +121,8 @@ class WorkerProcess:
     async def keep(self, started: Callable[[], None]) -> None:
         """Serve the process until it has ended and was reaped. Cancelling it kills the process.
 
-        `started` is called once it may be sent a call.
+        Args:
+            started: called once the process is ready for a call.
         """
         try:
             with self.idle_scope:
@@ -134,7 +135,7 @@ class WorkerProcess:
                     self._note_end()
         finally:
             self._kill_group()
-            # The process is dead; wait for the system to report it.
+            # The process is killed; wait for the system to report its end.
             with trio.move_on_after(_REAPED, shield=True):
                 await self.process.wait()
             self._send.close()
@@ -144,11 +145,11 @@ class WorkerProcess:
 
     def _setup(self) -> bytes:
         path = [os.path.abspath(each) for each in sys.path]  # "" is the current directory
-        # Not orjson: an argument may hold lone surrogates, which only the standard library's module carries.
+        # Not orjson: an argument may hold lone surrogates, which only the standard library's module can encode.
         return json.dumps({"path": path, "argv": sys.argv, "memory": self.memory}).encode()
 
     async def _read(self) -> None:
-        """Pass on the worker's messages until it ends, or writes something else."""
+        """Pass on the worker's messages until it ends, or writes a line that is not JSON or too long."""
         line = bytearray()
         try:
             while chunk := await self._connection.receive_some(_CHUNK):
@@ -162,12 +163,12 @@ class WorkerProcess:
                     self._oversize = True
                     return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the worker is gone, or its call is
+            pass  # the worker has ended, or its call was given up
         except orjson.JSONDecodeError:
             log.error("the worker process %d wrote what is no message, and is killed", self.process.pid)
 
     async def _forward_output(self) -> None:
-        """Copy the worker's output to standard error, in a thread: its reader may be slow."""
+        """Copy the worker's output to standard error, in a thread: the reader of standard error may be slow."""
         limiter = trio.CapacityLimiter(1)
         with suppress(trio.BrokenResourceError):
             while chunk := await self._output.receive_some(_CHUNK):
@@ -176,9 +177,9 @@ class WorkerProcess:
                 await trio.to_thread.run_sync(_write_stderr, chunk, abandon_on_cancel=True, limiter=limiter)
 
     async def _watch(self, scope: trio.CancelScope) -> None:
-        """Notice that the process has ended, even where a descendant holds its pipes; `keep` reaps it.
+        """Detect the end of the process, even if a descendant holds its pipes open; `keep` reaps it.
 
-        Until it is reaped, its id and its group's are not given to other processes.
+        Until it is reaped, the system does not reuse its id and its group's id.
         """
         if sys.platform == "linux":
             handle = os.pidfd_open(self.process.pid)
@@ -192,7 +193,7 @@ class WorkerProcess:
         scope.deadline = trio.current_time() + _DRAINED
 
     def _note_end(self) -> None:
-        """Take note that it has ended, and kill the rest of its group."""
+        """Note that the process has ended, and kill the rest of its group."""
         self.crashed = self.crashed or not self.killed
         self._kill_group()
 
@@ -202,23 +203,24 @@ class WorkerProcess:
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
-                pass  # nothing is left to kill; macOS raises the second for a group of zombies
+                pass  # no process is left; macOS raises PermissionError for a group of zombies
 
     @property
     def usable(self) -> bool:
         return not self.killed and not self.idle_scope.cancel_called
 
     def kill(self, *, crashed: bool = False) -> None:
-        """Kill it and its descendants, and receive nothing more from it. `keep` reaps it.
+        """Kill the process and its descendants, and receive nothing more from it. `keep` reaps it.
 
-        With `crashed` it counts as ended by itself.
+        Args:
+            crashed: count it as ended by itself.
         """
         self.crashed = self.crashed or crashed
         self._kill_group()
         self._receive.close()
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Send it a message. Nothing is raised if it is gone: `receive` raises then. Raises Unencodable."""
+        """Send a message. If the process has ended, `receive` raises, not this. Raises Unencodable."""
         await self._write(encode(message))
 
     async def _write(self, line: bytes) -> None:
@@ -228,19 +230,19 @@ class WorkerProcess:
             pass
 
     async def receive(self) -> Any:
-        """Return its next message. Raises trio.EndOfChannel if it has ended, and was reaped."""
+        """Return the worker's next message. Raises trio.EndOfChannel once the process has ended and was reaped."""
         return await self._receive.receive()
 
     def clear_output(self) -> None:
         self._tail.clear()
 
     def output_tail(self) -> str:
-        """Return the last lines of its output, such as a traceback. Untrusted text."""
+        """Return the last lines of the worker's output, such as a traceback. Untrusted text."""
         lines = self._tail.decode(errors="backslashreplace").rstrip().split("\n")
         return "\n".join(lines[-_TAIL_LINES:])
 
     def end_reason(self, cpu_time: float | None) -> str:
-        """Say how it ended by itself, for a person: "was ended by SIGSEGV"."""
+        """Return how the process ended by itself, as readable text: "was ended by SIGSEGV"."""
         code = self.process.returncode
         if self._oversize:
             return f"said more than {MAX_LINE // 2**20} MiB at once"
@@ -260,13 +262,13 @@ class ProcessStatistics:
     """A snapshot of the worker processes of one run of a server.
 
     Attributes:
-        most: how many there may be.
-        alive: how many there are, those that start or end included.
-        busy: how many have a call, or are ending because it was given up.
-        waiting: calls that wait for one.
-        started: how many were started so far.
-        killed: how many were killed with their call: cancelled, out of time, disconnected.
-        crashed: how many ended by themselves, or ran out of memory.
+        most: the upper bound of processes.
+        alive: processes that exist, including those that are starting or ending.
+        busy: processes that have a call, or are ending because it was given up.
+        waiting: calls that wait for a process.
+        started: processes started so far.
+        killed: processes killed with their call: cancelled, out of time, disconnected.
+        crashed: processes that ended by themselves, or ran out of memory.
     """
 
     most: int
@@ -311,16 +313,18 @@ class WorkerPool:
     async def worker(
         self, memory: int | None, whose: Hashable, deadline: float = math.inf
     ) -> AsyncIterator[WorkerProcess]:
-        """Lend a worker whose address space has this bound, in bytes; None for no bound.
+        """Provide a worker for one call, with this bound of its address space.
 
-        If the block ends before the worker is `done`, with a cancellation for instance, the worker is killed.
+        If the block ends before the worker is `done`, for example when cancelled, the worker is killed.
 
         Args:
-            memory: bytes, or None.
-            whose: what stands for the session; while workers are scarce, sessions take turns.
-            deadline: when it would be too late to begin, on Trio's clock. Then ErrorReply is raised.
+            memory: bytes, or None for no bound.
+            whose: identifies the session; while all workers are busy, sessions take turns.
+            deadline: the latest time to begin, on Trio's clock.
 
-        Raises OSError if none could be started.
+        Raises:
+            ErrorReply: the deadline has passed.
+            OSError: no process could be started.
         """
         worker = await self._take(memory, whose, deadline)
         try:
@@ -337,7 +341,7 @@ class WorkerPool:
         try:
             worker = self._fitting(memory)
             if worker is None:
-                while self._alive >= self.most:  # idle ones with another bound, or some that are ending
+                while self._alive >= self.most:  # idle ones with another bound must end first, or some are ending
                     if self._idle:
                         self._idle.pop(0).kill()
                     await self._gone.park()
@@ -351,7 +355,7 @@ class WorkerPool:
         return worker
 
     def _fitting(self, memory: int | None) -> WorkerProcess | None:
-        """Take the idle worker with this bound that worked last; the others may end meanwhile."""
+        """Take the idle worker with this bound that was used last, so that the others reach their idle time."""
         for worker in reversed(self._idle):
             if worker.memory == memory and worker.usable:
                 self._idle.remove(worker)
@@ -403,7 +407,7 @@ def _write_stderr(data: bytes) -> None:
     while data:
         try:
             data = data[os.write(2, data) :]
-        except BlockingIOError:  # made non-blocking by somebody else; what is lost here is kept for the log
+        except BlockingIOError:  # another program made it non-blocking; the lost output is still kept for the log
             return
         except OSError as error:
             if error.errno in (errno.EBADF, errno.EPIPE, errno.EIO):

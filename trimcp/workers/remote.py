@@ -1,7 +1,7 @@
-"""Tools that run in worker processes, seen from the server: how a worker finds their function, and how calls run.
+"""Tools that run in worker processes, on the server's side: how a worker finds the function, and how calls run.
 
-A function is named by its module and its own name in it; arguments and results travel as JSON. Nothing is pickled: a
-function that cannot be named so is refused when the tool is added.
+A function is identified by its module and its name in it; arguments and results are sent as JSON. Nothing is pickled. A
+function that cannot be found this way is refused when the tool is added.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from trimcp.workers.pool import WorkerPool, WorkerProcess
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 RESULTS: Final[Mapping[str, Any]] = {kind.__name__: kind for kind in (CallToolResult, InputRequiredResult)}
-"""What a worker's result may be, by the name it comes under."""
+"""The types of a worker's result, by name."""
 
-_SHAPING: Final = ("input_schema", "output_schema", "structured")  # options that a worker needs: it makes the result
+# options that a worker needs, because it builds the result
+_SHAPING: Final = ("input_schema", "output_schema", "structured")
 
 _HINT: Final = (
     'a worker process finds its function by name: run="process" needs a function at the top level of a module with a '
@@ -43,11 +44,11 @@ _HINT: Final = (
 
 @attrs.define(eq=False, repr=False)
 class RemoteTool:
-    """A tool's function as worker processes find and run it.
+    """A tool's function, as worker processes find and run it.
 
     Attributes:
         recipe: what a worker needs to build the tool, in JSON.
-        memory: bytes of address space its workers may have, or None.
+        memory: the bound of its workers' address space in bytes, or None.
         cpu_time: seconds of processor time a call may take, or None.
         wants_context: whether the function takes the context.
     """
@@ -61,7 +62,10 @@ class RemoteTool:
     _checked: bool = attrs.field(init=False, default=False)
 
     def check(self) -> None:
-        """Raise TypeError if another function is found under its name. When it is added its module is not complete."""
+        """Raise TypeError if its name refers to another function.
+
+        This cannot be checked when the tool is added: its module is still being imported.
+        """
         if self._checked:
             return
         module = sys.modules.get(self.recipe["module"])
@@ -74,18 +78,18 @@ class RemoteTool:
     async def run(
         self, pool: WorkerPool, ctx: Context[Any], arguments: Mapping[str, Any], answers: Mapping[str, ElicitResult]
     ) -> Any:
-        """Carry out a call in a worker and return its finished result. Cancelling it kills the worker.
+        """Run a call in a worker and return its finished result. Cancelling it kills the worker.
 
         Args:
-            pool: where a worker comes from.
-            ctx: the request's.
+            pool: provides the worker.
+            ctx: the request's context.
             arguments: as the client sent them.
-            answers: what the user said to each declared question, by parameter.
+            answers: the user's answer to each declared question, by parameter.
 
         Raises:
             ToolError: the function raised it, or the process ended before there was a result; the text says how.
-            ConversionError: an argument fits its schema and still cannot be made into its type.
-            FailedInWorker: the function raised something else. Its traceback is the cause.
+            ConversionError: an argument fits its schema but cannot be converted to its type.
+            FailedInWorker: the function raised another exception. Its traceback is the cause.
         """
         message = {
             "do": "call",
@@ -103,7 +107,7 @@ class RemoteTool:
                 raise self._crash(worker, worker.end_reason(self.cpu_time)) from None
 
     async def _follow(self, worker_process: WorkerProcess, ctx: Context[Any]) -> Any:
-        """Do what the worker asks until it has a result. `watch.tree` looks for the parameter of this name."""
+        """Do what the worker requests until it sends a result. `watch.tree` looks for the parameter `worker_process`."""
         while True:
             message = await worker_process.receive()
             worker_process.done = message["say"] in ("result", "raised")
@@ -167,10 +171,17 @@ def facts_of(ctx: Context[Any]) -> dict[str, JSON]:
 def remote_tool(
     function: Callable[..., Any], name: str, options: Mapping[str, Any], *, is_async: bool, wants_context: bool
 ) -> RemoteTool:
-    """Inspect the function of a tool that is to run in worker processes; `options` as the tool was added.
+    """Inspect the function of a tool that is to run in worker processes.
+
+    Args:
+        function: the tool's function.
+        name: the tool's name.
+        options: as the tool was added with.
+        is_async: whether the function is async, which is refused.
+        wants_context: whether the function takes the context.
 
     Raises:
-        TypeError: it is async or a worker could not find it; the text says what to do.
+        TypeError: it is async, or a worker could not find it; the text says what to do.
         ValueError: a bound is not positive.
     """
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
@@ -188,7 +199,7 @@ def remote_tool(
     specification = module.__spec__ if module.__name__ == "__main__" else None
     recipe = {
         "name": name,
-        # `python -m package.module` is found by its real name, a script only by its file.
+        # A module run by `python -m package.module` is found by its real name, a script only by its file.
         "module": module.__name__,
         "found_as": specification.name if specification is not None else module.__name__,
         "file": os.path.abspath(file),

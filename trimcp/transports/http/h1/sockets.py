@@ -1,6 +1,6 @@
-"""Opens sockets to accept on: TCP on one or all addresses, Unix sockets that replace stale ones, and TLS contexts.
+"""Opens listening sockets: TCP on one or all addresses, and Unix sockets that replace stale ones. Builds TLS contexts.
 
-Knows no protocol. Whoever opens a socket here closes it.
+The caller closes the sockets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trimcp.errors import LocalError
 
 _Addresses: TypeAlias = Sequence[tuple[int, tuple[object, ...]]]
 
-_TRIES: Final = 10  # to find a port that is free on every address
+_TRIES: Final = 10  # attempts to find a port that is free on every address
 
 
 async def open_tcp(
@@ -34,11 +34,11 @@ async def open_tcp(
         host: a name or an address.
         port: 0 lets the system choose.
         backlog: connections the system queues.
-        unacknowledged: seconds after which a connection whose peer does not acknowledge what was sent has ended,
-            where the system can be told (Linux); it would take a quarter of an hour otherwise.
+        unacknowledged: seconds after which the system ends a connection whose peer does not acknowledge data (Linux).
+            The default of Linux is a quarter of an hour.
 
     Raises:
-        LocalError: the address is not ours, is taken, or is not allowed to us; the text says which.
+        LocalError: the address is not ours, is taken, or is not permitted; the text says which.
     """
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -49,7 +49,7 @@ async def open_tcp(
         raise LocalError(f"cannot listen on {host or '*'}:{port}: {reason}") from error
     for sock in sockets:
         if sys.platform == "linux":
-            # Connections inherit it.
+            # Accepted connections inherit it.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unacknowledged * 1_000))
     return sockets
 
@@ -81,12 +81,12 @@ def _open_each(addresses: _Addresses, port: int, backlog: int) -> list[socket.so
                 port = sockets[-1].getsockname()[1]
         if missing is not None and not sockets:
             raise missing
-    except BaseException:  # an interrupt too: sockets that nobody gets would keep their addresses
+    except BaseException:  # an interrupt too: sockets that are not returned must be closed
         for sock in sockets:
             sock.close()
         raise
     finally:
-        missing = None  # a frame and what was raised from it would keep each other alive
+        missing = None  # breaks the reference cycle between this frame and the exception
     return sockets
 
 
@@ -94,12 +94,12 @@ def _open_each(addresses: _Addresses, port: int, backlog: int) -> list[socket.so
 def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int = 1_024) -> Iterator[socket.socket]:
     """Listen on a Unix socket for as long as the block runs, then remove it.
 
-    One that nobody listens on any more is replaced, in one step: a client finds the old or the new one. Who may write
-    to it, by its mode, may connect.
+    A stale socket is replaced atomically: a client finds the old one or the new one. `mode` decides who may connect:
+    whoever may write to the socket.
 
     Raises:
-        LocalError: somebody listens there, or the path holds something else, is too long (about 95 bytes), or is not
-            ours to write.
+        LocalError: another process listens there, or the path is no socket, is too long (about 95 bytes) or not
+            writable.
     """
     path = os.fspath(path)
     if not hasattr(socket, "AF_UNIX"):
@@ -114,12 +114,12 @@ def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int =
             yield sock
         finally:
             with suppress(OSError):
-                if os.path.samestat(made, os.stat(path)):  # else somebody has replaced it
+                if os.path.samestat(made, os.stat(path)):  # otherwise another process has replaced it
                     os.unlink(path)
 
 
 def _put(sock: socket.socket, path: str, mode: int, backlog: int) -> os.stat_result:
-    """Listen under another name first, so that nobody finds a socket that is not ready or has the wrong mode."""
+    """Listen under another name first, so that no client finds a socket that is not ready or has the wrong mode."""
     temporary = f"{path}.{secrets.token_hex(4)}"
     sock.bind(temporary)
     try:
@@ -127,7 +127,7 @@ def _put(sock: socket.socket, path: str, mode: int, backlog: int) -> os.stat_res
         sock.listen(backlog)
         made = os.stat(temporary)
         os.rename(temporary, path)
-    except BaseException:  # an interrupt too: the name must not stay behind
+    except BaseException:  # an interrupt too: the temporary name must not stay behind
         with suppress(OSError):
             os.unlink(temporary)
         raise
@@ -138,7 +138,7 @@ def _check_free(path: str) -> None:
     try:
         found = os.lstat(path)
     except OSError:
-        return  # what is wrong, if anything, shows when it is made
+        return  # any error is reported when the socket is made
     if not stat.S_ISSOCK(found.st_mode):
         raise LocalError(f"cannot listen on {path!r}: there is something else that is no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -150,37 +150,39 @@ def _check_free(path: str) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            pass  # its queue is full, or it is not for us
+            pass  # its queue is full, or we may not connect
     raise LocalError(f"cannot listen on {path!r}: somebody else does")
 
 
 def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
     """Return a context for a server that speaks HTTP/1.1 over TLS 1.2 or newer, from PEM files.
 
-    `certfile` has the chain up to its authority, and the key if that is not in `keyfile`.
+    Args:
+        certfile: the chain of certificates up to the authority's, and the key unless it is in `keyfile`.
+        keyfile: the private key.
 
     Raises:
-        LocalError: a file is missing or is not what it should be.
+        LocalError: a file is missing or invalid.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(certfile, keyfile)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         reason = error.strerror or error
         raise LocalError(f"cannot use the certificate {os.fspath(certfile)!r}: {reason}") from error
     return context
 
 
 def url_of(sock: socket.socket, *, secure: bool = False) -> str:
-    """Say where a socket listens: "http://127.0.0.1:8000", "https://[::]:443". For Unix sockets only that it is one."""
+    """Return the URL of a socket: "http://127.0.0.1:8000", "https://[::]:443". For a Unix socket, without its path."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return "unix"
     return f"{'https' if secure else 'http'}://{_name(sock.getsockname())}"
 
 
 def peer_name(address: object) -> tuple[str, bool]:
-    """Return the name of what connected, for logs, and whether it is on this machine."""
+    """Return a peer's address for logs, and whether the peer is on this machine."""
     if not isinstance(address, tuple):
         return "unix", True
     host = str(address[0])

@@ -1,7 +1,7 @@
-"""What a connection reads from and writes to: a socket itself, or any Trio byte stream (TLS, memory). No HTTP here.
+"""Bytes of a connection, without HTTP: over a socket, or over any Trio byte stream (TLS, memory).
 
-A socket is used without Trio's stream around it, because what is written should leave at once, from whoever writes, and
-only what the system refuses should cost a task.
+A socket is used without Trio's stream around it, so that any task can write at once without waiting. Only data that the
+system does not accept costs a task.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from trimcp.transports.descriptors import hung_up, progress_of, socket_under, un
 
 _PIECE: Final = 64 * 1024
 RESET: Final = struct.pack("ii", 1, 0)
-"""The value of SO_LINGER (on, for no time) with which closing resets a connection."""
+"""The value of SO_LINGER (on, 0 seconds) with which closing resets a connection."""
 
 
 class Wire(ABC):
-    """One connection's bytes. One task reads and closes; one task at a time drains; anybody tries to write.
+    """One connection's bytes. One task reads and closes; at most one task drains; any task may call `try_write`.
 
     Attributes:
-        timed_out: whether it broke because the system saw nothing taken for too long (`open_tcp`, `unacknowledged`).
+        timed_out: whether it broke because the peer acknowledged nothing for too long (`open_tcp`, `unacknowledged`).
     """
 
     __slots__ = ("_open", "_scope", "timed_out")
@@ -42,17 +42,17 @@ class Wire(ABC):
 
     @property
     def certificate(self) -> str | None:
-        """The digest of the certificate that the client showed (RFC 8705 section 3.1), or None."""
+        """The digest of the client's TLS certificate (RFC 8705 section 3.1), or None."""
         return None
 
     @abstractmethod
     async def read(self, max_bytes: int) -> bytes | None:
-        """Return what has arrived, b"" once the peer is gone, None after `wake`. Cancelling it loses nothing."""
+        """Wait for input and return it; b"" once the peer has closed, None after `wake`. Cancelling it loses nothing."""
 
     async def hung_up(self) -> bool:
         """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
 
-        Not every wire can tell; see `descriptors.hung_up`.
+        Not every wire can detect this; see `descriptors.hung_up`.
         """
         with trio.CancelScope() as self._scope:
             try:
@@ -63,13 +63,13 @@ class Wire(ABC):
         return False
 
     def wake(self) -> None:
-        """Let the `read` or `hung_up` under way return None or False; no effect if there is none."""
+        """Let the current `read` or `hung_up` return None or False; no effect if there is none."""
         if self._scope is not None:
             self._scope.cancel(reason="the connection has something else to do than to wait")
 
     @abstractmethod
     def try_write(self, data: bytes | bytearray) -> int:
-        """Write what is taken at once and return how much that was.
+        """Write without waiting, and return how many bytes were accepted.
 
         Raises:
             trio.BrokenResourceError: the peer is gone.
@@ -77,9 +77,9 @@ class Wire(ABC):
 
     @abstractmethod
     async def write_some(self, data: bytearray) -> int:
-        """Wait until a part of `data` from its beginning is taken, and return how much. Others may append meanwhile.
+        """Wait until the first bytes of `data` are accepted, and return how many. Other tasks may append meanwhile.
 
-        Cancelling it may leave a part written of which nobody knows.
+        If cancelled, an unknown part may have been written.
 
         Raises:
             trio.BrokenResourceError: the peer is gone.
@@ -87,34 +87,35 @@ class Wire(ABC):
 
     @abstractmethod
     def progress(self) -> Hashable:
-        """Return what changes while the peer reads what was written; None if nobody can tell."""
+        """Return a value that changes while the peer reads what was written; None if that is unknown."""
 
     @abstractmethod
     async def shut_write(self) -> None:
-        """Say that nothing more will be written, where the wire can say so without closing."""
+        """Close the sending side, where the wire can do that separately."""
 
     @abstractmethod
     def into_stream(self) -> trio.abc.Stream:
-        """Return a Trio stream for somebody who goes on with it and closes it; the wire is of no use afterwards."""
+        """Return a Trio stream for another protocol, whose user closes it. The wire cannot be used afterwards."""
 
     @abstractmethod
     async def close(self, *, reset: bool = False) -> None:
-        """Close, within a second if the peer does not help; nobody reads or drains any more. Safe to call twice.
+        """Close, within a second even if the peer does not respond. No task may read or drain any more. Safe to call
+        twice.
 
         Args:
-            reset: let the peer see an error instead of an end of file, and give up what was not delivered.
+            reset: send a reset instead of an end of file, and drop what was not delivered.
         """
 
     @abstractmethod
     def _socket(self) -> socket.socket | trio.socket.SocketType | None: ...
 
     def _note(self, error: int | None) -> None:
-        """Note with which error of the system the connection ended."""
+        """Record the system's error that ended the connection."""
         self.timed_out = self.timed_out or error == errno.ETIMEDOUT
 
 
 class SocketWire(Wire):
-    """A connected TCP or Unix stream socket, owned from here on and made non-blocking."""
+    """A connected TCP or Unix stream socket, which this owns and makes non-blocking."""
 
     __slots__ = ("_fd", "_reading", "_sock")
 
@@ -122,17 +123,18 @@ class SocketWire(Wire):
         super().__init__()
         sock.setblocking(False)
         if sock.family != getattr(socket, "AF_UNIX", None):
-            # A response is one write: there is nothing to gather, and an event must not wait for an acknowledgement.
+            # Each response is one write, so there is nothing to gather, and an event must not wait for an
+            # acknowledgement.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._fd = sock.fileno()
         self._reading = False
 
     async def read(self, max_bytes: int) -> bytes | None:
-        """Return what has arrived. Always lets other tasks run first, also if something is there."""
+        """Wait for input and return it. Always lets other tasks run first, also if input is there."""
         self._reading = True
         try:
-            # First, not after a failed attempt: between two requests there is nothing to read yet.
+            # Before the attempt, not after a failed one: between two requests there is usually nothing to read yet.
             await trio.lowlevel.wait_readable(self._fd)
             return self._sock.recv(max_bytes)
         except (BlockingIOError, trio.ClosedResourceError):
@@ -146,7 +148,7 @@ class SocketWire(Wire):
     def wake(self) -> None:
         super().wake()
         if self._reading:
-            trio.lowlevel.notify_closing(self._fd)  # nothing is closed: this is Trio's way to end a wait from outside
+            trio.lowlevel.notify_closing(self._fd)  # closes nothing: Trio's call to end a wait from outside
 
     def try_write(self, data: bytes | bytearray) -> int:
         try:
@@ -158,7 +160,7 @@ class SocketWire(Wire):
             raise trio.BrokenResourceError(f"writing failed: {error}") from error
 
     async def write_some(self, data: bytearray) -> int:
-        """A cancelled one has written nothing."""
+        """If cancelled, nothing was written."""
         while True:
             try:
                 await trio.lowlevel.wait_writable(self._fd)
@@ -172,7 +174,7 @@ class SocketWire(Wire):
         return unread_bytes(self._fd) if self._open else None
 
     async def shut_write(self) -> None:
-        with suppress(OSError):  # the peer was faster
+        with suppress(OSError):  # the peer has already closed
             self._sock.shutdown(socket.SHUT_WR)
 
     def into_stream(self) -> trio.abc.Stream:
@@ -180,7 +182,7 @@ class SocketWire(Wire):
         return _without_timeout(trio.SocketStream(trio.socket.from_stdlib_socket(self._sock)))
 
     async def close(self, *, reset: bool = False) -> None:
-        """Does not wait at all."""
+        """Close without waiting."""
         if not self._open:
             return
         self._open = False
@@ -195,7 +197,9 @@ class SocketWire(Wire):
 
 
 class StreamWire(Wire):
-    """A Trio stream, owned from here on. It takes nothing at once, so each response costs a task. For TLS and tests."""
+    """A Trio stream, which this owns, for TLS and tests. It cannot write without waiting, so each response costs a
+    task.
+    """
 
     __slots__ = ("_certificate", "_heard", "_stream")
 
@@ -203,7 +207,7 @@ class StreamWire(Wire):
         super().__init__()
         self._stream = stream
         self._certificate: str | None = None
-        self._heard = False  # whether the peer has sent anything: before that, TLS could not be closed in order
+        self._heard = False  # whether the peer has sent anything: TLS cannot be closed in order before
 
     @property
     def certificate(self) -> str | None:
@@ -230,7 +234,7 @@ class StreamWire(Wire):
         return 0
 
     async def write_some(self, data: bytearray) -> int:
-        """Takes 64 KiB at most, so that progress can be seen."""
+        """Write 64 KiB at most, so that progress is seen."""
         piece = bytes(data[:_PIECE])
         try:
             await self._stream.send_all(piece)
@@ -243,9 +247,9 @@ class StreamWire(Wire):
         return progress_of(self._stream)
 
     async def shut_write(self) -> None:
-        """TLS has no such thing."""
+        """Do nothing: TLS cannot close one direction."""
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the peer was faster
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the peer has already closed
                 await self._stream.send_eof()
 
     def into_stream(self) -> trio.abc.Stream:
@@ -256,7 +260,7 @@ class StreamWire(Wire):
         if not self._open:
             return
         self._open = False
-        # Shielded, because TLS says that it ends also when everything is cancelled; bounded, because nobody may read.
+        # Shielded, because TLS sends its close also when cancelled; bounded, because the peer may not read.
         with trio.CancelScope(shield=True) as scope:
             if reset or not self._heard:
                 await trio.aclose_forcefully(self._stream)
@@ -269,24 +273,24 @@ class StreamWire(Wire):
 
 
 def _errno_of(error: BaseException | None) -> int | None:
-    """Return the system's error behind what Trio raised, as far as Trio says what broke the connection."""
+    """Return the system's error behind Trio's exception, if Trio says what broke the connection."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return None if error is None else error.errno
 
 
 def _without_timeout(stream: trio.abc.Stream) -> trio.abc.Stream:
-    """Take off the system's limit of time for what is unread: whoever takes over from HTTP pings its peer."""
+    """Remove the system's time limit for unacknowledged data: the protocol after HTTP pings its peer."""
     transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
     if sys.platform == "linux" and isinstance(transport, trio.SocketStream):
-        with suppress(OSError):  # a Unix socket, or gone
-            # The system counts as unacknowledged also what is acknowledged, but finds no room (see `open_tcp`).
+        with suppress(OSError):  # a Unix socket, or closed
+            # The limit also ends connections whose peer acknowledges but has no room for more (see `open_tcp`).
             transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
     return stream
 
 
 class PrefixedStream(trio.abc.Stream):
-    """A stream of which the beginning, `prefix`, was read already and is to be read once more. Closes the other."""
+    """A stream whose first bytes, `prefix`, were read already and are read again. Closing it closes the other stream."""
 
     def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
         self._prefix = prefix
@@ -308,7 +312,7 @@ class PrefixedStream(trio.abc.Stream):
         await self._stream.wait_send_all_might_not_block()
 
     def taken(self) -> Hashable:
-        """Return what changes while the peer reads what was written."""
+        """Return a value that changes while the peer reads what was written."""
         return progress_of(self._stream)
 
     async def aclose(self) -> None:
