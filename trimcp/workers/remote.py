@@ -107,7 +107,7 @@ class RemoteTool:
                 raise self._crash(worker, worker.end_reason(self.cpu_time)) from None
 
     async def _follow(self, worker_process: WorkerProcess, ctx: Context[Any]) -> Any:
-        """Do what the worker requests until it sends a result. `watch.tree` looks for the parameter `worker_process`."""
+        """Do what the worker requests until it has a result. `watch.tree` looks for a parameter `worker_process`."""
         while True:
             message = await worker_process.receive()
             worker_process.done = message["say"] in ("result", "raised")

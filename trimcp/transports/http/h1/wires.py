@@ -47,7 +47,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def read(self, max_bytes: int) -> bytes | None:
-        """Wait for input and return it; b"" once the peer has closed, None after `wake`. Cancelling it loses nothing."""
+        """Wait for input and return it: b"" once the peer has closed, None after `wake`. Cancelling loses nothing."""
 
     async def hung_up(self) -> bool:
         """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
@@ -99,8 +99,9 @@ class Wire(ABC):
 
     @abstractmethod
     async def close(self, *, reset: bool = False) -> None:
-        """Close, within a second even if the peer does not respond. No task may read or drain any more. Safe to call
-        twice.
+        """Close, within a second even if the peer does not respond. Safe to call twice.
+
+        No task may read or drain any more.
 
         Args:
             reset: send a reset instead of an end of file, and drop what was not delivered.
@@ -197,9 +198,7 @@ class SocketWire(Wire):
 
 
 class StreamWire(Wire):
-    """A Trio stream, which this owns, for TLS and tests. It cannot write without waiting, so each response costs a
-    task.
-    """
+    """A Trio stream, which this owns, for TLS and tests. Each response costs a task: `try_write` accepts nothing."""
 
     __slots__ = ("_certificate", "_heard", "_stream")
 
@@ -290,7 +289,7 @@ def _without_timeout(stream: trio.abc.Stream) -> trio.abc.Stream:
 
 
 class PrefixedStream(trio.abc.Stream):
-    """A stream whose first bytes, `prefix`, were read already and are read again. Closing it closes the other stream."""
+    """A stream whose first bytes, `prefix`, were read already and are read again. Closes the stream it wraps."""
 
     def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
         self._prefix = prefix
