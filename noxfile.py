@@ -30,6 +30,8 @@ FASTMCP = [PEERS["python"]["fastmcp"]]
 PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
 EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
 NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
+# A certified authorization server, for logins that nobody here has a hand in.
+OIDC_PROVIDER = "oidc-provider@9.13.3"
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
@@ -213,13 +215,14 @@ def bench_check(session: nox.Session) -> None:
 @nox.session
 def interop(session: nox.Session) -> None:
     """Let other people's clients drive us, and drive other people's servers, over every transport we share."""
-    session.install(".[cli]", *groups("tests"), *OFFICIAL_SDK, *PEER_SERVERS, NODE)
+    session.install(".[auth,cli]", *groups("tests"), *OFFICIAL_SDK, *PEER_SERVERS, NODE)
     env = {
         "TRIMCP_OFFICIAL_SDK_1": str(install_apart(session, "official-sdk-1", *OFFICIAL_SDK_1)),
         "TRIMCP_FASTMCP": str(install_apart(session, "fastmcp", *FASTMCP)),
         "TRIMCP_NODE_CLIENT": str(install_from_npm(session, NODE_CLIENT)),
         "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
+        "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
     }
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)

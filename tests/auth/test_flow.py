@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import attrs
@@ -202,6 +203,20 @@ def test_a_registration_is_used_again_while_it_is_good() -> None:
     assert authority.walk(login().begin(None, old)).registration != kept.registration
     moved = attrs.evolve(kept, registration=attrs.evolve(kept.registration, redirect_uri="http://127.0.0.1:1/callback"))
     assert authority.walk(login().begin(None, moved)).registration.redirect_uri == REDIRECT
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_a_client_that_may_ask_for_some_scopes_alone_is_registered_again_for_more(limited: bool) -> None:
+    authority = Authority(registers={"scope": "read"} if limited else {})
+    first = authority.walk(login().begin(challenge(scope="read"), None))
+    more = authority.walk(login().begin(challenge(scope="write"), first))
+    assert (more.registration != first.registration) == limited
+    assert authority.visited[-1]["scope"] == "read write"
+    if limited:
+        (about,) = [json.loads(ask.body or b"") for ask in authority.asked if ask.url.endswith("/register")][1:]
+        assert about["scope"] == "read write"
+    # What was left out for all that is not asked for again.
+    assert authority.walk(login().begin(challenge(scope="write"), more)).registration == more.registration
 
 
 def test_who_cannot_be_registered_is_told_what_to_do() -> None:

@@ -39,6 +39,7 @@ class Registration:
         auth_method: how it tells who it is (`token_endpoint_auth_method`); None to choose by what is supported.
         redirect_uri: what was registered with it, or None.
         expires_at: seconds since 1970 at which the secret ends, or None.
+        scopes: what it may ask for; None where that is not known to be limited.
     """
 
     client_id: str
@@ -46,6 +47,7 @@ class Registration:
     auth_method: str | None = None
     redirect_uri: str | None = None
     expires_at: float | None = None
+    scopes: tuple[str, ...] | None = None
 
 
 @attrs.frozen

@@ -303,8 +303,12 @@ class Login:
         if grant.metadata_url is not None and server.client_id_metadata_document_supported:
             method = "none" if grant.signing_key is None else "private_key_jwt"
             return Registration(grant.metadata_url, None, method, redirect_uri)
-        fresh = earlier is not None and (earlier.expires_at is None or self.now() < earlier.expires_at)
-        if earlier is not None and fresh and earlier.redirect_uri == redirect_uri:
+        if (
+            earlier is not None
+            and earlier.redirect_uri == redirect_uri
+            and (earlier.expires_at is None or self.now() < earlier.expires_at)
+            and (earlier.scopes is None or set(asked) <= set(earlier.scopes))
+        ):
             return earlier
         if not server.registration_endpoint:
             raise AuthorizationError(
@@ -332,6 +336,7 @@ class Login:
             raise _refused(f"{_shown(server.issuer)} did not register this client", reply, said)
         client_id, secret = said.get("client_id"), said.get("client_secret")
         ends, named = said.get("client_secret_expires_at"), said.get("token_endpoint_auth_method")
+        limit = said.get("scope")  # RFC 7591 section 2: the client may ask for no others
         if not isinstance(client_id, str) or not client_id or not (secret is None or isinstance(secret, str)):
             raise AuthorizationError(f"what {_shown(server.issuer)} registered has no client_id")
         return Registration(
@@ -340,6 +345,8 @@ class Login:
             named if isinstance(named, str) else None,
             redirect_uri,
             float(ends) if isinstance(ends, int | float) and ends > 0 else None,
+            # With those it was asked for and left out: to ask again would bring nothing.
+            tuple(dict.fromkeys((*asked, *limit.split()))) if isinstance(limit, str) else None,
         )
 
     # The enterprise's identity provider

@@ -1,0 +1,74 @@
+// A certified authorization server, `oidc-provider`, with accounts that it believes and consent pages that it shows.
+//
+//     node tests/interop/oidc_provider.mjs [nonces]
+//
+// Prints its address, which is its issuer, and reads nothing else. Access tokens are JWTs for the resource that was
+// asked for; one whose path ends in "/opaque" gets tokens that say nothing, for introspection. "nonces" asks for a nonce
+// in every proof of possession. TRIMCP_NODE_OIDC_PROVIDER names the node_modules folder with the package,
+// TRIMCP_ROBOT_KEYS the published keys of the client "signing-robot".
+
+import { generateKeyPairSync, randomBytes } from 'node:crypto';
+import { createServer } from 'node:http';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+
+const entry = join(process.env.TRIMCP_NODE_OIDC_PROVIDER, 'oidc-provider', 'lib', 'index.js');
+const { Provider } = await import(pathToFileURL(entry));
+const words = process.argv.slice(2);
+
+function signingKey(kind, options, alg) {
+    const { privateKey } = generateKeyPairSync(kind, options);
+    return { ...privateKey.export({ format: 'jwk' }), alg, use: 'sig', kid: alg };
+}
+
+const robot = { grant_types: ['client_credentials'], redirect_uris: [], response_types: [] };
+const scopes = ['files:read', 'files:write'];
+const configuration = {
+    jwks: { keys: [signingKey('rsa', { modulusLength: 2048 }, 'RS256'), signingKey('ec', { namedCurve: 'P-256' }, 'ES256')] },
+    cookies: { keys: [randomBytes(32).toString('hex')] },
+    scopes: ['openid', 'offline_access', ...scopes],
+    clients: [
+        { ...robot, client_id: 'robot', client_secret: 's3cret', token_endpoint_auth_method: 'client_secret_basic' },
+        {
+            ...robot,
+            client_id: 'signing-robot',
+            token_endpoint_auth_method: 'private_key_jwt',
+            token_endpoint_auth_signing_alg: 'ES256',
+            jwks: JSON.parse(process.env.TRIMCP_ROBOT_KEYS ?? '{"keys": []}')
+        },
+        { ...robot, client_id: 'the-server', client_secret: 'hush', grant_types: [] }
+    ],
+    features: {
+        devInteractions: { enabled: true },
+        registration: { enabled: true },
+        clientCredentials: { enabled: true },
+        introspection: { enabled: true },
+        revocation: { enabled: true },
+        dPoP: { enabled: true, nonceSecret: randomBytes(32), requireNonce: () => words.includes('nonces') },
+        resourceIndicators: {
+            enabled: true,
+            useGrantedResource: () => true,
+            getResourceServerInfo: (_, resource) => ({
+                scope: scopes.join(' '),
+                audience: resource,
+                accessTokenTTL: 600,
+                accessTokenFormat: resource.endsWith('/opaque') ? 'opaque' : 'jwt',
+                jwt: { sign: { alg: 'ES256' } }
+            })
+        }
+    },
+    ttl: { Grant: 3600, Interaction: 600, Session: 3600, IdToken: 600, RefreshToken: 3600, ClientCredentials: 600 }
+};
+
+const http = createServer();
+http.listen(0, '127.0.0.1', () => {
+    const issuer = `http://127.0.0.1:${http.address().port}`;
+    const provider = new Provider(issuer, configuration);
+    provider.on('server_error', (_, error) => console.error(error));
+    for (const event of ['authorization.error', 'grant.error', 'registration_create.error', 'introspection.error']) {
+        provider.on(event, (_, error) => console.error(`${event}: ${error.message} ${error.error_description ?? ''}`));
+    }
+    http.on('request', provider.callback());
+    console.log(issuer);
+});
+process.on('SIGTERM', () => process.exit(0));
