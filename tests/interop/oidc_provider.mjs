@@ -1,11 +1,12 @@
 // A certified authorization server, `oidc-provider`, with accounts that it believes and consent pages that it shows.
 //
-//     node tests/interop/oidc_provider.mjs [nonces]
+//     node tests/interop/oidc_provider.mjs [nonces] [wide]
 //
-// Prints its address, which is its issuer, and reads nothing else. Access tokens are JWTs for the resource that was
-// asked for; one whose path ends in "/opaque" gets tokens that say nothing, for introspection. "nonces" asks for a nonce
-// in every proof of possession. TRIMCP_NODE_OIDC_PROVIDER names the node_modules folder with the package,
-// TRIMCP_ROBOT_KEYS the published keys of the client "signing-robot".
+// Prints its address, which is its issuer. Access tokens are JWTs for the resource that was asked for; one whose path
+// ends in "/opaque" gets tokens that say nothing, for introspection. "nonces" asks for a nonce in every proof of
+// possession. Clients may ask only for the scopes that they were registered for; with "wide" they may ask for all.
+// TRIMCP_NODE_OIDC_PROVIDER names the node_modules folder with the package, TRIMCP_ROBOT_KEYS the published keys of
+// the client "signing-robot".
 
 import { generateKeyPairSync, randomBytes } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -34,7 +35,7 @@ const configuration = {
             client_id: 'signing-robot',
             token_endpoint_auth_method: 'private_key_jwt',
             token_endpoint_auth_signing_alg: 'ES256',
-            jwks: JSON.parse(process.env.TRIMCP_ROBOT_KEYS ?? '{"keys": []}')
+            jwks: JSON.parse(process.env.TRIMCP_ROBOT_KEYS)
         },
         { ...robot, client_id: 'the-server', client_secret: 'hush', grant_types: [] }
     ],
@@ -60,6 +61,14 @@ const configuration = {
     ttl: { Grant: 3600, Interaction: 600, Session: 3600, IdToken: 600, RefreshToken: 3600, ClientCredentials: 600 }
 };
 
+/** Leave out of a registration which scopes it is for, so that it is for all. */
+async function widen(request) {
+    const parts = [];
+    for await (const part of request) parts.push(part);
+    const { scope, ...rest } = JSON.parse(Buffer.concat(parts));
+    request.body = rest;
+}
+
 const http = createServer();
 http.listen(0, '127.0.0.1', () => {
     const issuer = `http://127.0.0.1:${http.address().port}`;
@@ -68,7 +77,11 @@ http.listen(0, '127.0.0.1', () => {
     for (const event of ['authorization.error', 'grant.error', 'registration_create.error', 'introspection.error']) {
         provider.on(event, (_, error) => console.error(`${event}: ${error.message} ${error.error_description ?? ''}`));
     }
-    http.on('request', provider.callback());
+    const answer = provider.callback();
+    http.on('request', async (request, response) => {
+        if (words.includes('wide') && request.method === 'POST' && request.url === '/reg') await widen(request);
+        answer(request, response);
+    });
     console.log(issuer);
 });
 process.on('SIGTERM', () => process.exit(0));

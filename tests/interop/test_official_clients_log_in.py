@@ -1,6 +1,7 @@
 """The official SDKs' clients, Python's and TypeScript's, log in to our server at an authorization server.
 
-The server and the person are those of `test_authorization_server.py`.
+The server and the person are those of `test_authorization_server.py`. These clients name scopes when they register, and
+do not register again when they need more: the authorization server lets them ask for all.
 """
 
 from __future__ import annotations
@@ -95,19 +96,21 @@ async def called(client: Client, name: str) -> str:
 @on_both_hosts
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 def test_the_official_python_client_logs_in_renews_and_asks_for_more(there: Authorities, host: str, mode: str) -> None:
-    url, user = there.protected(host, there.issuer().base).http, User()
+    url, user = there.protected(host, there.issuer("wide").base).http, User()
     failures: list[Exception] = []
 
     async def main() -> None:
         with anyio.fail_after(SECONDS):
             auth = user.auth(url)
-            async with httpx2.AsyncClient(auth=auth) as web:
-                async with Client(streamable_http_client(url, http_client=web), mode=mode) as client:
-                    # Kept aside, because the client's task groups would wrap it in three groups.
-                    try:
-                        await converse(client, auth)
-                    except Exception as failure:
-                        failures.append(failure)
+            async with (
+                httpx2.AsyncClient(auth=auth) as web,
+                Client(streamable_http_client(url, http_client=web), mode=mode) as client,
+            ):
+                # Kept aside, because the client's task groups would wrap it in three groups.
+                try:
+                    await converse(client, auth)
+                except Exception as failure:
+                    failures.append(failure)
 
     async def converse(client: Client, auth: OAuthClientProvider) -> None:
         assert await called(client, "whoami") == PERSON
@@ -136,7 +139,10 @@ def errors(there: Authorities, tmp_path_factory: pytest.TempPathFactory) -> Erro
 
     @cache
     def run(era: str, kind: str, host: str) -> dict[str, str]:
-        url = there.protected(host, there.issuer(*["nonces"][: kind == "dpop"]).base, kind.replace("bearer", "")).http
+        if kind == "dpop":
+            url = there.protected(host, there.issuer("wide", "nonces").base, "dpop").http
+        else:
+            url = there.protected(host, there.issuer("wide").base).http
         log = tmp_path_factory.mktemp("client") / "stderr.log"
         return run_scenarios([NODE, HERE / "node_login.mjs", era, kind, url, sys.executable], log)
 
