@@ -12,8 +12,15 @@ import uvicorn
 
 def serve(app: Any) -> None:
     """Serve an ASGI application on a free port of this machine, and print where."""
+    serve_at(lambda base: app)
+
+
+def serve_at(make_app: Callable[[str], Any]) -> None:
+    """Serve an ASGI application that is made for its address, on a free port of this machine, and print it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    app = make_app(base)
+    print(base, flush=True)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
     uvicorn.Server(config).run(sockets=[listener])
 

@@ -25,13 +25,17 @@ class Authorities:
         key: the private key of the client "signing-robot".
         issuer: starts the authorization server; takes the words of `oidc_provider.mjs`.
         protected: starts our server; takes a host, the issuer's address and a kind, see `protected_server.py`.
-        official: starts the official Python SDK's server; takes the issuer's address.
+        official: starts the official Python SDK's server; takes its interpreter and the issuer's address.
     """
 
     key: ECKey = attrs.field(repr=False)
     issuer: Callable[..., Served] = attrs.field(repr=False)
     protected: Callable[..., Served] = attrs.field(repr=False)
-    official: Callable[[str], Served] = attrs.field(repr=False)
+    official: Callable[[str | Path, str], Served] = attrs.field(repr=False)
+
+
+def _name(issuer: str) -> str:
+    return issuer.rpartition(":")[2].replace("/", "-")
 
 
 @contextmanager
@@ -56,7 +60,7 @@ def authorities(folder: Path) -> Iterator[Authorities]:
         @cache
         def protected(host: str, issuer: str, kind: str = "") -> Served:
             served = start(
-                f"{host}-{issuer.rpartition(':')[2]}-{kind}",
+                f"{host}-{_name(issuer)}-{kind}",
                 [sys.executable, HERE / "protected_server.py", host, issuer, *filter(None, [kind])],
                 orderly=True,
             )
@@ -64,8 +68,9 @@ def authorities(folder: Path) -> Iterator[Authorities]:
             return served
 
         @cache
-        def official(issuer: str) -> Served:
-            return start("official", [sys.executable, HERE / "official_protected_server.py", issuer])
+        def official(python: str | Path, issuer: str) -> Served:
+            name = f"official-{1 + (python == sys.executable)}-{_name(issuer)}"
+            return start(name, [python, HERE / "official_protected_server.py", issuer])
 
         yield Authorities(key, issuer, protected, official)
     for log in ours:

@@ -2,19 +2,23 @@
 
     python tests/interop/official_protected_server.py ISSUER
 
-Prints its address. It takes JWT access tokens for "/mcp" there with the scope `files:read`.
+Prints its address. It takes JWT access tokens for "/mcp" there with the scope `files:read`. It runs with both
+generations of the SDK.
 """
 
-import socket
 import sys
 from typing import Any
 
 import jwt
-import uvicorn
+from asgi_serving import serve_at
 from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.auth.provider import AccessToken, TokenVerifier
 from mcp.server.auth.settings import AuthSettings
-from mcp.server.mcpserver import MCPServer
+
+try:
+    from mcp.server.mcpserver import MCPServer
+except ImportError:
+    from mcp.server.fastmcp import FastMCP as MCPServer
 
 
 class Verifier(TokenVerifier):
@@ -45,20 +49,19 @@ class Verifier(TokenVerifier):
         )
 
 
-def main(issuer: str) -> None:
-    """Serve over HTTP on a free port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    base = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    # From text: an AnyHttpUrl that is made before puts a "/" behind the issuer, which then names another one.
+def make_app(issuer: str, base: str) -> Any:
+    """Return the server as an ASGI application for its address."""
+    resource = f"{base}/mcp"
+    # From text: a URL that pydantic has made before has a "/" behind the issuer, which then names another one.
     auth = AuthSettings.model_validate(
         {
             "issuer_url": issuer,
-            "resource_server_url": f"{base}/mcp",
+            "resource_server_url": resource,
             "required_scopes": ["files:read"],
             "validate_token_resource": True,
         }
     )
-    server = MCPServer("official", version="1.0", auth=auth, token_verifier=Verifier(issuer, f"{base}/mcp"))
+    server = MCPServer("official", auth=auth, token_verifier=Verifier(issuer, resource))
 
     @server.tool()
     async def whoami() -> str:
@@ -66,16 +69,8 @@ def main(issuer: str) -> None:
         token = get_access_token()
         return "nobody" if token is None else str(token.subject)
 
-    @server.tool()
-    async def token_id() -> str:
-        """Tell one token from the next."""
-        token = get_access_token()
-        return "" if token is None or token.claims is None else str(token.claims["jti"])
-
-    print(base, flush=True)
-    config = uvicorn.Config(server.streamable_http_app(), log_level="warning", timeout_graceful_shutdown=2)
-    uvicorn.Server(config).run(sockets=[listener])
+    return server.streamable_http_app()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    serve_at(lambda base: make_app(sys.argv[1], base))

@@ -1,8 +1,8 @@
 // A certified authorization server, `oidc-provider`, with accounts that it believes and consent pages that it shows.
 //
-//     node tests/interop/oidc_provider.mjs [nonces] [wide]
+//     node tests/interop/oidc_provider.mjs [nonces] [wide] [path]
 //
-// Prints its address, which is its issuer. Access tokens are JWTs for the resource that was asked for; one whose path
+// Prints its address, which is its issuer; with "path" the issuer is "/tenant" there. Access tokens are JWTs for the resource that was asked for; one whose path
 // ends in "/opaque" gets tokens that say nothing, for introspection. "nonces" asks for a nonce in every proof of
 // possession. Clients may ask only for the scopes that they were registered for; with "wide" they may ask for all.
 // TRIMCP_NODE_OIDC_PROVIDER names the node_modules folder with the package, TRIMCP_ROBOT_KEYS the published keys of
@@ -16,6 +16,7 @@ import { pathToFileURL } from 'node:url';
 const entry = join(process.env.TRIMCP_NODE_OIDC_PROVIDER, 'oidc-provider', 'lib', 'index.js');
 const { Provider } = await import(pathToFileURL(entry));
 const words = process.argv.slice(2);
+const path = words.includes('path') ? '/tenant' : '';
 
 function signingKey(kind, options, alg) {
     const { privateKey } = generateKeyPairSync(kind, options);
@@ -69,19 +70,27 @@ async function widen(request) {
     request.body = rest;
 }
 
+/** Take the issuer's path off the request's: in front, or behind a well-known one (RFC 8414 section 3.1). */
+function mount(request) {
+    const [, wellKnown = '', rest = '/nowhere'] = /^(\/\.well-known\/[^/]+)?\/tenant(.*)$/.exec(request.url) ?? [];
+    request.url = wellKnown + rest;
+    request.originalUrl = path + request.url; // from which it learns the path
+}
+
 const http = createServer();
 http.listen(0, '127.0.0.1', () => {
-    const issuer = `http://127.0.0.1:${http.address().port}`;
-    const provider = new Provider(issuer, configuration);
+    const base = `http://127.0.0.1:${http.address().port}`;
+    const provider = new Provider(base + path, configuration);
     provider.on('server_error', (_, error) => console.error(error));
     for (const event of ['authorization.error', 'grant.error', 'registration_create.error', 'introspection.error']) {
         provider.on(event, (_, error) => console.error(`${event}: ${error.message} ${error.error_description ?? ''}`));
     }
     const answer = provider.callback();
     http.on('request', async (request, response) => {
+        if (path) mount(request);
         if (words.includes('wide') && request.method === 'POST' && request.url === '/reg') await widen(request);
         answer(request, response);
     });
-    console.log(issuer);
+    console.log(base);
 });
 process.on('SIGTERM', () => process.exit(0));

@@ -5,10 +5,13 @@ It is npm's `oidc-provider`: registration, PKCE, resource indicators, JWT access
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,9 +22,19 @@ import trio
 import trimcp
 from tests.interop.authorities import Authorities, authorities
 from tests.interop.log_in import PERSON, log_in
-from trimcp.auth import AuthorizationError, Browser, ClientCredentials, Credentials, OAuth, SigningKey, StoreKey
+from trimcp.auth import (
+    AuthorizationError,
+    Browser,
+    ClientCredentials,
+    Credentials,
+    FileStore,
+    OAuth,
+    SigningKey,
+    StoreKey,
+)
 
 SECONDS = 30.0
+OFFICIAL_1 = os.environ["TRIMCP_OFFICIAL_SDK_1"]
 TOKEN_SECONDS = 600  # for which its tokens are good
 LEGACY, MODERN = trimcp.LATEST_LEGACY, trimcp.LATEST
 
@@ -127,6 +140,26 @@ async def test_tokens_are_renewed_without_the_person_and_refresh_tokens_are_rota
     assert user.logins == 1
 
 
+async def test_all_who_find_a_token_over_renew_it_once(there: Authorities, tmp_path: Path) -> None:
+    # A refresh token that is shown twice takes the whole login away, so that more than one renewal would be seen.
+    url, user = there.protected("own", there.issuer().base).http, User()
+    stores = [FileStore(tmp_path / "logins.json") for _ in range(2)]  # as two processes have them
+    one, other = (user.oauth(store=store) for store in stores)
+    seen: set[str] = set()
+
+    async def call(session: trimcp.ClientSession) -> None:
+        seen.add((await session.call_tool("token_id")).text)
+
+    async with connected(url, one) as first, connected(url, other) as second:
+        for renewals in range(3):
+            async with trio.open_nursery() as nursery:
+                for session in (first, second) * 10:
+                    nursery.start_soon(call, session)
+            assert len(seen) == renewals + 1
+            user.ahead += TOKEN_SECONDS + 1
+    assert user.logins == 1
+
+
 async def test_a_refresh_token_that_was_used_before_leads_to_a_login(there: Authorities) -> None:
     url, user = there.protected("own", there.issuer().base).http, User()
     oauth = user.oauth()
@@ -224,13 +257,37 @@ async def test_tokens_for_others_are_refused(there: Authorities) -> None:
         assert 'error="insufficient_scope"' in reply.headers["www-authenticate"]
 
 
-@in_both_eras
-async def test_we_log_in_to_the_official_python_sdks_server(there: Authorities, revision: trimcp.Revision) -> None:
-    url, user = there.official(there.issuer().base).http, User()
+async def test_an_issuer_may_have_a_path(there: Authorities) -> None:
+    issuer = f"{there.issuer('path').base}/tenant"
+    url, user = there.protected("own", issuer).http, User()
+    oauth = user.oauth()
+    async with connected(url, oauth) as session:
+        assert (await session.call_tool("whoami")).text == PERSON
+    assert (await kept(oauth, url)).issuer == issuer
+
+
+@pytest.mark.parametrize(
+    ("python", "revision"),
+    [(sys.executable, LEGACY), (sys.executable, MODERN), (OFFICIAL_1, LEGACY)],
+    ids=["2-legacy", "2-modern", "1-legacy"],
+)
+async def test_we_log_in_to_the_official_python_sdks_server(
+    there: Authorities, python: str, revision: trimcp.Revision
+) -> None:
+    url, user = there.official(python, f"{there.issuer('path').base}/tenant").http, User()
     oauth = user.oauth()
     async with connected(url, oauth, revision) as session:
-        assert (await session.call_tool("whoami")).text == PERSON
-        first = (await session.call_tool("token_id")).text
+        first = (await kept(oauth, url)).tokens
         user.ahead += TOKEN_SECONDS + 1
-        assert (await session.call_tool("token_id")).text != first
+        assert (await session.call_tool("whoami")).text == PERSON
+        assert (await kept(oauth, url)).tokens != first
     assert user.logins == 1
+
+
+async def test_the_official_python_sdk_1_names_another_issuer_where_it_has_no_path(there: Authorities) -> None:
+    # It puts a "/" behind it, and issuers are compared character by character (RFC 8414 section 3.3).
+    url, user = there.official(OFFICIAL_1, there.issuer().base).http, User()
+    with pytest.raises(AuthorizationError, match="says that it is of"):
+        async with connected(url, user.oauth(), LEGACY):
+            pass
+    assert not user.logins
