@@ -237,6 +237,8 @@ async def test_a_token_that_lacks_a_scope_is_told_all_that_it_needs(published: P
         assert isinstance(refused, Refused)
         assert refused.status == 403
         assert (challenge(refused)["error"], challenge(refused)["scope"]) == ("insufficient_scope", "read delete")
+        # What one operation needs comes beside what every request does.
+        assert challenge(server.insufficient(["write", "read"]))["scope"] == "read delete write"
 
 
 async def test_a_token_in_an_address_is_refused(published: Published) -> None:

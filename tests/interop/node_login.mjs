@@ -1,6 +1,6 @@
 // The official TypeScript SDK's client logs in to our server at an authorization server, and asks for more.
 //
-//     node tests/interop/node_login.mjs legacy|modern bearer|dpop URL PYTHON
+//     node tests/interop/node_login.mjs legacy|modern|legacy-dpop|modern-dpop URL PYTHON SCENARIO...
 //
 // Prints a line of JSON for each scenario: its name, and what went wrong in it, or nothing. `PYTHON log_in.py` is the
 // person before the browser. TRIMCP_NODE_CLIENT names the node_modules folder with the client.
@@ -14,7 +14,8 @@ import { promisify } from 'node:util';
 const entry = join(process.env.TRIMCP_NODE_CLIENT, '@modelcontextprotocol', 'client', 'dist', 'index.mjs');
 const { Client, DpopSession, StreamableHTTPClientTransport, UnauthorizedError } = await import(pathToFileURL(entry));
 
-const [era, kind, url, python] = process.argv.slice(2);
+const [way, url, python, ...wanted] = process.argv.slice(2);
+const [era, kind = 'bearer'] = way.split('-');
 const mode = era === 'modern' ? { pin: '2026-07-28' } : 'legacy';
 
 /** Keeps what the client wants kept, and sends the person to log in. */
@@ -122,10 +123,10 @@ const scenarios = {
     }
 };
 
-for (const [scenario, run] of Object.entries(scenarios)) {
+for (const scenario of wanted) {
     let error = '';
     try {
-        await run();
+        await scenarios[scenario]();
     } catch (failure) {
         error = failure?.stack ?? String(failure);
     }

@@ -334,9 +334,9 @@ class ResourceServer:
         """Return the answer to a request whose token lacks scopes (RFC 6750 section 3.1).
 
         Args:
-            scopes: all that it needs.
+            scopes: what it needs beside what every request does. Both are named: some clients ask for these alone.
         """
-        challenge = self._challenge("insufficient_scope", scopes=tuple(scopes))
+        challenge = self._challenge("insufficient_scope", scopes=tuple(dict.fromkeys((*self.scopes, *scopes))))
         return Refused(403, challenge, "the token does not suffice for this")
 
     def _bad(self, bad: BadToken) -> Refused:
