@@ -38,6 +38,14 @@ const configuration = {
             token_endpoint_auth_signing_alg: 'ES256',
             jwks: JSON.parse(process.env.TRIMCP_ROBOT_KEYS)
         },
+        {
+            client_id: 'app',
+            client_secret: 'also s3cret: + & %',
+            application_type: 'native', // for which any port of this machine is good
+            redirect_uris: ['http://127.0.0.1/callback'],
+            grant_types: ['authorization_code', 'refresh_token'],
+            token_endpoint_auth_method: 'client_secret_basic'
+        },
         { ...robot, client_id: 'the-server', client_secret: 'hush', grant_types: [] }
     ],
     features: {

@@ -23,6 +23,7 @@ import trimcp
 from tests.interop.authorities import Authorities, authorities
 from tests.interop.log_in import PERSON, log_in
 from trimcp.auth import (
+    AuthorizationCode,
     AuthorizationError,
     Browser,
     ClientCredentials,
@@ -204,6 +205,21 @@ async def test_tokens_are_bound_to_a_key_with_nonces_of_both_servers(
     assert "DPoP" in await refused(url, found.tokens.access_token)
     with pytest.raises(AuthorizationError, match="refuses the token"):
         async with connected(url, user.oauth()):
+            pass
+
+
+async def test_a_client_may_be_registered_by_hand(there: Authorities) -> None:
+    issuer = there.issuer().base
+    url, user = there.protected("own", issuer).http, User()
+    oauth = user.oauth(AuthorizationCode("app", "also s3cret: + & %", issuer))
+    async with connected(url, oauth) as session:
+        assert (await session.call_tool("whoami")).text == PERSON
+        user.ahead += TOKEN_SECONDS + 1
+        assert (await session.call_tool("write")).text == "written"
+    assert user.logins == 2
+    assert (await kept(oauth, url)).registration.client_id == "app"
+    with pytest.raises(AuthorizationError, match="register it with the new one"):
+        async with connected(url, user.oauth(AuthorizationCode("app", issuer="https://other.example"))):
             pass
 
 
