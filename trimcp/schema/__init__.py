@@ -1,1 +1,1 @@
-"""From type hints to JSON Schemas, and values between JSON and Python. Knows types; nothing of functions or MCP."""
+"""From type hints to JSON Schemas, and values between JSON and Python. Does not depend on MCP."""

@@ -33,10 +33,10 @@ _Path = tuple[str | int, ...]
 
 
 class ConversionError(ValueError):
-    """A value fits its schema and still cannot be converted, such as the date 2026-02-30.
+    """A value fits its schema but cannot be converted, such as the date 2026-02-30.
 
     Attributes:
-        problems: texts as from `Validator.problems`; they do not repeat the value.
+        problems: texts as from `Validator.problems`, without the value.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -48,7 +48,7 @@ _ROOT: Final = re.compile(r"@ \$(?:\.|(?=\[))")
 
 
 def without_root(problems: Iterable[str]) -> list[str]:
-    """Return problems of `Validator.problems` with places as callers know them: `@ to.street` for `@ $.to.street`."""
+    """Return texts of `Validator.problems` with paths as users write them: `@ to.street` for `@ $.to.street`."""
     return [_ROOT.sub("@ ", problem).removesuffix(" @ $") for problem in problems]
 
 
@@ -56,10 +56,10 @@ def without_root(problems: Iterable[str]) -> list[str]:
 
 
 def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Convert | None:
-    """Return a function that makes a checked JSON value into `hint`, or None where nothing needs converting.
+    """Return a function that converts a validated JSON value to `hint`, or None if no conversion is needed.
 
-    The function raises ConversionError. `schema_of` gives the schema of a type; it decides which alternative of a
-    union a value belongs to.
+    The function raises ConversionError. `schema_of` returns the schema of a type, which selects the alternative of a
+    union for a value.
     """
     if is_plain(hint):
         return None
@@ -69,7 +69,7 @@ def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Conv
     def convert(value: Any) -> Any:
         try:
             return structure(value, hint)
-        except Exception as error:  # a class of the author's may refuse with any
+        except Exception as error:  # a class of the author may raise anything
             raise ConversionError(_problems(error)) from error
 
     return convert
@@ -81,7 +81,7 @@ _PLAIN: Final = (str, float, bool, type(None), None, Any, object, *LISTS, *MAPPI
 
 
 def is_plain(hint: Any) -> bool:
-    """Return whether every JSON value that fits its schema is already one of its values."""
+    """Return whether a JSON value that fits the schema of `hint` needs no conversion."""
     if is_alias(hint) or _is_pydantic(hint):  # an alias may be recursive
         return False
     hint, _ = split(hint)
@@ -98,7 +98,7 @@ def is_plain(hint: Any) -> bool:
 
 
 def _is_pydantic(hint: Any) -> bool:
-    """Return whether Pydantic has to convert its values: because of the type, or an extra that only it reads."""
+    """Return whether Pydantic converts its values: it is a Pydantic type or has an extra that only Pydantic reads."""
     bare, extras = split(hint)
     return is_model(bare) or bool(extras and readable(extras)[1])
 
@@ -136,7 +136,7 @@ def _hook(load: Convert) -> Callable[[Any, Any], Any]:
 
 
 def _alias(hint: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    def convert(value: Any, _: Any) -> Any:  # looked up late: an alias may be recursive
+    def convert(value: Any, _: Any) -> Any:  # looked up at the call: an alias may be recursive
         target = alias_value(hint)
         return value if is_plain(target) else converter.structure(value, target)
 
@@ -146,13 +146,13 @@ def _alias(hint: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
 def _union(
     hint: Any, converter: cattrs.Converter, schema_of: Callable[[Any], dict[str, Any]]
 ) -> Callable[[Any, Any], Any]:
-    """Return what takes the first alternative whose schema the value satisfies and whose conversion works."""
+    """Return a converter to the first alternative whose schema the value satisfies and whose conversion succeeds."""
     if is_plain(hint):
         return lambda value, _: value
     branches: list[tuple[Any, Validator, Callable[[Any, Any], Any] | None]] = []
 
     def convert(value: Any, _: Any) -> Any:
-        if not branches:  # built late: the type may be recursive
+        if not branches:  # built at the first call: the type may be recursive
             for member in get_args(hint):
                 hook = None if is_plain(member) else converter.get_structure_hook(member)
                 branches.append((member, validator_for(schema_of(member)), hook))
@@ -161,7 +161,7 @@ def _union(
             if validator.is_valid(value):
                 try:
                     return value if hook is None else hook(value, member)
-                except Exception as error:  # any, as above; another member may still take it
+                except Exception as error:  # anything, as above; another alternative may succeed
                     failure = failure or error
         raise failure or ValueError("matches no alternative")
 
@@ -180,7 +180,7 @@ def _enumeration(kind: type[enum.Enum]) -> Convert:
         try:
             return by_value[type(value), repr(value)]
         except KeyError:
-            return by_any(value)  # its own `_missing_`, or 1.0 for 1
+            return by_any(value)  # handles the class's `_missing_`, and 1.0 for 1
 
     return load
 
@@ -218,8 +218,8 @@ _LOADERS: Final[dict[Any, Convert]] = {
 
 
 def _problems(error: Exception) -> list[str]:
-    """Return what failed in a conversion, as texts with places. Texts of authors' own checks are kept, shortened."""
-    from trimcp.schema.problems import path_text  # only where something is wrong
+    """Return the errors of a conversion as texts with paths. Messages of authors' own checks are kept, shortened."""
+    from trimcp.schema.problems import path_text  # only needed for errors
 
     found = islice(_places(error, (), None), _MOST_PROBLEMS)
     return [f"{text} @ {path_text(path)}" for path, text in found]
@@ -234,7 +234,7 @@ def _places(error: BaseException, path: _Path, kind: Any) -> Iterator[tuple[_Pat
         for inner in bare:
             yield from _places(inner, path, kind)
         return
-    found: list[tuple[_Path, str]] | None = getattr(error, "found", None)  # Pydantic's, which may be several
+    found: list[tuple[_Path, str]] | None = getattr(error, "found", None)  # from Pydantic, several at once
     if found is not None:
         yield from (((*path, *place), text) for place, text in found)
     elif isinstance(error, ValueError | TypeError) and str(error):
@@ -247,15 +247,15 @@ def _places(error: BaseException, path: _Path, kind: Any) -> Iterator[tuple[_Pat
 
 
 def to_json(value: Any) -> Any:
-    """Return any value made of what trimcp can describe as plain JSON values.
+    """Convert a value of supported types to plain JSON values.
 
-    Enumerations become their values, dates ISO 8601 (a datetime without a zone is local time, as Python has it),
-    durations seconds, bytes base64, UUIDs, decimals and paths text, sets and tuples arrays, and attrs classes,
-    dataclasses and NamedTuples objects. A subclass of a JSON type becomes that type. Pydantic's models become what
-    they make of themselves in JSON, under their aliases.
+    Enumerations become their values; dates ISO 8601 (a datetime without a zone is local time, as in Python); durations
+    seconds; bytes base64; UUIDs, decimals and paths text; sets and tuples arrays; attrs classes, dataclasses and
+    NamedTuples objects. A subclass of a JSON type becomes that type. Pydantic serializes its models itself, under their
+    aliases.
 
     Raises:
-        ConversionError: the value holds something else, is nested too deeply (a loop, maybe), or has NaN or Infinity.
+        ConversionError: the value contains another type, NaN or Infinity, or is nested too deeply (perhaps a loop).
     """
     try:
         return _dump(value, _MAX_DEPTH)
@@ -313,13 +313,13 @@ def _dump_pydantic(value: Any, room: int) -> Any:
 
     try:
         plain = dump(value)
-    except Exception as error:  # a serializer of the author's may raise any
+    except Exception as error:  # a serializer of the author may raise anything
         raise _Undumpable(f"{type(value).__name__} cannot be serialized: {type(error).__name__}") from error
     return _dump(plain, room)
 
 
 def _local_time(value: datetime.datetime) -> str:
-    # RFC 3339, which the "date-time" format is, wants an offset.
+    # The format "date-time" is RFC 3339, which requires an offset.
     return (value if value.tzinfo is not None else value.astimezone()).isoformat()
 
 

@@ -1,4 +1,4 @@
-"""Reading docstrings in the Google, NumPy and Sphinx styles: a text for the model, and a description per parameter."""
+"""Parsing docstrings in the Google, NumPy and Sphinx styles: a text for the model and a description per parameter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Docstring(NamedTuple):
 
 
 def parse(text: str | None) -> Docstring:
-    """Read a docstring of any of the three styles. What is not understood stays in the description."""
+    """Parse a docstring of any of the three styles. Unknown sections stay in the description."""
     lines = inspect.cleandoc(text or "").splitlines()
     kept: list[str] = []
     parameters: dict[str, str] = {}
@@ -58,7 +58,7 @@ def parse(text: str | None) -> Docstring:
 
 
 def _section_title(lines: list[str], at: int) -> tuple[str, int, int] | None:
-    """Return (title, first line, end) of the section that begins here, if it is one we know."""
+    """Return (title, first line, end) of the section that begins at line `at`, or None if it is not a known section."""
     line = lines[at]
     if line[:1].isspace():
         return None
@@ -76,7 +76,7 @@ def _section_title(lines: list[str], at: int) -> tuple[str, int, int] | None:
 
 
 def _end_of_block(lines: list[str], at: int) -> int:
-    """Return the end of the indented lines (and the empty ones among them) from `at` on."""
+    """Return the end of the block of indented and empty lines that begins at `at`."""
     end = at
     for number in range(at, len(lines)):
         if lines[number][:1].isspace():
@@ -87,7 +87,7 @@ def _end_of_block(lines: list[str], at: int) -> int:
 
 
 def _items(lines: list[str], *, numpy: bool) -> dict[str, str]:
-    """Return the named items of a section; deeper lines continue the item before them."""
+    """Return the named items of a section; lines indented further continue the item before them."""
     filled = [line for line in lines if line.strip()]
     if not filled:
         return {}

@@ -1,9 +1,9 @@
-"""The JSON Schema engine, and what bounds the work that a hostile schema or value makes it do.
+"""The JSON Schema engine, and the bounds on the work that a hostile schema or value can cause.
 
-Nothing is ever fetched, and patterns of peers never run in a backtracking engine. Without references a schema is a
-tree, and judging a value costs at most its size at each place. References allow two attacks: paths that multiply with
-every level, and chains deep enough to exhaust the stack. So chains are bounded, and each reference counts itself
-whenever it is followed.
+No schema is ever fetched, and patterns of peers never run in a backtracking engine. Without references a schema is a
+tree, and each subschema costs at most the size of the value. References allow two attacks: paths that multiply with
+every level, and chains long enough to exhaust the stack. So the length of chains is bounded, and each followed
+reference is counted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Schema: TypeAlias = dict[str, Any] | bool
 _PatternOptions: TypeAlias = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
 
 _MOST_PROBLEMS: Final = 10
-# A step of the backtracking engine may scan the whole text, so few steps: 1,000 of them cost 0.2 s on 100 KB.
+# Small, because one step of the backtracking engine may scan the whole text: 1,000 steps cost 0.2 s on 100 KB.
 _BACKTRACK_LIMIT: Final = 1_000
 _FREE_VISITS: Final = 50_000
 _VISITS_PER_MEMBER: Final = 16
-# Errors cost 20 µs each, and every pair of a subschema and a value may be one.
+# An error costs 20 µs, and every pair of a subschema and a value may be an error.
 _MOST_EXPLAINED: Final = 5_000
 
 _DIALECTS: Final = {
@@ -37,22 +37,22 @@ _DIALECTS: Final = {
     "http://json-schema.org/draft-04/schema": "Draft4Validator",
 }
 
-# A chain is walked on the machine's stack once per level of the value: 100 links at 128 levels fit in 8 MiB, 200 do
-# not.
+# The engine recurses through a chain once per level of the value: on a stack of 8 MiB, 100 links at 128 levels fit,
+# 200 do not.
 _LONGEST_CHAIN: Final = 32
 _MOST_UNEVALUATED: Final = 6
 
-# Subschemas under these judge the same value as the schema that holds them.
+# Subschemas under these keywords apply to the same value as their parent schema.
 _IN_PLACE: Final = frozenset(
     {"allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then"}
 )
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-# The keywords that count beside a `$ref` in old dialects.
+# The only keywords that old dialects do not ignore beside a `$ref`.
 _BESIDE_OLD_REF: Final = frozenset({"$schema", "$id", "id", "$defs", "definitions"})
 
 
 class SchemaBounds(NamedTuple):
-    """How deep subschemas may be nested, and how many there may be."""
+    """The maximum depth and number of subschemas."""
 
     depth: int
     subschemas: int
@@ -63,21 +63,21 @@ _AUTHORS: Final = SchemaBounds(128, 50_000)
 
 
 class SchemaError(ValueError):
-    """A JSON Schema cannot be used. The text says why and where, in one bounded line."""
+    """A JSON Schema cannot be used. The text has the reason and the place, in one line of bounded length."""
 
 
 class _UnfitPattern(SchemaError):
-    """The engine that was chosen for patterns cannot run one of them."""
+    """The chosen pattern engine cannot run one of the patterns."""
 
 
 class CompiledSchema:
-    """A schema as the engine runs it.
+    """A schema compiled for the engine.
 
     Args:
-        schema: the schema as its author wrote it.
-        patterns: the engine for patterns.
-        is_valid: whether a value satisfies the schema. Raises ValueError for text that is not Unicode.
-        budget: what `is_valid` counts references in, if it does.
+        schema: the original schema.
+        patterns: the options of the pattern engine.
+        is_valid: returns whether a value satisfies the schema. Raises ValueError for text that is not Unicode.
+        budget: counts the references that `is_valid` follows; None if it does not count.
     """
 
     def __init__(
@@ -94,12 +94,11 @@ class CompiledSchema:
         self._explaining = _Budget()
 
     def problems(self, value: Any) -> list[str]:
-        """Say what is wrong with the value that `is_valid` has refused last, in at most ten texts.
+        """Return at most ten texts that explain why `is_valid` refused this value; it must be the last one refused.
 
-        The engine gathers all errors, those of alternatives of alternatives included, before it gives us the first: for
-        a list of 200,000 wrong values that is 4 s and 300 MiB, for a recursive schema it is exponential. So it does
-        that only where schema and value are small; otherwise it looks for the first error, in a copy that keeps no
-        others.
+        The engine collects all errors, also of nested alternatives, before it returns the first. For a list of 200,000
+        wrong values that takes 4 s and 300 MiB, for a recursive schema it is exponential. So all errors are collected
+        only if schema and value are small. Otherwise only the first is looked for, in a copy that keeps no others.
         """
         if self._budget is not None and self._budget.exhausted:
             return ["takes too much work to be checked against this schema @ $"]
@@ -139,7 +138,7 @@ class CompiledSchema:
         return self._build(terse=True)
 
     def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
-        """Return an engine that counts references, and its subschemas; none for a schema too entangled for that."""
+        """Return an engine that counts references, and the number of subschemas; None and 0 if `tame` refuses it."""
         try:
             tamed, subschemas = tame(self._schema, _AUTHORS, terse=terse)
             return _build(tamed, self._patterns, self._explaining), subschemas
@@ -148,9 +147,9 @@ class CompiledSchema:
 
 
 def compile_schema(schema: Schema) -> CompiledSchema:
-    """Compile an author's schema. Patterns that the linear-time engine cannot run get the one with a step limit.
+    """Compile an author's schema. If the linear-time engine cannot run a pattern, one with a step limit is used.
 
-    Raises SchemaError if it is not valid, names a dialect we do not have, or refers to another document.
+    Raises SchemaError if it is not valid, names an unsupported dialect, or refers to another document.
     """
     dialect_of(schema)
     patterns: _PatternOptions = jsonschema_rs.RegexOptions()
@@ -163,7 +162,7 @@ def compile_schema(schema: Schema) -> CompiledSchema:
 
 
 def compile_bounded(schema: Schema) -> CompiledSchema:
-    """Compile a peer's schema, so that it bounds what a value can cost. See `validator.peer_validator`."""
+    """Compile a peer's schema with bounds on the cost of a value. See `validator.peer_validator`."""
     budget = _Budget()
     patterns = jsonschema_rs.RegexOptions()
     tamed, _ = tame(schema, PEERS)
@@ -172,7 +171,7 @@ def compile_bounded(schema: Schema) -> CompiledSchema:
 
 
 def dialect_of(schema: Schema) -> str:
-    """Return the class name of the schema's dialect in `jsonschema`; raises SchemaError for one we do not have."""
+    """Return the class name of the schema's dialect in `jsonschema`. Raises SchemaError for an unsupported one."""
     if isinstance(schema, bool):
         return "Draft202012Validator"
     if not isinstance(schema, dict):
@@ -212,7 +211,7 @@ def _refuse_to_fetch(uri: str) -> NoReturn:
 
 
 def _keyword(check: Callable[[], None]) -> type[jsonschema_rs.KeywordValidator]:
-    """Return a keyword for the engine. It fails where `check` raises ValueError."""
+    """Return a keyword for the engine that fails if `check` raises ValueError."""
 
     class Keyword:
         def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None: ...
@@ -231,7 +230,7 @@ _NEVER: Final = _keyword(_fail)
 
 
 class _Budget:
-    """How many references may be followed to judge one value. Further ones fail at once."""
+    """How many references may be followed for one value. Further ones fail at once."""
 
     def __init__(self) -> None:
         self.left: int = 0
@@ -249,7 +248,7 @@ class _Budget:
     def judge(self, engine: jsonschema_rs.Validator, value: Any) -> bool:
         self.left = _FREE_VISITS
         if engine.is_valid(value):
-            return not self.exhausted  # a refused visit inside `not` passes
+            return not self.exhausted  # a failed count inside `not` would pass
         if not self.exhausted:
             return False
         self.left = _FREE_VISITS + _VISITS_PER_MEMBER * _size(value)
@@ -257,7 +256,7 @@ class _Budget:
 
 
 def _size(value: Any) -> int:
-    """Return how large a value is: its members, where long texts count as many. No recursion of our own."""
+    """Return the size of a value: the number of its members, long texts counted as several. Does not recurse."""
     total = 0
     level = [value]
     while level:
@@ -267,17 +266,17 @@ def _size(value: Any) -> int:
     return total
 
 
-# --- references that count themselves ---
+# --- counting of references ---
 
 
 def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> tuple[Schema, int]:
-    """Return a copy of a schema that is safe to build, whose references count themselves, and its subschemas.
+    """Return a copy of a schema that is safe to build and counts followed references, and the number of subschemas.
 
-    With `terse`, `anyOf` and `oneOf` fail without gathering what is wrong with each alternative.
+    With `terse`, `anyOf` and `oneOf` fail without collecting the errors of each alternative.
 
     Raises:
-        SchemaError: it is too deep or too large, chains references too long or in a loop, embeds another resource
-            (`$id`), or refers to another document.
+        SchemaError: it is too deep or too large, has a chain of references that is too long or a loop, embeds another
+            resource (`$id`), or refers to another document.
     """
     dialect = dialect_of(schema)
     if isinstance(schema, bool):
@@ -286,8 +285,8 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> tuple[
         raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
     if dialect == "Draft6Validator":  # draft-07 is draft-06 and `if`
         schema = {**schema, "$schema": "http://json-schema.org/draft-07/schema#"}
-    old_references = dialect in ("Draft6Validator", "Draft7Validator")  # where `$ref` hides the keywords beside it
-    # Keywords nest about two containers per subschema; `const` and `default` may nest as deep as they like otherwise.
+    old_references = dialect in ("Draft6Validator", "Draft7Validator")  # here `$ref` disables the keywords beside it
+    # A subschema takes about two levels of containers; the bound is for values such as `const` and `default`.
     copy: dict[str, Any] = _copy(schema, 2 * bounds.depth + 2)
     walk = _Walk(copy, bounds)
     _check_chains(walk)
@@ -309,7 +308,7 @@ def _copy(value: Any, room: int) -> Any:
 
 
 class _Walk:
-    """All subschemas of one document, and which of them judge the same value as which others."""
+    """All subschemas of one document, and for each the subschemas that apply to the same value."""
 
     def __init__(self, root: dict[str, Any], bounds: SchemaBounds) -> None:
         self.root = root
@@ -319,7 +318,7 @@ class _Walk:
         self._anchors: dict[str, dict[str, Any]] = {}
         self._visit_tree(root)
         # A reference may point into an unknown keyword, whose content is then a schema too.
-        for node in self.nodes:  # grows while we walk
+        for node in self.nodes:  # grows during the loop
             for target in self._targets(node):
                 if id(target) not in self.in_place:
                     self._visit_tree(target)
@@ -363,7 +362,7 @@ class _Walk:
                 yield target
 
     def _resolve(self, fragment: str) -> Any:
-        """Return the value a fragment names (RFC 6901 or an anchor), or None, which the engine then reports."""
+        """Return the value at a fragment (RFC 6901 or an anchor), or None; the engine then reports the error."""
         if fragment and not fragment.startswith("/"):
             return self._anchors.get(unquote(fragment))
         value: Any = self.root
@@ -379,7 +378,7 @@ class _Walk:
 
 
 def _check_chains(walk: _Walk) -> None:
-    """Refuse schemas whose in-place chains loop, are long, or hold many `unevaluated...` (each doubles the work)."""
+    """Refuse in-place chains that loop, are long, or have many `unevaluated...` keywords (each doubles the work)."""
     lengths: dict[int, tuple[int, int]] = {}
     busy: set[int] = set()
     for start in walk.nodes:
@@ -413,9 +412,9 @@ def _chain_length(node: dict[str, Any], below: list[tuple[int, int]]) -> tuple[i
 
 
 def _count_references(node: dict[str, Any], old_references: bool) -> None:
-    """Put VISIT before each reference, moving both into `allOf`.
+    """Move each reference into `allOf`, behind the keyword VISIT.
 
-    The engine decides `if` first, both when it judges and when it collects errors. JSON pointers stay valid: only the
+    The engine evaluates `if` first, both to validate and to collect errors. JSON pointers stay valid: only the
     reference moves, and `allOf` only grows at its end.
     """
     found = [keyword for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
@@ -429,7 +428,7 @@ def _count_references(node: dict[str, Any], old_references: bool) -> None:
 
 
 def _hide_alternatives(node: dict[str, Any]) -> None:
-    """Judge alternatives inside `if`, where the engine keeps no errors."""
+    """Move alternatives into an `if`, where the engine keeps no errors."""
     found = [keyword for keyword in ("anyOf", "oneOf") if isinstance(node.get(keyword), list)]
     if found:
         _add_to_all_of(node, [{"if": {k: node.pop(k)}, "else": {NO_ALTERNATIVE: True}} for k in found])

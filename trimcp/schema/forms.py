@@ -1,4 +1,4 @@
-"""Flat forms for a person, made from types, as far as elicitation allows."""
+"""Flat forms for the user, built from types, within the limits of elicitation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-# The keywords of a field: "client/elicitation, Requested Schema".
+# The keywords allowed in a field: "client/elicitation, Requested Schema".
 _FORM_WORDS: Final = frozenset(
     {"type", "title", "description", "default", "enum", "items"}
     | {"minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems", "format"}
@@ -32,11 +32,11 @@ _FORM_FORMATS: Final = frozenset({"date", "date-time", "email", "uri"})
 @attrs.frozen
 @valued
 class Answer(Generic[T_co]):
-    """What a user did with a form that was made for a class.
+    """The user's response to a form built from a class.
 
     Attributes:
         action: "accept", "decline" or "cancel".
-        value: what they filled in, as the class; None unless they accepted.
+        value: the content as an instance of the class; None unless the user accepted.
     """
 
     action: Literal["accept", "decline", "cancel"]
@@ -45,7 +45,7 @@ class Answer(Generic[T_co]):
 
 @attrs.frozen(eq=False, repr=False)
 class Form(Generic[T_co]):
-    """A flat form for a person, and how its answers become Python values.
+    """A flat form for the user, and the conversion of its content to Python values.
 
     Attributes:
         schema: the subset of JSON Schema that elicitation allows.
@@ -58,7 +58,7 @@ class Form(Generic[T_co]):
     _nullable: Sequence[str] = ()
 
     def load(self, content: Any) -> T_co:
-        """Return the client's answer as the form's type, checked first. Raises ConversionError if it does not fit."""
+        """Validate the content and convert it to the form's type. Raises ConversionError if it does not fit."""
         if problems := self._validator.problems(content):
             raise ConversionError(problems)
         if self._field is not None:
@@ -69,9 +69,9 @@ class Form(Generic[T_co]):
         return value
 
     def read(self, message: str, result: ElicitResult) -> Answer[T_co]:
-        """Return what the user did, from the client's result; `message` is what they were asked.
+        """Return the user's response from the client's result; `message` is the question's text.
 
-        Raises ToolError if they accepted, and what came does not fit the form.
+        Raises ToolError if the user accepted but the content does not fit the form.
         """
         if result.action != "accept":
             return Answer(result.action)
@@ -87,10 +87,10 @@ def form_for(hint: type[T], *, name: str = ...) -> Form[T]: ...
 @overload
 def form_for(hint: Any, *, name: str = ...) -> Form[Any]: ...
 def form_for(hint: Any, *, name: str = "value") -> Form[Any]:
-    """Return a form of one field, or for a class of fields one field for each of its own.
+    """Return a form for a type: one field, or for a class one for each of its fields.
 
     Args:
-        hint: a text, number, boolean, date, enumeration of texts, a list or set of such an enumeration, one of these
+        hint: a text, number, boolean, date, enumeration of texts, a list or set of such an enumeration, or one of these
             or None; or an attrs class, dataclass, TypedDict, NamedTuple or Pydantic model of such fields.
         name: the name of a single field.
 
@@ -119,12 +119,12 @@ def form_for(hint: Any, *, name: str = "value") -> Form[Any]:
 
 @lru_cache(maxsize=256)
 def known_form(hint: Any) -> Form[Any]:
-    """As `form_for`, made once for each type."""
+    """As `form_for`, cached for each type."""
     return form_for(hint)
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a field with its references resolved, as far as a form could show them."""
+    """Return the schema of a field with those references resolved that a form can show."""
     name = schema.get("$ref")
     if name is not None:
         siblings = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}

@@ -1,6 +1,6 @@
-"""Taking type hints apart: what is wrapped around a type, what its `Annotated` says, and the fields of a record class.
+"""Analysis of type hints: wrappers around a type, the extras of `Annotated`, and the fields of a record class.
 
-It knows Python and the keywords of JSON Schema, and nothing of functions or conversion.
+It depends on Python's types and the keywords of JSON Schema only, not on functions or conversion.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _QUALIFIERS: Final = tuple(
 )
 
 ABSENT_DEFAULT: Final[Any] = inspect.Parameter.empty
-"""Says that a parameter or field has no default that JSON could carry."""
+"""Marks a parameter or field without a default, or with one that has no JSON form."""
 
 
 class UnreadableHint(TypeError):
-    """Nobody reads an extra of an `Annotated`, so what it says would never be checked. The text names it."""
+    """An extra of an `Annotated` is unknown, so it would never be checked. The text names it."""
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class Field:
 
     Attributes:
         hint: its type, with the extras of `Annotated`.
-        default: the value it has if none is given, or ABSENT_DEFAULT.
+        default: the default value, or ABSENT_DEFAULT.
         description: from the class's docstring or the field's metadata.
     """
 
@@ -51,7 +51,7 @@ class Field:
 
 
 def split(hint: Any) -> tuple[Any, list[Any]]:
-    """Return (bare type, extras): without Annotated, NewType, aliases of PEP 695 and qualifiers such as Required."""
+    """Return (bare type, extras), without Annotated, NewType, PEP 695 aliases and qualifiers such as Required."""
     extras: list[Any] = []
     while True:
         origin = get_origin(hint)
@@ -75,12 +75,12 @@ def is_union(bare: Any) -> bool:
 
 
 def is_alias(hint: Any) -> bool:
-    """Return whether a hint is a type alias of PEP 695, which may be recursive."""
+    """Return whether a hint is a PEP 695 type alias, which may be recursive."""
     return type(hint).__name__ == "TypeAliasType"
 
 
 def alias_value(alias: Any) -> Any:
-    """Return what a type alias stands for, with names in quotes looked up in its module."""
+    """Return the value of a type alias, with quoted names looked up in its module."""
     holder = types.SimpleNamespace(__annotations__={"value": alias.__value__})
     namespace = vars(sys.modules.get(alias.__module__, typing))
     return typing.get_type_hints(holder, globalns=namespace, include_extras=True)["value"]
@@ -101,11 +101,11 @@ def is_record(hint: Any) -> bool:
     )
 
 
-# Pydantic is no dependency: its classes are recognized if the program has loaded it, and handled in `pydantic_types`.
+# Pydantic is not a dependency: its classes are recognized if the program has imported it; see `pydantic_types`.
 
 
 def is_model(hint: Any) -> bool:
-    """Return whether a bare type is Pydantic's: a model, one of its dataclasses, or a type with rules of its own."""
+    """Return whether a bare type belongs to Pydantic: a model, a Pydantic dataclass, or a type with its own schema."""
     cls = get_origin(hint) or hint
     return (
         "pydantic" in sys.modules
@@ -116,13 +116,13 @@ def is_model(hint: Any) -> bool:
 
 
 def is_field_info(value: Any) -> bool:
-    """Return whether a value is what Pydantic's `Field(...)` returns."""
+    """Return whether a value is the result of Pydantic's `Field(...)`."""
     fields = sys.modules.get("pydantic.fields")
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
 def belongs_to_pydantic(extra: Any) -> bool:
-    """Return whether an extra of an `Annotated` is one that Pydantic reads."""
+    """Return whether Pydantic reads this extra of an `Annotated`."""
     home = getattr(extra if isinstance(extra, type) else type(extra), "__module__", "").partition(".")[0]
     hooks = ("__get_pydantic_core_schema__", "__get_pydantic_json_schema__")
     return "pydantic" in sys.modules and (
@@ -131,7 +131,7 @@ def belongs_to_pydantic(extra: Any) -> bool:
 
 
 def fields_of(hint: Any) -> list[Field]:
-    """Return the fields a record takes from JSON. Raises TypeError for an annotation that cannot be resolved."""
+    """Return the fields that a record takes from JSON. Raises TypeError for an annotation that cannot be resolved."""
     cls = get_origin(hint) or hint
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -175,7 +175,7 @@ def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
 
 
 def _is_required(hint: Any, otherwise: bool) -> bool:
-    """As `__required_keys__`, which misses the qualifiers of annotations that are still text."""
+    """As `__required_keys__`, but it also reads the qualifiers of annotations that are still strings."""
     while (origin := get_origin(hint)) in _QUALIFIERS or origin is typing.Annotated:
         if origin is typing.Required:
             return True
@@ -186,7 +186,7 @@ def _is_required(hint: Any, otherwise: bool) -> bool:
 
 
 def substitute(hint: Any, bound: Mapping[Any, Any], own: Any) -> Any:
-    """Return `hint` with type variables replaced by what they are bound to, and Self by `own`."""
+    """Return `hint` with type variables replaced by the types in `bound`, and Self by `own`."""
     if hint is getattr(typing, "Self", None):
         return own
     if isinstance(hint, TypeVar):
@@ -212,17 +212,17 @@ def substitute(hint: Any, bound: Mapping[Any, Any], own: Any) -> Any:
 class Arg:
     """Describes and bounds an argument: `days: Annotated[int, Arg("How many days", ge=1, le=14)]`.
 
-    All of it is in the JSON Schema and checked before the function is called. Objects of `annotated-types`, Pydantic's
-    `Field` and `typing.Doc` work too, and a plain string is a description. Anything else is an error where the function
-    is defined.
+    All attributes are part of the JSON Schema, and bounds are checked before the function is called. Objects of
+    `annotated-types`, Pydantic's `Field` and `typing.Doc` also work, and a plain string is a description. Any other
+    extra is an error when the function is registered.
 
     Attributes:
-        description: for the model: what the argument means.
+        description: the meaning of the argument, for the model.
         ge, gt, le, lt, multiple_of: bounds of a number.
         min_length, max_length: bounds of a text, list or dict.
-        pattern: a regular expression some part of the text must match (JSON Schema "pattern": not anchored).
-        examples: JSON values to show.
-        title: a name for people.
+        pattern: a regular expression that some part of the text must match (JSON Schema "pattern": not anchored).
+        examples: example values, as JSON.
+        title: a display name.
         header: mirror the argument in the HTTP header `Mcp-Param-{header}`, so that proxies can route by it
             (specification, server/tools, "x-mcp-header").
     """
@@ -241,7 +241,7 @@ class Arg:
     header: str | None = attrs.field(default=None, kw_only=True)
 
 
-# Attribute of the marker -> keyword in a schema of numbers.
+# Attribute of an extra -> JSON Schema keyword for numbers.
 _NUMBERS: Final = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -261,16 +261,16 @@ _NUMERIC: Final = frozenset({"integer", "number"})
 
 
 def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Split the extras of an `Annotated` into those we read and those that only Pydantic does: (ours, theirs).
+    """Split the extras of an `Annotated` into (read by trimcp, read only by Pydantic).
 
-    Groups are given as their members, and a Pydantic `Field` as its texts and bounds. Raises UnreadableHint for one
-    that neither reads, because what it says would never be checked.
+    Groups are replaced by their members, and a Pydantic `Field` by its texts and bounds. Raises UnreadableHint for an
+    extra that neither reads, because it would never be checked.
     """
     ours: list[Any] = []
     theirs: list[Any] = []
     for extra in _single(extras):
         known = _is_known(extra)
-        # A bound that is no number, such as a date, is for Pydantic.
+        # Only Pydantic checks bounds that are not numbers, such as dates.
         bounds = [getattr(extra, name, None) for name in _NUMBERS]
         if belongs_to_pydantic(extra) and not (known and all(each is None or _is_number(each) for each in bounds)):
             theirs.append(extra)
@@ -289,7 +289,7 @@ def _single(extras: Sequence[Any]) -> Iterator[Any]:
         if extra is None:
             continue
         if is_field_info(extra):
-            # Its default and aliases are read by `pydantic_types.resolve_field`.
+            # `pydantic_types.resolve_field` reads its default and aliases.
             if extra.json_schema_extra is not None:
                 raise UnreadableHint(
                     "Field(json_schema_extra=...) can only be read in a Pydantic model; give the schema by hand"
@@ -314,7 +314,7 @@ def _is_known(extra: Any) -> bool:
 
 
 def _said(extra: Any) -> dict[str, Any]:
-    """Return the members of another package's object that are set; of one that cannot list them, those we know."""
+    """Return the set attributes of another package's object; if it cannot list them, only those known here."""
     if dataclasses.is_dataclass(extra):
         names = [field.name for field in dataclasses.fields(extra)]
     elif attrs.has(type(extra)):
@@ -331,7 +331,7 @@ def _shown(extra: Any) -> str:
 
 
 def apply_metadata(schema: dict[str, Any], metadata: Sequence[Any]) -> None:
-    """Add to `schema` what the extras of an `Annotated` say, after `readable` has read them.
+    """Add the descriptions and bounds of `readable` extras to `schema`.
 
     Raises TypeError for a bound that fits no alternative of the schema, such as `ge=` on a string.
     """
@@ -391,7 +391,7 @@ def _is_number(bound: Any) -> bool:
 
 
 def _branches(schema: dict[str, Any], types: frozenset[str], what: str) -> list[dict[str, Any]]:
-    """Return the schema itself, or those of its alternatives, that have one of the types."""
+    """Return the schema itself or its alternatives, as far as they have one of the types."""
     candidates = [schema, *schema.get("anyOf", ())]
     found = [each for each in candidates if each.get("type") in types]
     if not found:

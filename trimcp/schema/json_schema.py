@@ -1,4 +1,4 @@
-"""From type hints to JSON Schema 2020-12, compact and in a stable order. Knows types; nothing of functions or MCP."""
+"""From type hints to JSON Schema 2020-12, compact and in a stable order."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ _LEAVES: Final[dict[Any, dict[str, Any]]] = {
     pathlib.PurePath: {"type": "string"},
     uuid.UUID: {"type": "string", "format": "uuid"},
 }
-# Keywords of JSON Schema whose content is no schema, whatever it looks like.
+# Keywords of JSON Schema whose content is never a schema.
 _VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
 _SETS: Final = (set, frozenset, abc.Set, abc.MutableSet)
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
-    """Return the JSON Schema of the values a type takes. Raises TypeError if it has none."""
+    """Return the JSON Schema of a type's values as input. Raises TypeError if it has none."""
     builder = SchemaBuilder()
     return builder.finish(builder.build(hint))
 
 
 class SchemaBuilder:
-    """Builds the schemas of one document, whose records are shared in `$defs` where they repeat or recur.
+    """Builds the schemas of one document; records that are used twice or are recursive go to `$defs`.
 
-    With `output` they describe what leaves us: fields with defaults are always there, and defaults say nothing.
+    With `output` the schemas describe results: fields with defaults are always present, and defaults are left out.
     """
 
     def __init__(self, *, output: bool = False) -> None:
@@ -75,7 +75,7 @@ class SchemaBuilder:
     def build(self, hint: Any, description: str | None = None) -> dict[str, Any]:
         """Return the schema of one type, which is complete only after `finish`.
 
-        Raises TypeError for a type that JSON Schema cannot say, with what to use instead; UnreadableHint as `readable`.
+        Raises TypeError for a type without a JSON Schema, with what to use instead; UnreadableHint as `readable`.
 
         Args:
             hint: the type, with the extras of `Annotated`.
@@ -94,13 +94,13 @@ class SchemaBuilder:
             schema["description"] = description
         apply_metadata(schema, ours)
         if bare is decimal.Decimal and not self._output and len(schema.get("anyOf", [{}])[0]) > 1:
-            # A bound would not be checked for a decimal given as text, so only numbers are accepted.
+            # A bound would not apply to a decimal given as text, so only numbers are accepted.
             (number, _), rest = schema.pop("anyOf"), schema
             schema = {**number, **rest}
         return schema
 
     def finish(self, root: dict[str, Any]) -> dict[str, Any]:
-        """Return `root` with the definitions it needs; those used once and not recursive are put in their place."""
+        """Return `root` with the definitions it needs; those used once and not recursive are inlined."""
         kept = {}
         for name, definition in self._definitions.items():
             references = self._references[name]
@@ -116,7 +116,7 @@ class SchemaBuilder:
         return root
 
     def is_object(self, schema: dict[str, Any]) -> bool:
-        """Return whether a schema that was built here lets only objects pass."""
+        """Return whether a schema built here accepts only objects."""
         while "$ref" in schema:
             schema = self._definitions[schema["$ref"].removeprefix("#/$defs/")]
         return schema.get("type") == "object"
@@ -135,7 +135,7 @@ class SchemaBuilder:
         return adopted
 
     def _adopted(self, schema: Any, definitions: dict[str, Any]) -> Any:
-        """Return a copy of a schema of Pydantic's with our references, without titles that only repeat a name."""
+        """Return a copy of a Pydantic schema with references to our definitions, without titles that repeat a name."""
         if isinstance(schema, list):
             return [self._adopted(each, definitions) for each in schema]
         if not isinstance(schema, dict):
@@ -161,7 +161,7 @@ class SchemaBuilder:
     def _build_bare(self, bare: Any) -> dict[str, Any]:
         try:
             leaf = _LEAVES.get(bare)
-        except TypeError:  # a type that cannot be hashed
+        except TypeError:  # an unhashable type
             leaf = None
         if leaf is not None:
             return copy.deepcopy(leaf)
@@ -194,7 +194,7 @@ class SchemaBuilder:
             branch = self.build(member)
             if not branch:
                 return {}
-            # Alternatives of an alternative become alternatives here.
+            # Flatten nested alternatives.
             flat = branch["anyOf"] if branch.keys() == {"anyOf"} else [branch]
             branches += [each for each in flat if each not in branches]
         return branches[0] if len(branches) == 1 else {"anyOf": branches}
@@ -261,7 +261,7 @@ class SchemaBuilder:
             try:
                 schema["default"] = to_json(field.default)
             except ConversionError:
-                pass  # only the function itself can use this default
+                pass  # a default without a JSON form: only the function uses it
         return schema
 
     def _reference(self, key: Any, name: str, build: Any) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class SchemaBuilder:
         return place
 
     def _reached_from(self, name: str) -> set[str]:
-        """Return the definitions that one refers to, directly or through others."""
+        """Return the definitions that a definition refers to, directly or indirectly."""
         found: set[str] = set()
         left = [name]
         while left:
@@ -289,7 +289,7 @@ class SchemaBuilder:
 
 
 def _check_field_infos(field: Field) -> None:
-    """Refuse the parts of a Pydantic `Field` that work only in Pydantic's own models."""
+    """Raise TypeError for parts of a Pydantic `Field` that work only in Pydantic models."""
     if is_field_info(field.default):
         raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
     if any(map(is_field_info, split(field.hint)[1])):
@@ -318,14 +318,14 @@ def _references_in(schema: Any) -> typing.Iterator[str]:
 
 
 def _choices(values: list[Any]) -> dict[str, Any]:
-    """Return an enumeration, with its type where all values share one: some clients need it."""
+    """Return an enumeration, with the type if all values have the same: some clients need it."""
     kinds = {_JSON_TYPES.get(type(value)) for value in values}
     kind = kinds.pop() if len(kinds) == 1 else None
     return {"type": kind, "enum": values} if kind else {"enum": values}
 
 
 def _own_summary(cls: Any) -> str:
-    """Return the first paragraph of a class's own docstring, if it is not generated by dataclass or NamedTuple."""
+    """Return the first paragraph of a class's docstring, unless dataclass or NamedTuple generated it."""
     text = cls.__dict__.get("__doc__") or ""
     if text.startswith(f"{cls.__name__}("):
         return ""
@@ -333,5 +333,5 @@ def _own_summary(cls: Any) -> str:
 
 
 def _untitled(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    """Return a schema without a title that Pydantic made of a name."""
+    """Return a schema without the title, if Pydantic derived it from a name."""
     return {key: value for key, value in schema.items() if key != "title" or value != title}

@@ -1,4 +1,4 @@
-"""Errors of the JSON Schema engine as texts for a person or a model, bounded in length and without values."""
+"""Errors of the JSON Schema engine as texts for a user or a model, of bounded length and without values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import jsonschema_rs
 
 VISIT: Final = "x-trimcp-visit"
-"""The keyword that the engine finds before each reference of a peer's schema; it counts how many are followed."""
+"""The keyword placed before each reference of a peer's schema; it counts how many are followed."""
 
 NO_ALTERNATIVE: Final = "x-trimcp-no-alternative"
-"""The keyword that fails, in a schema that keeps few errors, where no alternative fits."""
+"""The keyword that fails if no alternative fits, in a schema that keeps few errors."""
 
 _LONGEST_KEY: Final = 40
 _MOST_REASONS: Final = 10
@@ -37,7 +37,7 @@ _JSON_TYPES: Final = {
     dict: "object",
 }
 
-# Keyword -> text, for keywords whose argument says it all.
+# Keyword -> text, for keywords whose error needs only their argument.
 _LIMIT_TEXTS: Final = {
     "minimum": "must be at least {}",
     "maximum": "must be at most {}",
@@ -59,11 +59,11 @@ _Explanation = tuple[list[str | int], str]
 
 
 def texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
-    """Return one error of the engine as texts, `text @ path`; none for a place that was not judged.
+    """Return one error of the engine as texts, `text @ path`; none for a place that was not validated.
 
     Args:
-        error: of a schema that masks values.
-        value: what was judged; only its types and member names are shown.
+        error: an error of a schema that masks values.
+        value: the validated value; only its types and member names are shown.
     """
     return [f"{text} @ {path_text(path)}" for path, text in _explain(error, value)]
 
@@ -72,7 +72,7 @@ def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = Fa
     path = list(error.instance_path)
     kind = error.kind
     keyword = kind.name
-    if keyword == VISIT:  # the budget is used up: this place was not judged
+    if keyword == VISIT:  # the budget is used up: this place was not validated
         return []
     if keyword == NO_ALTERNATIVE:
         return [(path, "matches no alternative")]
@@ -114,7 +114,7 @@ def _is_without_zone(text: str) -> bool:
 
 
 def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nested: bool) -> str:
-    """Return one text for anyOf and oneOf: the types wanted if only types failed, else the reason of each branch."""
+    """Return one text for anyOf or oneOf: the expected types if only types failed, else the error of each branch."""
     kind: Any = error.kind
     if type(kind).__name__ == "OneOfMultipleValid":
         return "matches more than one alternative where exactly one is wanted"
@@ -127,7 +127,7 @@ def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nest
             types: Any = each.kind
             wanted.update(dict.fromkeys(_TYPE_NAMES[t] for t in types.types))
         return shorten(f"must be {_one_of(wanted)}, not {_type_of(_at(value, here))}")
-    # Leave out branches that want another type, if any branch nearly fits.
+    # Leave out branches for other types, if a branch has the right type.
     firsts = [e for e in firsts if e.kind.name != VISIT]
     near = [e for e in firsts if not (e.kind.name == "type" and list(e.instance_path) == here)] or firsts
     reasons: dict[str, None] = {}
@@ -174,12 +174,12 @@ def _quoted(value: Any) -> str:
 
 
 def shorten(text: str, limit: int = 200) -> str:
-    """Return the text, cut with an ellipsis if it is longer than `limit` characters."""
+    """Return the text, cut to `limit` characters with an ellipsis."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def path_text(path: Iterable[str | int]) -> str:
-    """Return the JSONPath of a place, `$.a[0]["b c"]` (RFC 9535, normalized but for the short form of names)."""
+    """Return the JSONPath of a place, `$.a[0]["b c"]` (RFC 9535, a normalized path with short names)."""
     parts = ["$"]
     for step in path:
         if isinstance(step, int):

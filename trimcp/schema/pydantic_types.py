@@ -1,6 +1,6 @@
-"""Pydantic's models and types: their schemas, and conversion both ways by Pydantic itself.
+"""Pydantic models and types: their schemas, and conversion in both directions by Pydantic itself.
 
-Loaded once a program uses such a type, when Pydantic is loaded already.
+Imported when a program first uses such a type; Pydantic is then already imported.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import attrs
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, split
 from trimcp.wire.jsonrpc import encode
 
-_LONGEST: Final = 200  # characters of a text that an author's own check raised
+_LONGEST: Final = 200  # characters of the message of an author's own check
 
 
 def with_extras(bare: Any, extras: Iterable[Any]) -> Any:
-    """Return the type with the extras of an `Annotated` that Pydantic is to read."""
+    """Return the type with the extras of an `Annotated` that only Pydantic reads."""
     listed = tuple(extras)
     return Annotated[(bare, *listed)] if listed else bare
 
@@ -29,9 +29,9 @@ def _adapter(hint: Any) -> Any:
     pydantic: Any = sys.modules["pydantic"]
     try:
         return pydantic.TypeAdapter(hint)
-    except pydantic.errors.PydanticUserError as error:  # the author's mistake, or a type that it does not know
+    except pydantic.errors.PydanticUserError as error:  # a mistake in the model, or a type that Pydantic does not know
         raise TypeError(_first_line(error)) from None
-    except ImportError as error:  # such as the package that EmailStr needs
+    except ImportError as error:  # a missing package, such as the one for EmailStr
         raise TypeError(_first_line(error)) from None
 
 
@@ -40,7 +40,7 @@ def _first_line(error: Exception) -> str:
 
 
 def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
-    """Return the JSON Schema that Pydantic makes of a type, with its `$defs`. Raises TypeError if it has none."""
+    """Return Pydantic's JSON Schema of a type, with its `$defs`. Raises TypeError if it has none."""
     pydantic: Any = sys.modules["pydantic"]
     adapter = _adapter(hint)
     try:
@@ -51,12 +51,12 @@ def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
 
 
 def loader(hint: Any) -> Callable[[Any], Any]:
-    """Return a function that makes a JSON value into one of a type of Pydantic's. It raises `Problems`."""
+    """Return a function that converts a JSON value to a Pydantic type. It raises `Problems`."""
     adapter = _adapter(hint)
     refused: Any = sys.modules["pydantic"].ValidationError
 
     def load(value: Any) -> Any:
-        # As JSON, not as Python values: strict models accept a date as text only from JSON.
+        # From JSON, not from Python values: strict models accept a date as text only from JSON.
         try:
             return adapter.validate_json(encode(value))
         except refused as error:
@@ -71,7 +71,7 @@ def _text(message: str) -> str:
 
 
 class Problems(ValueError):
-    """What Pydantic says is wrong with a value: (place, text) each. No text repeats the value."""
+    """The errors of Pydantic's validation, as (path, text), without the value."""
 
     def __init__(self, found: list[tuple[tuple[str | int, ...], str]]) -> None:
         super().__init__("; ".join(text for _, text in found))
@@ -79,16 +79,17 @@ class Problems(ValueError):
 
 
 def dump(value: Any) -> Any:
-    """Return a value of Pydantic's as JSON values, under its aliases. Raises whatever its own serializers raise."""
+    """Return a Pydantic value as JSON values, under its aliases. Its serializers may raise anything."""
     kind: Any = type(value)
     return _adapter(kind).dump_python(value, mode="json", by_alias=True)
 
 
 def resolve_field(field: Field) -> tuple[Field, Callable[[], Any] | None]:
-    """Return a field under the name and with the default that Pydantic's `Field`s give it, and what makes its value.
+    """Return a field with the name and default of its Pydantic `Field`s, and a factory for its default value.
 
-    Of several, as default or in `Annotated`, the last counts. The second is None if the function itself makes the
-    value, or it is required. Raises TypeError if an alias is no plain name, or a default needs the other arguments.
+    Of several `Field`s, as default or in `Annotated`, the last counts. The factory is None if the field is required or
+    the function itself has the default. Raises TypeError if an alias is not a plain name, or a default needs the other
+    arguments.
     """
     name, hint, default = field.name, field.hint, field.default
     if is_field_info(default):

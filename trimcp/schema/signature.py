@@ -1,6 +1,6 @@
-"""What a user's function takes and returns: its JSON Schemas, and the conversion between JSON and Python.
+"""A function's parameters and result: their JSON Schemas, and the conversion between JSON and Python.
 
-It knows functions and types, and nothing of tools, prompts and resources.
+It does not depend on tools, prompts and resources.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trimcp.schema.json_schema import SchemaBuilder, schema_of
 Injected = Callable[[inspect.Parameter, Any], bool]
 
 _Special = tuple[str, str, Callable[[], Any] | None]
-"""A parameter with a Pydantic `Field`: its name in JSON, its own name, and what makes its value if none is given."""
+"""A parameter with a Pydantic `Field`: its name in JSON, its own name, and the factory of its default value."""
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -32,10 +32,10 @@ class Signature:
     Attributes:
         name: the function's name.
         description: its docstring without the sections on parameters and results; empty if it has none.
-        input_schema: an object schema of its arguments. It must not change.
-        parameters: the names in JSON of those filled from it.
-        injected: the other ones, with their resolved types.
-        return_type: the resolved return annotation; `inspect.Signature.empty` where it has none.
+        input_schema: an object schema of its arguments. Do not modify it.
+        parameters: the names in JSON of the parameters in `input_schema`.
+        injected: the other parameters, with their resolved types.
+        return_type: the resolved return annotation; `inspect.Signature.empty` if it has none.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Signature:
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return keyword arguments from JSON arguments that the schema has accepted; the same if none is converted.
+        """Convert validated JSON arguments to keyword arguments; return the same mapping if nothing is converted.
 
-        Raises ConversionError, which names all arguments that fit the schema and still have no Python value.
+        Raises ConversionError, which names all arguments that fit the schema but cannot be converted.
         """
         for name in self._whole_numbers:
-            if type(arguments.get(name)) is float:  # 3.0 is an integer by JSON Schema, and is read as a float
+            if type(arguments.get(name)) is float:  # in JSON Schema 3.0 is an integer; parsers read it as a float
                 arguments = {**arguments, name: int(arguments[name])}
         if not self._converters and self._rest is None and not self._special:
             return arguments
@@ -93,9 +93,9 @@ def describe(
 
     Args:
         function: async or sync; also a method, a partial or an object with `__call__`.
-        injected: given a parameter and its resolved type (with the extras of `Annotated`), whether it is filled
-            otherwise. Such parameters are not in the schema.
-        loose: the schema is given by hand, so arguments of types without a JSON form are allowed, and not converted.
+        injected: called with a parameter and its resolved type (with the extras of `Annotated`); returns whether the
+            caller fills it. Such parameters are not in the schema.
+        loose: the author wrote the schema, so arguments of types without a JSON form are allowed, and not converted.
 
     Raises:
         TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
@@ -173,7 +173,7 @@ class _Reader:
             self._headers.add(header.lower())
 
     def _read_named(self, parameter: inspect.Parameter, hint: Any) -> str | None:
-        """Read a parameter, and return the header that mirrors it, if one does."""
+        """Add a parameter to the schema, and return the header that mirrors it, if any."""
         description = self._descriptions.get(parameter.name)
         required = parameter.default is ABSENT_DEFAULT
         field = Field(parameter.name, hint, required, parameter.default, description)
@@ -203,7 +203,7 @@ class _Reader:
 
 
 def _only_whole_numbers(hint: Any) -> bool:
-    """Return whether the only conversion that values may need is from a whole float to an int."""
+    """Return whether values need at most the conversion from a whole float to an int."""
     bare, extras = split(hint)
     if extras and readable(extras)[1]:
         return False
@@ -224,14 +224,14 @@ def _target(function: Callable[..., Any]) -> Any:
 
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """Return the resolved annotations; names are looked up in the closure, too, as far as it is filled."""
+    """Return the resolved annotations; names are also looked up in the closure, as far as its cells are set."""
     target = _target(function)
     names = {}
     if inspect.isfunction(target):
         for free, cell in zip(target.__code__.co_freevars, target.__closure__ or (), strict=True):
             try:
                 names[free] = cell.cell_contents
-            except ValueError:  # decorators run before their function's own name is bound
+            except ValueError:  # the cell is empty: decorators run before the function's name is bound
                 continue
     try:
         return typing.get_type_hints(target, localns=names, include_extras=True)
@@ -249,7 +249,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
 class ResultShape:
     """How a function's results become structured content.
 
-    `schema` is that of an object, valid as `outputSchema` in every revision. Values of other types are `wrapped`:
+    `schema` is an object schema, valid as `outputSchema` in every revision. Values that are not objects are `wrapped`:
     sent as `{"result": value}`.
     """
 
@@ -257,7 +257,7 @@ class ResultShape:
     wrapped: bool = False
 
     def dump(self, value: Any) -> Any:
-        """Return a result as JSON values, not validated. Raises ConversionError for what JSON cannot carry."""
+        """Return a result as JSON values, not validated. Raises ConversionError for a value without a JSON form."""
         plain = to_json(value)
         return {"result": plain} if self.wrapped else plain
 
@@ -266,10 +266,10 @@ _UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), 
 
 
 def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lambda hint: False) -> ResultShape | None:
-    """Return how results of a return type are structured, or None where they are plain content.
+    """Return how results of a return type are structured, or None if they are sent as content only.
 
-    None for no annotation, Any, None, text, bytes, types without a JSON Schema, and classes for which `is_content` is
-    true, alone, in unions or in lists. Raises UnreadableHint as `readable` does.
+    That is without an annotation, and for Any, None, text, bytes, types without a JSON Schema, and classes for which
+    `is_content` is true, alone, in unions or in lists. Raises UnreadableHint as `readable` does.
     """
     if _is_unstructured(annotation, is_content):
         return None

@@ -1,13 +1,13 @@
-"""Validation with JSON Schema: one validator per schema, on both sides.
+"""Validation with JSON Schema, for servers and clients.
 
-It knows nothing of MCP: callers decide what a schema is for, and which error a problem becomes.
+It does not depend on MCP: callers decide which error a problem becomes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-# A server starts without the engine: it is loaded with the first schema that is compiled.
+# The engine is imported when the first schema is compiled, which keeps a server's start fast.
 if TYPE_CHECKING:
     from trimcp.schema.engine import CompiledSchema, Schema
 
@@ -15,20 +15,20 @@ _WORDS: Final = frozenset({"type", "title", "description", "default", "enum", "c
 
 
 class Validator:
-    """A JSON Schema, compiled once; judging a small value takes about 0.3 µs.
+    """A JSON Schema, compiled once; validating a small value takes about 0.3 µs.
 
-    Formats (`date`, `uuid`, `uri`, ...) are asserted. Patterns run in a linear-time engine; if that cannot run one
-    (look-around, back-references), a backtracking engine with a step limit is used, where a text that exceeds the limit
-    does not match. Not for peers' schemas: see `peer_validator`.
+    Formats (`date`, `uuid`, `uri`, ...) are asserted. Patterns run in a linear-time engine. If it cannot run one
+    (look-around, back-references), a backtracking engine with a step limit is used; a text that exceeds the limit does
+    not match. Not for peers' schemas: see `peer_validator`.
 
     Values must be plain JSON values no deeper than `trimcp.wire.jsonrpc.parse` lets pass.
 
     Args:
-        schema: a JSON Schema; without `$schema` it is 2020-12. It must not change afterwards.
+        schema: a JSON Schema; without `$schema` it is 2020-12. Do not modify it afterwards.
         late: compile it with the first value, for a schema that is known to be valid.
 
     Raises:
-        SchemaError: the schema is no valid schema, names a dialect we do not have, or refers to another document.
+        SchemaError: the schema is not valid, names an unsupported dialect, or refers to another document.
     """
 
     __slots__ = ("_compiled", "schema")
@@ -46,18 +46,18 @@ class Validator:
         return compiled
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether a value satisfies the schema. Never raises for JSON values, NaN and lone surrogates too."""
+        """Return whether a value satisfies the schema. Never raises for JSON values, not for NaN or lone surrogates."""
         compiled = self._compiled or self._compile()
         try:
             return compiled.is_valid(value)
-        except ValueError:  # a key that is no text, such as a lone surrogate
+        except ValueError:  # a key that is not Unicode, such as a lone surrogate
             return False
 
     def problems(self, value: Any) -> list[str]:
-        """Return what is wrong with a value; nothing if it is valid.
+        """Return the errors of a value as texts; empty if it is valid.
 
-        Each text names the place, as in `must be an integer, not a string @ $.days`. At most ten, each bounded in
-        length and without values, so that a peer cannot make us repeat secrets or megabytes.
+        Each text names the place, as in `must be an integer, not a string @ $.days`. At most ten, each of bounded
+        length and without values, so that no secrets or megabytes of a peer are repeated.
         """
         if self.is_valid(value):
             return []
@@ -66,7 +66,7 @@ class Validator:
 
 
 def validator_for(schema: dict[str, Any]) -> Validator:
-    """Return a validator for a schema that was derived from types or checked; a late one where it has no bounds.
+    """Return a validator for a schema that was derived from types or checked; compiled late if it has no bounds.
 
     Raises SchemaError for bounds or patterns that are not valid.
     """
@@ -74,7 +74,7 @@ def validator_for(schema: dict[str, Any]) -> Validator:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Return whether a schema holds only types and texts, so that the engine accepts it."""
+    """Return whether a schema has only types and texts, which the engine always accepts."""
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     for keyword, content in schema.items():
@@ -92,20 +92,20 @@ def _is_plain(schema: Any) -> bool:
 
 
 def check_author_schema(schema: Schema) -> None:
-    """Check a schema written by a server's author, at registration, so that a mistake is found before the first call.
+    """Check a schema of a server's author at registration, so that a mistake is found before the first call.
 
     Raises:
-        SchemaError: what is wrong and where: not valid in its dialect, a dialect other than 2020-12, 2019-09 or
-            drafts 7, 6 and 4, a pattern no engine accepts, or a `$ref` that leads out of the schema.
+        SchemaError: the schema is not valid in its dialect, its dialect is not 2020-12, 2019-09 or draft 7, 6 or 4, no
+            engine accepts a pattern, or a `$ref` refers to another document. The text names the place.
     """
-    import jsonschema  # slow to import, and only registration needs it
+    import jsonschema  # slow to import, and needed only at registration
 
     from trimcp.schema.engine import SchemaError, dialect_of
     from trimcp.schema.problems import path_text, shorten
 
     kind = getattr(jsonschema, dialect_of(schema))
     try:
-        # No format checker: it would judge patterns by Python's dialect of regular expressions.
+        # No format checker: it would check patterns by Python's syntax of regular expressions.
         kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
     except jsonschema.SchemaError as error:
         raise SchemaError(f"{shorten(error.message)} @ {path_text(error.absolute_path)}") from None
@@ -113,14 +113,15 @@ def check_author_schema(schema: Schema) -> None:
 
 
 def peer_validator(schema: Schema) -> Validator:
-    """Return a validator for a schema that came from a peer, so it may be hostile.
+    """Return a validator for the schema of an untrusted peer.
 
-    Besides never fetching, it bounds what a value can cost: references may not loop in place, and recursive schemas
-    that could visit one value exponentially often get a limit on the depth of values. Patterns must suit the
-    linear-time engine, so look-around and back-references are refused.
+    It never fetches a schema, and the cost of a value is bounded: references may not loop in place, and only a bounded
+    number of them is followed for one value. Patterns must suit the linear-time engine, so look-around and
+    back-references are refused.
 
     Raises:
-        SchemaError: the schema is not valid, too large, too entangled, or needs what we refuse.
+        SchemaError: the schema is not valid, is too large, has too long chains of references, or needs a refused
+            feature.
     """
     from trimcp.schema.engine import compile_bounded
 
