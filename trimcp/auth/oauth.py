@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -19,7 +19,7 @@ import trio
 from trimcp.auth.browser import Browser, Redirect, UserAgent
 from trimcp.auth.challenges import AuthChallenge, find_challenge
 from trimcp.auth.credentials import Credentials, StoreKey, Tokens
-from trimcp.auth.flow import Flow, Login
+from trimcp.auth.flow import Flow, Login, T
 from trimcp.auth.grants import AuthorizationCode, Grant
 from trimcp.auth.jose import ProofKey
 from trimcp.auth.metadata import host_of, is_loopback, origin_of
@@ -320,7 +320,7 @@ class Authorizer:
             await oauth.store.save(account.key, new)
             account.take(new, oauth.dpop)
 
-    async def _carry_out(self, flow: Flow[Any]) -> Any:
+    async def _carry_out(self, flow: Flow[T]) -> T:
         """Do what a flow asks for, step by step, and return what it returns."""
         async with AsyncExitStack() as stack:
             redirect: list[Redirect] = []
@@ -344,7 +344,8 @@ class Authorizer:
                 while True:
                     step = flow.send(await do(step))
             except StopIteration as end:
-                return end.value
+                result: T = end.value
+                return result
             finally:
                 flow.close()
 

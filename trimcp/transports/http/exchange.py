@@ -262,7 +262,7 @@ class Exchange(Handler, StreamSink):
         status, headers, data = 200, self.head.reply_headers, outgoing.data
         if outgoing.error == FORBIDDEN:
             status = 403  # in every revision, as for a token that is no good
-            auth, scope = self.shared.settings.auth, outgoing.headers and outgoing.headers.get("scope")
+            auth, scope = self.shared.settings.auth, (outgoing.headers or {}).get("scope")
             if auth is not None and scope:
                 headers = (*headers, *auth.insufficient(scope.split()).headers)
         elif outgoing.error is not None and self.plan.statuses:
