@@ -1,8 +1,7 @@
-"""A client's channel to one server over HTTP: where each message goes, and the orderly end.
+"""A client's channel to one server over HTTP: sends each message, receives, and ends the session.
 
-Over Streamable HTTP there is no connection that could end: each request is an exchange of its own, and one that fails
-fails alone. With HTTP+SSE (2024-11-05), to which a channel may turn while it shakes hands, the stream is the
-connection.
+With Streamable HTTP there is no connection: each request is a separate exchange, and a failed one affects no other.
+With HTTP+SSE (2024-11-05), which a channel may choose during the handshake, the stream is the connection.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import ErrorResponse, Lost
 
 _LEAST_PAUSE: Final = 1.0
-_BUSY: Final = 409  # some servers have not noticed yet that the stream before has ended
-_OLDER: Final = (400, 404, 405)  # 2026-07-28 "Backward Compatibility": what a server of HTTP+SSE says to a POST
+_BUSY: Final = 409  # some servers have not yet noticed the end of the previous stream
+# 2026-07-28 "Backward Compatibility": the status of an HTTP+SSE server's reply to a POST
+_OLDER: Final = (400, 404, 405)
 
 _log = logging.getLogger("trimcp.http")
 
@@ -35,11 +35,12 @@ _log = logging.getLogger("trimcp.http")
 class HttpChannel(MessageChannel):
     """The channel to one server over HTTP.
 
-    A request that gets no answer arrives as `Lost` by its id. What a server forgot of us arrives as `Lost` without id.
+    A request without an answer is received as `Lost` with its id. `Lost` without an id means that the server forgot the
+    session.
     """
 
     mirrors_headers = True
-    half_open = False  # with its stream the connection has ended: no answer of ours would be taken any more
+    half_open = False  # when the stream ends, the server accepts no more answers
 
     def __init__(
         self,
@@ -75,17 +76,17 @@ class HttpChannel(MessageChannel):
 
     @property
     def speaks_sse(self) -> bool:
-        """Whether it was told, or has turned, to the HTTP+SSE of 2024-11-05."""
+        """Whether the HTTP+SSE of 2024-11-05 is spoken, by `mode` or after the fallback."""
         return self._events is not None
 
-    # The channel
+    # The MessageChannel
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         """Begin to send every message of the batch; see `MessageChannel.send`.
 
-        Requests never wait here: they have a queue of their own, and one that finds it full is answered at once with
-        an error. The order of what is sent without an answer in between is the server's to choose, except over
-        HTTP+SSE. A message that does not reach the server breaks nothing else.
+        Requests never wait here: they have a bounded queue, and a request that finds it full gets an error at once. The
+        server chooses the order in which it handles messages that do not wait for each other's answer, except over
+        HTTP+SSE. A message that does not reach the server affects no other.
         """
         with self._sending:
             await trio.lowlevel.checkpoint_if_cancelled()
@@ -116,10 +117,10 @@ class HttpChannel(MessageChannel):
         return await self._inbox.receive()
 
     async def aclose(self) -> None:
-        """Give up what is under way and end the session at the server; see `MessageChannel.aclose`.
+        """Cancel all requests and end the session at the server; see `MessageChannel.aclose`.
 
-        What is being sent (cancellations above all) and the DELETE of the session get `timeouts.close` seconds,
-        cancelled or not: a session that is not ended costs the server, and work in it goes on.
+        Messages being sent (above all cancellations) and the DELETE of the session get `timeouts.close` seconds, also
+        when cancelled: a session that is not ended uses the server's memory, and its calls go on.
         """
         if not self._closed:
             self._closed = True
@@ -143,11 +144,11 @@ class HttpChannel(MessageChannel):
             self._state.last_failure = self._events.why or "the server ended its event stream"
 
     def taken(self) -> Hashable:
-        """Return something new: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
+        """Return a new value: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
         return object()
 
     def close_reason(self) -> str | None:
-        """Say what the server last had to say, as far as it matters for an error; None if nothing is known."""
+        """Return the last failure or the server's last status, for an error message; None if neither is known."""
         if self._state.last_failure is not None or self.http.last_status is None:
             return self._state.last_failure
         return f"the server last answered {self.http.last_status}"
@@ -159,22 +160,22 @@ class HttpChannel(MessageChannel):
             raise trio.BrokenResourceError("the connection is being ended")
 
     def end(self) -> None:
-        """Send nothing more: the tasks that would do it are being ended."""
+        """Send nothing more: the channel's tasks are being ended."""
         self._state.over = True
 
     def let_go(self) -> None:
-        """Break the cycles between this and its parts, so that nothing of it waits for a garbage collection."""
+        """Break the reference cycles of this channel, so that no garbage collection is needed."""
         del self._notices, self._state.session, self._state.fall_back
 
-    # What requests and streams report
+    # Called by requests and streams
 
     def _renewed(self) -> None:
-        """Note that a new session took the place of an old one, with whatever the server had in it."""
+        """Report that a new session replaced a forgotten one, whose state at the server is lost."""
         self._inbox.post(Incoming(Lost(None, "the server forgot the session; a new one was begun")))
         self._start_listening()
 
     async def _listen(self) -> None:
-        """Listen from now on for what the server says unasked, before requests go on."""
+        """Open the stream for messages that belong to no request, before requests are sent."""
         listener = self._start_listening()
         with trio.move_on_after(self._state.timeouts.connect):
             await listener.written.wait()
@@ -199,10 +200,11 @@ class HttpChannel(MessageChannel):
     # HTTP+SSE
 
     async def _fall_back(self, trouble: Trouble, offer: Outgoing) -> Trouble | None:
-        """Try `initialize` by the older transport after it met `trouble`; None if that has taken over."""
+        """Try `initialize` over HTTP+SSE after `trouble` with Streamable HTTP; return None on success."""
         if self._mode != "auto" or trouble.status not in _OLDER:
             return trouble
-        if trouble.answer is not None and trouble.status != 405:  # an endpoint without POST, whatever it says besides
+        # 405 means an endpoint without POST, whatever its body
+        if trouble.answer is not None and trouble.status != 405:
             return trouble
         events = SseConnection(self._state)
         self._state.nursery.start_soon(self._read_events, events)
@@ -229,7 +231,7 @@ class GetStream:
 
     Attributes:
         scope: cancel it to close the stream for good.
-        written: set once the first GET is with the operating system, or has failed.
+        written: set once the first GET was written, or has failed.
     """
 
     _state: ClientState
@@ -239,16 +241,16 @@ class GetStream:
     _opened: bool = attrs.field(init=False, default=False)
 
     async def run(self) -> None:
-        """Listen until the session ends or the server turns out to offer no stream. Cancelling it closes the stream."""
+        """Listen until the session ends or the server refuses a stream. Cancelling it closes the stream."""
         with self.scope:
             try:
                 await self._state.read_again(self._cursor, self._read, least=_LEAST_PAUSE)
-            except Exception:  # a bug here or in the library below; requests go on without the stream
+            except Exception:  # a bug here or in a library; requests go on without the stream
                 _log.exception("listening over HTTP crashed")
         self.written.set()
 
     async def _read(self) -> bool:
-        """Open the stream and read it to its end; whether to open it again."""
+        """Open the stream and read it to its end; return whether to open it again."""
         state = self._state
         session_id = state.session.id
         try:
@@ -259,7 +261,8 @@ class GetStream:
             self._opened = True
             return True
         if refused.status == 404 and self._opened and session_id is not None:
-            # Until now there was a stream, so it is the session that is gone. The new one opens a stream of its own.
+            # The server had a stream before, so the 404 means that the session is gone. The new session opens its own
+            # stream.
             trouble = await state.session.renew(session_id)
             why = "" if trouble is None else f": {trouble.why}"
             _log.debug("the stream for unasked messages is gone with its session%s", why)

@@ -1,4 +1,4 @@
-"""HTTP exchanges with one server over httpx2: bounded replies, one kind of failure, one origin, no secrets in logs.
+"""HTTP exchanges with one server over httpx2: bounded replies, one type of failure, one origin, no secrets in logs.
 
 It knows HTTP and no messages.
 """
@@ -41,22 +41,22 @@ EVENT_STREAM: Final = "text/event-stream"
 _MAX_REDIRECTS: Final = 3
 _LONGEST: Final = 200
 _TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
-# Seconds a connection is kept for the next request: less than the five after which common servers close it, since a
-# request that meets a closing connection may be lost.
+# Seconds an idle connection is kept: less than the five after which common servers close it, since a request that is
+# sent while the server closes may be lost.
 _KEPT: Final = 4.0
 _KEPT_CONNECTIONS: Final = 64
 _PIECE: Final = 64 * 1024
-_PIECES: Final = 16  # that are handed on in a turn: one read can bring ten thousand chunks of a byte
-_READ_AHEAD: Final = 65_536  # bytes, and so the most pieces, that httpcore2 reads ahead
+_PIECES: Final = 16  # pieces per turn of the event loop: one read can bring ten thousand chunks of one byte
+_READ_AHEAD: Final = 65_536  # bytes that httpcore2 reads ahead, and so the largest number of pieces
 _MAX_COOKIES: Final = 50
-_MAX_COOKIE_BYTES: Final = 8 * 1024  # together: what many servers take for a head
+_MAX_COOKIE_BYTES: Final = 8 * 1024  # of all cookies: what many servers accept for a whole head
 
 _log = logging.getLogger("trimcp.http")
 _ours: contextvars.ContextVar[bool] = contextvars.ContextVar("trimcp_http", default=False)
 
 
 class ExchangeBroken(Exception):
-    """An exchange failed below HTTP; `why` says it in one line, `nothing_sent` that no byte of the request was sent."""
+    """An exchange failed below HTTP; `why` is one line of text, `nothing_sent` means that no byte was sent."""
 
     def __init__(self, why: str, nothing_sent: bool = False) -> None:
         super().__init__(why)
@@ -65,7 +65,7 @@ class ExchangeBroken(Exception):
 
 
 class NotAuthorized(ExchangeBroken):
-    """The server wants an access token, and there is none to be had; `code` is the authorization server's, or ""."""
+    """The server requires an access token that cannot be obtained; `code` is the authorization server's, or ""."""
 
     def __init__(self, why: str, code: str) -> None:
         super().__init__(why)
@@ -73,10 +73,10 @@ class NotAuthorized(ExchangeBroken):
 
 
 class Authorizes(Protocol):
-    """Gives the requests of one connection what lets them in, or raises `AuthorizationError`.
+    """Provides authorization headers for one connection's requests, or raises `AuthorizationError`.
 
     Attributes:
-        person: is put around the time in which a person logs in.
+        person: a context manager to enter while a user logs in.
     """
 
     person: Callable[[], AbstractContextManager[None]]
@@ -86,19 +86,19 @@ class Authorizes(Protocol):
         ...
 
     def helps(self, status: int, headers: Mapping[str, str], /) -> bool:
-        """Return whether something may be done about a reply like this."""
+        """Return whether `refused` can do something about a reply with this status and headers."""
         ...
 
     async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int, /) -> None:
-        """Do what a 401 or 403 asks for, after which the request is to be sent again."""
+        """Do what a 401 or 403 requires; afterwards the request is sent again."""
         ...
 
 
 class ClientAuth(Protocol):
-    """How a client gets access tokens; `trimcp.auth.OAuth` is one."""
+    """Obtains access tokens for a client; `trimcp.auth.OAuth` is one."""
 
     def connected(self, server: str, /) -> AbstractAsyncContextManager[Authorizes]:
-        """Return a context manager that yields what lets requests to one server in, while a connection is open."""
+        """Return a context manager that yields the authorization for one server, for one connection's lifetime."""
         ...
 
 
@@ -108,7 +108,7 @@ class TooLarge(Exception):
 
 @attrs.define(eq=False)
 class OpenReply:
-    """The reply to one request. Its body can be read while the block that opened it runs."""
+    """The reply to one request. Its body can be read inside the block that opened it."""
 
     _response: httpx2.Response
     _http: Http
@@ -121,12 +121,12 @@ class OpenReply:
 
     @property
     def url(self) -> httpx2.URL:
-        """Where it came from, after redirects."""
+        """The URL that sent the reply, after redirects."""
         return self._response.url
 
     @property
     def content_type(self) -> str:
-        """The media type without parameters, in lower case; "" where there is none."""
+        """The media type without parameters, in lower case; "" if there is none."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
     @property
@@ -137,36 +137,36 @@ class OpenReply:
 
     @property
     def socket(self) -> trio.socket.SocketType | None:
-        """The socket it comes from, to ask the system about; None where there is none."""
+        """The socket of the reply, for the functions of `descriptors`; None if there is none."""
         stream = self._response.extensions.get("network_stream")
         found = None if stream is None else stream.get_extra_info("socket")
         return found if isinstance(found, trio.socket.SocketType) else None
 
     @property
     def headers(self) -> dict[str, str]:
-        """All headers, by name in lower case; one that came more than once has its values joined with ", "."""
+        """All headers, by name in lower case; the values of a repeated header are joined with ", "."""
         return {name.lower(): value for name, value in self._response.headers.items()}
 
     def header(self, name: str) -> str:
-        """Return a header's value, or "" where there is none."""
+        """Return a header's value, or "" if it is missing."""
         value: str = self._response.headers.get(name, "")
         return value
 
     def refusal(self, error: ErrorResponse | None = None) -> str:
-        """Say what its status means, where it is no success; `error` is what its body holds. See `policy.refusal`."""
+        """Return what an error status means. `error` is the error in the body. See `policy.refusal`."""
         return refusal(self.status, error, self.elsewhere, shown_url(str(self._asked)))
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds after which the server wants to be asked again, or None."""
+        """Seconds that the server asks to wait before the next request, or None."""
         return seconds_to_wait(self.header("retry-after"), time.time)
 
     @asynccontextmanager
     async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the body in pieces, decompressed, each of at most 64 KiB. Leaving early cuts the connection.
+        """Yield the body in pieces of at most 64 KiB, decompressed. Leaving early closes the connection.
 
         Raises:
-            ExchangeBroken: the connection broke, or what came is no HTTP or not what it says it is compressed with.
+            ExchangeBroken: the connection broke, the reply is not valid HTTP, or it cannot be decompressed.
         """
         with self._http.cuts():
             raw = self._response.aiter_raw()
@@ -179,8 +179,8 @@ class OpenReply:
         """Return the whole body.
 
         Raises:
-            TooLarge: it has more than `limit` bytes, of which at most one piece more than that was kept.
-            ExchangeBroken: as `chunks`.
+            TooLarge: it has more than `limit` bytes; at most one piece beyond the limit was kept.
+            ExchangeBroken: as for `chunks`.
         """
         length = self.header("content-length")
         if length.isascii() and length.isdigit() and int(length[:18]) > limit:
@@ -194,7 +194,7 @@ class OpenReply:
         return body.take()
 
     async def small_body(self, limit: int) -> bytes:
-        """Return the body, or b"" where it has more than `limit` bytes or breaks off."""
+        """Return the body, or b"" if it has more than `limit` bytes or ends early."""
         try:
             return await self.body(limit)
         except (TooLarge, ExchangeBroken):
@@ -206,10 +206,10 @@ class Http:
     """Exchanges with one server.
 
     Attributes:
-        url: where requests go unless they say otherwise.
-        authorizer: gives requests what lets them in; None where nothing does but `headers`.
-        max_redirects: that are followed, within the origin.
-        last_status: what the server last answered, or None before its first answer.
+        url: the default URL of requests.
+        authorizer: provides authorization headers; None sends only `headers`.
+        max_redirects: redirects that are followed, within the origin.
+        last_status: the status of the last reply, or None before the first one.
     """
 
     url: httpx2.URL
@@ -234,18 +234,18 @@ class Http:
         url: httpx2.URL | None = None,
         written: Callable[[], object] | None = None,
     ) -> AsyncIterator[OpenReply]:
-        """Send a request and yield the reply, as soon as its head is there; leaving closes what was not read.
+        """Send a request and yield the reply once its head has arrived; leaving closes what was not read.
 
-        Redirects within the origin are followed where they keep the method. Cancelling it cuts the connection.
+        Redirects within the origin are followed if they keep the method. Cancelling closes the connection.
 
         Args:
-            method, headers, content: of the request; `headers` beside those that all have.
-            url: where to, None for the endpoint.
-            written: called when the last byte of the request is with the operating system.
+            method, headers, content: of the request; `headers` are added to the common ones.
+            url: None for the endpoint.
+            written: called when the last byte of the request was written.
 
         Raises:
-            ExchangeBroken: there is no reply.
-            NotAuthorized: the server wants a token that cannot be had.
+            ExchangeBroken: no reply was received.
+            NotAuthorized: the server requires a token that cannot be obtained.
         """
         token = _ours.set(True)
         try:
@@ -270,7 +270,7 @@ class Http:
         url: httpx2.URL,
         written: Callable[[], object] | None,
     ) -> httpx2.Response:
-        """Send a request with what lets it in, and again where the server asks for something else."""
+        """Send a request with authorization, and again if the server requires a different one."""
         tries = 0
         try:
             while True:
@@ -313,7 +313,7 @@ class Http:
             if target is None or redirects == self.max_redirects:
                 return response
             if method != "GET" and response.status_code not in (301, 307, 308):
-                return response  # it asks for a GET instead, or many believe it does
+                return response  # these require a GET instead, or many servers use them so
             await response.aclose()
             if response.status_code in (301, 308) and len(self._moved) < 8:
                 self._moved[url] = target
@@ -330,16 +330,16 @@ class Http:
             )
 
     def target(self, response: httpx2.Response) -> httpx2.URL | None:
-        """Return where a redirect points to, without credentials that it may name; None for any other reply."""
+        """Return the URL a redirect points to, without credentials in it; None for any other reply."""
         location = response.headers.get("location")
         if location is None or response.status_code not in (301, 302, 303, 307, 308):
             return None
         return self.resolve(location, response.url)
 
     def resolve(self, reference: str, base: httpx2.URL | None = None) -> httpx2.URL | None:
-        """Return the URL that a server means by `reference`, or None if it is none.
+        """Return the URL that a server means by `reference`, or None if it is invalid.
 
-        Credentials in it are not used: a server could put them there to read them in its own logs.
+        Credentials in it are removed: a server could use them to read them in its own logs.
         """
         try:
             url = (base or self.url).join(reference).copy_with(userinfo=b"", fragment=None)
@@ -349,7 +349,7 @@ class Http:
 
     @contextmanager
     def cuts(self) -> Iterator[None]:
-        """Turn what httpx2 raises into `ExchangeBroken`."""
+        """Convert exceptions of httpx2 into `ExchangeBroken`."""
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
@@ -371,9 +371,9 @@ async def opened_http(
     client: httpx2.AsyncClient | None = None,
     authorizer: Authorizes | None = None,
 ) -> AsyncIterator[Http]:
-    """Yield exchanges with the server at `address`, which all carry `headers`.
+    """Yield exchanges with the server at `address`, all with `headers`.
 
-    They go over the user's own `client`, which is not closed, or over one that is made for them.
+    They use the user's own `client`, which is not closed, or a new one.
     """
     url = httpx2.URL(address)
     auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
@@ -384,20 +384,20 @@ async def opened_http(
         yield Http(url.copy_with(userinfo=b""), used, headers, timeout, auth, uds, authorizer)
     finally:
         if client is None:
-            # It closes idle sockets without waiting, so it may do so while everything is being cancelled.
+            # Closing idle sockets does not wait, so it is also done when cancelled.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + timeouts.close):
                 await used.aclose()
 
 
 def origin(url: httpx2.URL) -> str:
-    """Return a URL's scheme, host and port, which hold no secret."""
+    """Return a URL's scheme, host and port, which contain no secret."""
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def _client(url: httpx2.URL, uds: str | None) -> httpx2.AsyncClient:
-    # Calls may ask to be answered, so each needs a connection: their number is bounded where they are sent.
+    # Unbounded here: a call may need another request to be answered. The senders bound the number of requests.
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=_KEPT_CONNECTIONS, keepalive_expiry=_KEPT)
-    # Where no TLS is spoken no certificates are loaded, which would take longer than everything else here.
+    # Without TLS no certificates are loaded: loading them takes longer than all other steps.
     verify = url.scheme == "https"
     if uds is None and not _is_this_machine(url.host) and getproxies():
         return httpx2.AsyncClient(verify=verify, limits=limits, cookies=BoundedCookieJar())
@@ -407,10 +407,10 @@ def _client(url: httpx2.URL, uds: str | None) -> httpx2.AsyncClient:
 
 
 class BoundedCookieJar(CookieJar):
-    """A cookie jar of at most 50 cookies and 8 KiB; what does not fit is dropped, what is there can be replaced.
+    """A cookie jar of at most 50 cookies and 8 KiB. A cookie beyond that is dropped; existing ones can be replaced.
 
-    Load balancers tell by a cookie which server has a session, so cookies are kept. But each goes back with every
-    request, and a server may set as many as it likes in every response. (RFC 6265 section 6.1.)
+    Load balancers use a cookie to find the server that has a session, so cookies are kept. But each is sent with every
+    request, and a server may set any number in every response. (RFC 6265 section 6.1.)
     """
 
     def set_cookie(self, cookie: Cookie) -> None:
@@ -431,7 +431,7 @@ def _cookie_size(cookie: Cookie) -> int:
 
 @attrs.define(eq=False)
 class _Pieces:
-    """A body, decompressed, piece by piece. A generator would have to be closed, which costs more."""
+    """A body, decompressed, piece by piece. Not a generator, because closing one costs more."""
 
     _raw: AsyncIterator[bytes]
     _unpacker: zlib._Decompress | None
@@ -446,7 +446,7 @@ class _Pieces:
             self._left -= 1
             if not self._left:
                 self._left = _PIECES
-                await trio.lowlevel.checkpoint()  # httpx2 makes none between the chunks of one read
+                await trio.lowlevel.checkpoint()  # httpx2 has no checkpoint between the chunks of one read
             packed = self._tail or await anext(self._raw)
             if self._unpacker is None:
                 return packed
@@ -460,9 +460,9 @@ class _Pieces:
 
 
 def _unpacker(coding: str) -> zlib._Decompress | None:
-    """Return what undoes a Content-Encoding, None if there is none.
+    """Return the decompressor of a Content-Encoding, None if there is none.
 
-    httpx2 would undo any number of codings one upon another, where a few bytes can stand for a terabyte.
+    httpx2 would undo any number of nested codings, with which a few bytes can stand for a terabyte.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
@@ -473,10 +473,10 @@ def _unpacker(coding: str) -> zlib._Decompress | None:
 
 
 async def _abandon(raw: AsyncIterator[bytes]) -> None:
-    """Leave a body that may not have been read to its end.
+    """Close a body that may not have been read to its end.
 
-    httpx2 does not close the innermost of its generators when the outer ones are closed, and Trio warns of that. A
-    cancellation closes all of them, at the next read that waits: after the little that was read ahead.
+    httpx2 does not close its innermost generator when the outer ones are closed, and Trio warns of that. A cancellation
+    closes all of them at the next read that waits, after the few bytes that were read ahead.
     """
     with trio.CancelScope() as scope, suppress(httpx2.HTTPError, httpx2.StreamError):
         scope.cancel(reason="the rest of the reply is of no interest")
@@ -489,7 +489,7 @@ async def _abandon(raw: AsyncIterator[bytes]) -> None:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
 
-# The system finds out within two minutes that the other side of a silent connection is gone.
+# The system detects within two minutes that the peer of a silent connection is gone.
 _KEEP_ALIVE: Final = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -508,16 +508,16 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Say why an exchange failed. What the library quotes of the server's bytes is cut and escaped."""
+    """Return why an exchange failed. Bytes of the server that the library quotes are cut and escaped."""
     told: BaseException | None = error
     while told is not None and not str(told):
-        told = told.__cause__ or told.__context__  # what TLS has to say is some levels down
+        told = told.__cause__ or told.__context__  # the error of TLS is some causes down
     text = type(error).__name__ if told is None else str(told)
     return text[:_LONGEST].encode("ascii", "backslashreplace").decode().replace("\n", " ")
 
 
 class _OwnRequestsFilter(logging.Filter):
-    """Drops what httpx2 logs about our own requests: URLs and headers, which carry session ids.
+    """Drops what httpx2 logs about our own requests: URLs and headers, which contain session ids.
 
     Requests of other users of httpx2 in this process are logged as before.
     """

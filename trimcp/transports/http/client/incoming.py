@@ -1,4 +1,4 @@
-"""How messages come in: streams of events are read to their end, and what has arrived waits for the session's reader.
+"""Incoming messages: reads streams of events to their end, and queues messages for the session.
 
 Knows neither requests nor sessions.
 """
@@ -19,8 +19,8 @@ from trimcp.wire.jsonrpc import Message, parse
 
 _LONGEST_PAUSE = 300.0
 _LONGEST_ID = 1024
-# A chunk of more lines is read in small pieces, and others have their turn in between: what a line costs goes by its
-# number, and 64 KiB can be as many empty ones.
+# Lines per turn of the event loop. The cost of a chunk grows with its number of lines, and 64 KiB can contain as many
+# empty lines. So such a chunk is read in parts, and other tasks run in between.
 _LINES = 256
 _PIECE = 1024
 
@@ -30,11 +30,11 @@ class Inbox:
     """A bounded queue of incoming messages, from any number of streams to one reader.
 
     Args:
-        max_messages: how many may wait before streams are read no further.
-        max_bytes: what they may weigh. One message may exceed it, or a large one could never arrive.
+        max_messages: messages that may wait before streams are read no further.
+        max_bytes: of waiting messages. One message may exceed it; otherwise a large one could never be received.
 
     Attributes:
-        max_message: bytes of the largest message that is taken in; may be changed at any time.
+        max_message: bytes of the largest message that is accepted; may be changed at any time.
     """
 
     max_messages: int = 1_024
@@ -50,18 +50,18 @@ class Inbox:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more messages will be added."""
         return self._ended or self._closed
 
     async def put(self, incoming: Incoming) -> None:
-        """Add a message once there is room. Cancelled, it has added nothing."""
+        """Add a message once there is room. If cancelled, nothing was added."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self.ended and (len(self._queue) >= self.max_messages or self._bytes >= self.max_bytes):
             await self._streams.park()
         self.post(incoming)
 
     def post(self, incoming: Incoming) -> None:
-        """Add a message now: what we ourselves say of a request, at most once for each."""
+        """Add a message without waiting: this client's own report about a request, at most one for each."""
         if self.ended:
             return
         self._queue.append(incoming)
@@ -69,13 +69,13 @@ class Inbox:
         self._reader.unpark()
 
     async def take(self, event: Event) -> None:
-        """Add the message that an event carries, if it carries one, as `put` does."""
+        """Add the message of an event, if it has one, like `put`."""
         message = message_in(event)
         if message is not None:
             await self.put(Incoming(message, len(event.data)))
 
     async def receive(self) -> Sequence[Incoming]:
-        """Wait for messages and return all there are; see `MessageChannel.receive`."""
+        """Wait for messages and return all that have arrived; see `MessageChannel.receive`."""
         with self._receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
             if self._queue or self.ended:
@@ -93,12 +93,12 @@ class Inbox:
             return batch
 
     def end(self) -> None:
-        """Take nothing more; what has arrived is still received."""
+        """Accept no more messages; those that have arrived can still be received."""
         self._ended = True
         self._wake()
 
     def close(self) -> None:
-        """Take nothing more, and drop what waits."""
+        """Accept no more messages, and drop those that wait."""
         self._closed = True
         self._queue.clear()
         self._bytes = 0
@@ -111,12 +111,12 @@ class Inbox:
 
 @attrs.define(eq=False)
 class Cursor:
-    """Where a stream that ended is taken up again (WHATWG HTML, "Server-sent events", "Last-Event-ID").
+    """Where to resume a stream that ended (WHATWG HTML, "Server-sent events", "Last-Event-ID").
 
     Attributes:
         last_event_id: of the newest event, or None if none had one.
-        retry: seconds the server wants to be left alone before, or None.
-        moved: whether an event came since this was last set to False.
+        retry: seconds to wait before reconnecting, as the server requests, or None.
+        moved: whether an event arrived since this was last set to False.
     """
 
     last_event_id: str | None = None
@@ -125,9 +125,9 @@ class Cursor:
 
     @property
     def header(self) -> dict[str, str]:
-        """The header that asks for what came after the newest event; empty where none can be asked for."""
+        """The header that requests the events after the newest one; empty if it has no usable id."""
         id = self.last_event_id
-        # What cannot stand in a header cannot be asked for. No server that means it makes such ids.
+        # An id that a header cannot contain cannot be sent back. Servers that support resuming use no such ids.
         usable = id and id.isascii() and id.isprintable() and len(id) <= _LONGEST_ID
         return {"last-event-id": id} if id and usable else {}
 
@@ -137,7 +137,7 @@ async def read_events(
 ) -> ExchangeBroken | None:
     """Pass every event of a reply to `take` until the stream ends; return how it broke, None if it ended in order.
 
-    An event of more than `inbox.max_message` bytes comes without its data.
+    An event of more than `inbox.max_message` bytes is passed without its data.
     """
     decoder = EventDecoder(inbox.max_message, last_event_id=cursor.last_event_id)
     try:
@@ -162,7 +162,7 @@ async def read_events(
 
 
 def message_in(event: Event) -> Message | None:
-    """Return the message that an event carries; None if it carries none."""
+    """Return the message of an event; None if it has none."""
     if event.oversize is not None:
         return event.oversize
     if event.event != "message" or not event.data.strip():

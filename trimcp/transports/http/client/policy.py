@@ -1,7 +1,7 @@
-"""How long a server is waited for, what an attempt at a request came to, and whether to make another one.
+"""Timeouts, the outcome of an attempt to send a request, and the decision whether to try again.
 
-Pure decisions, with texts for people. A request is sent again in two cases: nothing of it was sent, so that the server
-cannot have done anything; or it only reads. A tool is never called twice unless the caller says that it may be.
+Pure decisions, with texts for users. A request is sent again in two cases: no byte of it was sent, so the server cannot
+have acted on it; or it only reads. A tool is never called twice unless the caller allows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trimcp.transports.targets import status_text
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, parse
 
 Mode: TypeAlias = Literal["auto", "streamable", "sse"]
-"""Streamable HTTP, the HTTP+SSE of 2024-11-05, or whichever of the two the server turns out to speak."""
+"""Streamable HTTP, the HTTP+SSE of 2024-11-05, or the one of the two that the server supports."""
 
 REPEATABLE: Final = frozenset(
     (
@@ -27,27 +27,27 @@ REPEATABLE: Final = frozenset(
         *("resources/read", "prompts/get", "completion/complete", "server/discover", "ping"),
     )
 )
-"""Methods that change nothing, so that asking twice does no harm."""
+"""Methods that only read, so sending them twice does no harm."""
 
 PASSING: Final = frozenset((429, 502, 503, 504))
-"""Statuses that say: not now."""
+"""Statuses of a temporary refusal."""
 
 _LONGEST: Final = 200
 
 
 @attrs.frozen(field_transformer=checked(zero=("close",)))
 class Timeouts:
-    """How long the steps of an exchange may take, in seconds; `math.inf` for as long as it takes.
+    """How long the steps of an exchange may take, in seconds; `math.inf` for no limit.
 
-    How long a call may take is said at the call.
+    The time limit of a whole call is an argument of the call.
 
     Attributes:
         connect: to connect, with TLS.
-        write: for the server to take the next piece of a request.
-        silence: without a byte of a reply before the connection counts as lost.
-        notice: for the server to take a notification or an answer of ours.
-        endpoint: for a server of the HTTP+SSE transport to name its endpoint.
-        close: for what is still being sent, and for the end of the session, when the channel is closed.
+        write: for the server to accept the next piece of a request.
+        silence: without a byte of a reply, after which the connection counts as lost.
+        notice: for the server to accept a notification or an answer of ours.
+        endpoint: for a server of the HTTP+SSE transport to send its endpoint.
+        close: when the channel is closed, for messages still being sent and for the end of the session.
     """
 
     connect: float = 10.0
@@ -63,14 +63,14 @@ class Trouble:
     """Why an attempt brought no answer.
 
     Attributes:
-        why: one line for a person.
-        untouched: the server cannot have done anything.
-        passing: another attempt may do better.
+        why: one line of text for the user.
+        untouched: the server cannot have acted on the request.
+        passing: another attempt may succeed.
         after: seconds the server asks to wait before it, or None.
-        answer: the error it refused the request with, or None.
-        nonsense: it replied with something that is no answer.
+        answer: the error in the server's reply, or None.
+        nonsense: the reply was not a valid answer.
         status: the status of its reply, or 0 without one.
-        authorization: where no access token could be had: the authorization server's code, or ""; else None.
+        authorization: if no access token could be obtained: the authorization server's code, or ""; else None.
         forgotten: the id of the session that the server does not know (any more), or None.
     """
 
@@ -87,14 +87,14 @@ class Trouble:
 
 @attrs.frozen
 class Backoff:
-    """How often to try, and how long to wait in between, in seconds.
+    """The number of attempts, and the pauses between them, in seconds.
 
     Attributes:
         retries: attempts after the first.
-        random: what makes pauses differ, so that many clients do not come back at once.
+        random: varies the pauses, so that many clients do not reconnect at the same time.
         first: the first pause; each further one is twice as long.
         longest: the longest pause.
-        asked: the longest pause a server may ask for; if it wants more there is no other attempt.
+        asked: the longest pause a server may request; after a longer request there is no other attempt.
     """
 
     retries: int
@@ -104,7 +104,7 @@ class Backoff:
     asked: float = 30.0
 
     def pause(self, attempt: int) -> float:
-        """Return how long to wait after the `attempt`-th attempt (from 0): between half and all of what is due."""
+        """Return the pause after the `attempt`-th attempt (from 0): random, between half and all of the full pause."""
         due = min(self.longest, self.first * 2.0 ** min(attempt, 32))
         return due * self.random.uniform(0.5, 1.0)
 
@@ -112,9 +112,9 @@ class Backoff:
         """Return how long to wait before a message is sent again, or None if it is not.
 
         Args:
-            attempt: how many attempts were made before this one.
-            trouble: what this one came to.
-            method: what is asked, if it is a request.
+            attempt: the number of attempts before this one.
+            trouble: the outcome of this one.
+            method: the request's method, if it is a request.
             repeatable: it may be carried out twice, whatever its method.
         """
         if attempt >= self.retries or not trouble.passing:
@@ -128,7 +128,7 @@ class Backoff:
 
 
 def seconds_to_wait(retry_after: str, now: Callable[[], float]) -> float | None:
-    """Return what a Retry-After header asks for (RFC 9110 section 10.2.3), or None where it says nothing readable."""
+    """Return the seconds of a Retry-After header (RFC 9110 section 10.2.3), or None if it is unreadable."""
     text = retry_after.strip()
     if text.isascii() and text.isdigit():
         return float(text[:10])
@@ -141,13 +141,13 @@ def seconds_to_wait(retry_after: str, now: Callable[[], float]) -> float | None:
 def refusal(
     status: int, error: ErrorResponse | None = None, elsewhere: str | None = None, at: str | None = None
 ) -> str:
-    """Say what a status means for the request, and what to do where that is known.
+    """Return what a status means for the request, and what to do if that is known.
 
     Args:
         status: of the reply, no success.
         error: the JSON-RPC error in its body, or None.
         elsewhere: the origin that a redirect points to, or None.
-        at: the URL that was asked, without secrets.
+        at: the URL of the request, without secrets.
     """
     text = f"the server answered {status_text(status)}{'' if at is None else f' at {at}'}"
     if error is not None:
@@ -162,16 +162,16 @@ def refusal(
 
 
 def error_in(body: bytes, id: RequestId | None) -> ErrorResponse | None:
-    """Return the JSON-RPC error that a refusing reply carries, as the answer to request `id`; None if there is none.
+    """Return the JSON-RPC error in a refusing reply, as the answer to request `id`; None if there is none.
 
-    Such an error often has no id, or one of its own. It came in the reply to this request, so it answers this request.
+    Such an error often has no id, or a different one. It still answers this request, because it is in its reply.
     """
     message = parse(body) if body[:1] else None
     return attrs.evolve(message, id=id) if isinstance(message, ErrorResponse) else None
 
 
 def answers(message: Message, id: RequestId | None) -> bool:
-    """Whether this message, or one in it, settles the request `id`."""
+    """Whether this message, or one in it, answers the request `id`."""
     if isinstance(message, Batch):
         return any(answers(member, id) for member in message.members)
     if isinstance(message, Malformed) and message.is_request:

@@ -1,4 +1,4 @@
-"""What is POSTed over Streamable HTTP: requests, each until its answer, and messages that get no answer."""
+"""POSTs of Streamable HTTP: requests, each until its answer, and messages that get no answer."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _log = logging.getLogger("trimcp.http")
 
 @attrs.define(eq=False)
 class Post:
-    """One request under way: its attempts, its streams and their resumption.
+    """One request: its attempts, its streams and their resumption.
 
-    It ends when the answer is in the inbox, when it is known that none will come (then that is put there), or when its
-    scope is cancelled, which closes the stream and reports nothing.
+    It ends when the answer is in the inbox, or when no answer can come, which is then reported in the inbox. Cancelling
+    its scope also ends it: the stream is closed and nothing is reported.
 
     Attributes:
         outgoing: the request.
-        scope: cancel it to give the request up.
-        written: set once the request is with the operating system, or over.
+        scope: cancel it to abandon the request.
+        written: set once the request was written, or has ended.
     """
 
     outgoing: Outgoing
@@ -48,7 +48,7 @@ class Post:
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     written: trio.Event = attrs.field(init=False, factory=trio.Event)
     _answered: bool = attrs.field(init=False, default=False)
-    _begins: str | None = attrs.field(init=False, default=None)  # the session's id, in the reply to `initialize`
+    _begins: str | None = attrs.field(init=False, default=None)  # the session's id, from the reply to `initialize`
 
     @property
     def _headers(self) -> Mapping[str, str]:
@@ -60,24 +60,24 @@ class Post:
 
     @property
     def listens(self) -> bool:
-        """Whether it lasts as long as somebody listens (subscriptions/listen)."""
+        """Whether the request lasts as long as the subscription (subscriptions/listen)."""
         return self._headers.get("mcp-method") == "subscriptions/listen"
 
     @property
     def ends_with_its_stream(self) -> bool:
-        """Whether closing its stream tells the server to stop, so that no cancellation has to be sent."""
+        """Whether closing its stream cancels the request at the server, so that no cancellation is sent."""
         version = self._headers.get(VERSION)
         revision = None if version is None else find(version)
         return revision is not None and revision.disconnect_cancels
 
     async def run(self) -> None:
-        """Send the request and put what comes of it into the inbox. Cancelling it closes the stream."""
+        """Send the request and put its outcome into the inbox. Cancelling it closes the stream."""
         state = self._state
         with self.scope:
             try:
                 await state.session.confirmed()
                 trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
-            except Exception:  # a bug here or in the library below, which must not end the other requests
+            except Exception:  # a bug here or in a library, which must not end the other requests
                 _log.exception("a request over HTTP crashed")
                 trouble = Trouble("the request could not be sent; the log has the details")
             if trouble is not None and not self._answered:
@@ -104,7 +104,7 @@ class Post:
             session.offered(outgoing.data)
         session_id = session.id
         cursor = Cursor()
-        # Only a cancellation that is sent waits for the request that it cancels.
+        # Only a cancellation message has to wait until its request was written.
         written = None if self.ends_with_its_stream else self.written.set
         async with state.http.open("POST", state.post_headers(outgoing), outgoing.data, written=written) as reply:
             state.unreachable = False
@@ -120,7 +120,7 @@ class Post:
         return None if self._answered else await self._resume(cursor, session_id)
 
     async def _read(self, reply: OpenReply, cursor: Cursor) -> Trouble | None:
-        """Read a reply that is no refusal. A stream may end without the answer, which is no trouble yet."""
+        """Read a successful reply. If its stream ends without the answer, return None: it may be resumed."""
         if reply.content_type == EVENT_STREAM:
             scope, take = self._taking()
             with scope:
@@ -140,13 +140,13 @@ class Post:
             return Trouble(f"the server answered {status_text(reply.status)} and no result", nonsense=True)
         message = parse(body)
         if isinstance(message, Malformed):
-            # Which request it was meant to answer is clear, whatever can be read of it.
+            # The reply belongs to this request, even if its id is unreadable.
             message = attrs.evolve(message, id=self.outgoing.request_id, is_response=True, is_request=False)
         await self._take(message, len(body))
         return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
 
     def _taking(self) -> tuple[trio.CancelScope, Callable[[Event], Awaitable[None]]]:
-        """Return a scope to read a stream in, which ends soon after the answer, and what takes in its events."""
+        """Return a scope to read a stream in, which ends soon after the answer, and a function to take its events."""
         scope = trio.CancelScope()
 
         async def take(event: Event) -> None:
@@ -154,7 +154,7 @@ class Post:
             if message is not None:
                 await self._take(message, len(event.data))
                 if self._answered:
-                    # The server should end it now, and an exchange that ends in order leaves its connection usable.
+                    # The server should end the stream now; an exchange that ends in order leaves its connection usable.
                     scope.deadline = min(scope.deadline, trio.current_time() + _LINGER)
 
         return scope, take
@@ -167,7 +167,7 @@ class Post:
         self._answered = self._answered or answer
 
     async def _refused(self, reply: OpenReply, session_id: str | None) -> Trouble:
-        """Say what a status above 299 means for this request."""
+        """Return the trouble for a status above 299."""
         status = reply.status
         error = error_in(await reply.small_body(_MAX_ERROR), self.outgoing.request_id)
         after = reply.retry_after
@@ -176,13 +176,13 @@ class Post:
             return Trouble(why, status=status, forgotten=session_id)
         code = None if error is None else error.code
         if status == 401 or (status == 403 and code != FORBIDDEN) or (status == 404 and code == INVALID_REQUEST):
-            return Trouble(why, status=status)  # whatever says so: not the endpoint, which would know the request
+            return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
         return Trouble(why, passing=passing, after=after, answer=error, status=status)
 
     async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:
-        """Reopen a stream that ended before the answer, as long as that brings something new."""
+        """Reopen a stream that ended before the answer, as long as that brings new events."""
         state = self._state
         revision = state.session.revision
         lost = Trouble("the server's reply ended before the answer to the request", passing=True)
@@ -192,7 +192,7 @@ class Post:
         async def read() -> bool:
             nonlocal lost
             if state.session.id != session_id:
-                return False  # another session knows nothing of this stream
+                return False  # the new session does not have this stream
             scope, take = self._taking()
             with scope:
                 refused = await state.read_stream(cursor, take)
@@ -207,7 +207,7 @@ class Post:
 
 @attrs.define(eq=False)
 class PostQueue:
-    """The requests under way, and those that wait for their turn.
+    """The requests in progress, and those that wait for their turn.
 
     A waiting request costs no task. Requests are refused once 20,000 or 64 MiB of them wait. The sender never waits
     here, since its next message may be the cancellation or the answer that lets a request begin.
@@ -221,11 +221,11 @@ class PostQueue:
     _listening: int = attrs.field(init=False, default=0)
 
     def submit(self, post: Post) -> bool:
-        """Run a request now or in its turn; False if too many wait already."""
+        """Run a request now or in its turn; return False if too many wait already."""
         id = post.outgoing.request_id
         assert id is not None
         if post.listens:
-            self._listening += 1  # it lasts, so it must not take the turn of others
+            self._listening += 1  # it lasts long, so it must not use up the turn of another request
             self._start(id, post)
         elif len(self._running) - self._listening < self._most:
             self._start(id, post)
@@ -244,7 +244,7 @@ class PostQueue:
         try:
             await post.run()
         finally:
-            self._running.pop(id, None)  # a request that is sent twice has one id
+            self._running.pop(id, None)  # perhaps gone: a request that is sent twice has one id
             if post.listens:
                 self._listening -= 1
             elif self._waiting:
@@ -257,14 +257,14 @@ class PostQueue:
         return post
 
     def withdraw(self, id: RequestId) -> Post | None:
-        """Drop a request that has not had its turn, or return it if it is under way; None in any other case."""
+        """Drop a waiting request; return it instead if it is in progress; None otherwise."""
         if id in self._waiting:
             self._take(id)
             return None
         return self._running.get(id)
 
     def close(self) -> None:
-        """Give up everything."""
+        """Abandon all requests."""
         self._waiting.clear()
         for post in self._running.values():
             post.scope.cancel(reason="the channel was closed")
@@ -274,7 +274,7 @@ class PostQueue:
 class Notices:
     """Sends messages without an answer, at most 64 at a time, each in a task.
 
-    `confirmed` is called once the server has taken `notifications/initialized`.
+    `confirmed` is called once the server has accepted `notifications/initialized`.
     """
 
     _state: ClientState
@@ -284,9 +284,9 @@ class Notices:
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     async def send(self, outgoing: Outgoing) -> None:
-        """Begin to send a notification or an answer, once fewer than 64 are on their way.
+        """Begin to send a notification or an answer, once fewer than 64 are being sent.
 
-        This waits for nothing but the server: it accepts them one by one, whatever becomes of calls.
+        This waits only for the server to accept messages, not for calls.
         """
         while self._under_way >= _MAX_NOTICES:
             await self._changed.park()
@@ -299,7 +299,7 @@ class Notices:
         self._start(outgoing, post)
 
     async def idle(self) -> None:
-        """Wait until none is on its way."""
+        """Wait until none is being sent."""
         while self._under_way:
             await self._changed.park()
 
@@ -323,7 +323,7 @@ class Notices:
         over: trio.Event,
         confirming: trio.Event | None,
     ) -> None:
-        """Send a message once all of `first` are set. Then it is `over`, and a request that it cancels is given up."""
+        """Send a message once all of `first` are set. Then set `over`, and cancel the request it belongs to, if any."""
         state, timeout = self._state, self._state.timeouts.notice
         what = "an answer of ours" if outgoing.kind is Kind.REPLY else f"a {outgoing.kind.value} of ours"
         try:
@@ -340,7 +340,7 @@ class Notices:
                 _log.warning("the server did not accept %s in %g s", what, timeout)
             if confirming is not None:
                 await self._confirmed()
-        except Exception:  # a bug here or in the library below; no caller waits for a notification
+        except Exception:  # a bug here or in a library; no caller waits for a notification
             _log.exception("%s could not be sent", what)
         finally:
             if post is not None:
@@ -361,7 +361,7 @@ class Notices:
             if status >= 300:
                 if status == 404 and session_id is not None:
                     return Trouble(reply.refusal(), status=status, forgotten=session_id)
-                # What a server turned away for now it has not taken.
+                # A server that refuses temporarily has not acted on the message.
                 untouched, passing = status in (429, 503), status in PASSING
                 return Trouble(reply.refusal(), untouched=untouched, passing=passing, after=reply.retry_after)
             session.alive()

@@ -1,10 +1,10 @@
 """The HTTP+SSE transport of 2024-11-05: one stream of events from the server, and a POST for every message to it.
 
-The stream is the connection. Its first event names where to POST, which must be on the same origin; its end is the end
-of the session. Messages are sent one after another, in order, as over a pipe. (2024-11-05 basic/transports.)
+The stream is the connection. Its first event names the URL to POST to, which must be on the same origin; its end is the
+end of the session. Messages are sent one after another, in order. (2024-11-05 basic/transports.)
 
-A server should accept a message at once, but some do so only when they have answered it, which may take as long as a
-call takes. So the next message waits for that a moment only.
+A server should accept a message at once. Some accept it only after they have answered it, which may take as long as a
+call. So the next message waits for that only briefly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SseConnection:
     """One connection over HTTP+SSE.
 
     Attributes:
-        known: set once the endpoint is known, or known to stay unknown.
+        known: set once the endpoint is known, or has failed to arrive.
         why: why there is no connection (any more), or None.
     """
 
@@ -60,13 +60,13 @@ class SseConnection:
         """Whether messages can be sent."""
         return self._endpoint is not None and self.why is None and not self._over.is_set()
 
-    # What comes in
+    # Receiving
 
     async def run(self) -> None:
         """Read the stream to its end. Cancelling it closes the connection."""
         try:
             self.why = await self._read()
-        except Exception:  # a bug here or in the library below; calls fail with this reason
+        except Exception:  # a bug here or in a library; calls fail with this reason
             _log.exception("reading the event stream crashed")
             self.why = "the event stream could not be read; the log has the details"
         finally:
@@ -76,7 +76,7 @@ class SseConnection:
             self._accepted.unpark_all()
 
     async def hung_up(self) -> None:
-        """Wait until the stream has ended, even while what it brought is still unread."""
+        """Wait until the stream has ended, even while received bytes are still unread."""
         await over_or_hung_up(self._over, None if self._reply is None else self._reply.socket)
 
     async def _read(self) -> str:
@@ -111,7 +111,7 @@ class SseConnection:
         return "the server ended its event stream" if broken is None else broken.why
 
     def _begin(self, event: Event, base: httpx2.URL) -> str | None:
-        """Take the first event, which says where to POST; return what is wrong with it."""
+        """Take the first event, which names the URL to POST to; return what is wrong with it, or None."""
         if event.event != "endpoint":
             return "the server's first event does not name an endpoint"
         http = self._state.http
@@ -124,7 +124,8 @@ class SseConnection:
         if origin(target) != origin(http.url):
             security_event("redirect_refused", server=origin(http.url), to=origin(target))
             return f"the server's endpoint is on another origin ({origin(target)!r:.200}), where nothing is sent"
-        _log.debug("the server speaks HTTP+SSE; messages go to %s", origin(target))  # the rest names the session
+        # the rest of the URL identifies the session
+        _log.debug("the server speaks HTTP+SSE; messages go to %s", origin(target))
         self._endpoint = target
         self.known.set()
         return None
@@ -137,10 +138,12 @@ class SseConnection:
             self._state.session.agreed(message, "")
         await self._state.inbox.put(Incoming(message, len(event.data)))
 
-    # What goes out
+    # Sending
 
     async def send(self, outgoing: Outgoing) -> None:
-        """Send a message once those before it were accepted, or waited for. A refused request is answered so.
+        """Send a message, in order. If the server refuses a request, the error becomes its answer.
+
+        Waits until the previous messages were accepted, or for a bounded time.
 
         Raises:
             trio.BrokenResourceError: the stream has ended.
@@ -150,7 +153,7 @@ class SseConnection:
             if method == "initialize":
                 self._handshake = outgoing.request_id
             elif method == "server/discover":
-                # A probe for the modern era is refused here, without asking the server.
+                # The probe for the modern era is answered with an error here, without asking the server.
                 self._state.inbox.post(Incoming(_no_probe(outgoing)))
                 return
         async with self._lock:
@@ -170,7 +173,7 @@ class SseConnection:
             trouble = await self._state.persist(lambda: self._attempt(outgoing), self._next_pause)
             if trouble is not None:
                 self._give_up(outgoing, trouble)
-        except Exception:  # as above; the others that are on their way go on
+        except Exception:  # as above; other messages go on
             _log.exception("a message over HTTP+SSE crashed")
             self._give_up(outgoing, Trouble("the message could not be sent; the log has the details"))
         finally:

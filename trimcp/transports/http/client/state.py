@@ -1,7 +1,7 @@
-"""What all messages and streams of one channel share: a legacy session, how to send again, how to reopen a stream.
+"""Shared by all messages and streams of one channel: a legacy session, sending again, and reopening streams.
 
-The session above passes its `initialize` and `notifications/initialized` through here and knows nothing of session ids:
-those belong to the transport (2025-11-25 basic/transports, "Session Management"). The modern era has none.
+The MCP session sends its `initialize` and `notifications/initialized` through here and knows no session ids: those
+belong to the transport (2025-11-25 basic/transports, "Session Management"). The modern era has none.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ACCEPT: Final = {"accept": f"{JSON_TEXT}, {EVENT_STREAM}", "content-type": JSON_
 """The headers of every POST."""
 
 LISTEN: Final = {"accept": EVENT_STREAM, "accept-encoding": "identity"}
-"""The headers of every GET: what compresses a stream tends to hold its events back."""
+"""The headers of every GET: compressing servers tend to delay the events of a stream."""
 
 _LONGEST_SESSION_ID: Final = 1024
 _TOO_SOON: Final = 5.0
 
-_BRIEF: Final = 1.0  # seconds; a stream that ends sooner counts as cut short, whatever it brought
-_MOST_BRIEF: Final = 2  # where it brought something, pauses grow to a second and no further
+_BRIEF: Final = 1.0  # seconds; a stream that ends sooner counts as cut short, even if it brought events
+_MOST_BRIEF: Final = 2  # if it brought events, pauses grow to a second and no further
 
 _log = logging.getLogger("trimcp.http")
 
@@ -55,12 +55,14 @@ FallBack: TypeAlias = Callable[[Trouble, Outgoing], Awaitable[Trouble | None]]
 class LegacySession:
     """The state of one client's legacy session, if there is one.
 
-    A new handshake may take `timeout` seconds, and `renewed` is called when it has replaced a forgotten session.
+    Args:
+        timeout: seconds for a new handshake.
+        renewed: called when a new session has replaced a forgotten one.
 
     Attributes:
-        revision: what was agreed on, None before.
+        revision: the agreed revision, None before the handshake.
         id: the session's id, None without one.
-        confirming: set once the server has taken `notifications/initialized`; None before that was sent.
+        confirming: set once the server has accepted `notifications/initialized`; None before that was sent.
     """
 
     _http: Http
@@ -78,7 +80,7 @@ class LegacySession:
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
     def headers(self) -> dict[str, str]:
-        """Return what every request after the handshake carries."""
+        """Return the headers of every request after the handshake."""
         return self._headers(self.id)
 
     def _headers(self, id: str | None) -> dict[str, str]:
@@ -90,7 +92,7 @@ class LegacySession:
         return headers
 
     def offered(self, offer: bytes) -> None:
-        """Note the `initialize` that is being sent; nothing agreed on before counts."""
+        """Note the `initialize` that is being sent, which resets what was agreed on before."""
         self.revision = self.id = self.confirming = None
         self._offer = offer
 
@@ -102,7 +104,7 @@ class LegacySession:
             self.id = _checked(id)
 
     def is_confirmation(self, outgoing: Outgoing) -> bool:
-        """Whether this notification is `notifications/initialized`; then it is remembered."""
+        """Return whether this is `notifications/initialized`, and keep it to send it again."""
         if self.revision is None or self.confirming is not None:
             return False
         if method_of(outgoing.data) != "notifications/initialized":
@@ -112,7 +114,7 @@ class LegacySession:
         return True
 
     async def confirmed(self) -> None:
-        """Wait while `notifications/initialized` is on its way: what came before it would be refused."""
+        """Wait while `notifications/initialized` is being sent: the server would refuse earlier requests."""
         if self.confirming is not None:
             await self.confirming.wait()
 
@@ -121,11 +123,11 @@ class LegacySession:
         self._tried_at = None
 
     async def renew(self, stale: str) -> Trouble | None:
-        """Begin a new session in place of `stale`, which the server has forgotten, unless another task just did.
+        """Begin a new session in place of `stale`, which the server has forgotten, unless another task has done so.
 
-        However many requests meet the loss, one handshake follows. Where the new session is forgotten as well before
-        anything has been answered in it, no other follows. A server that is away for a moment, as while it is
-        restarted, may be asked again.
+        However many requests find the session lost, one handshake is made. If the new session is forgotten too before
+        any answer in it, no further one is made soon. After a temporary failure, as during a restart of the server, the
+        next request may try at once.
 
         Returns:
             Why there is no new session, or None if there is one.
@@ -140,7 +142,7 @@ class LegacySession:
                 return self._failure or Trouble("the server forgot the session again, right after it was begun anew")
             self._failure = await self._try()
             self._tried += 1
-            # After "come back later", or where no server was found, the next try need not wait.
+            # After a temporary refusal, or if no server was found, the next attempt need not wait.
             self._tried_at = None if self._failure is not None and self._failure.passing else trio.current_time()
             if self._failure is None:
                 _log.debug("the server forgot the session; a new one was begun")
@@ -148,7 +150,7 @@ class LegacySession:
             return self._failure
 
     async def _try(self) -> Trouble | None:
-        """Shake hands, and say why it came to nothing if it did."""
+        """Do the handshake within the timeout; return why it failed, or None."""
         failure = "the server forgot the session, and a new one could not be begun"
         try:
             with trio.fail_after(self._timeout):
@@ -162,7 +164,7 @@ class LegacySession:
         return None if refused is None else attrs.evolve(refused, why=f"{failure}: {refused.why}")
 
     async def _shake_hands(self) -> Trouble | None:
-        """Begin a new session; return why the server would not, or None."""
+        """Begin a new session; return why the server refused it, or None."""
         request = f"again-{self._tried}"  # the session's own ids are integers
         offer = encode({**orjson.loads(self._offer), "id": request})
         async with self._http.open("POST", ACCEPT, offer) as reply:
@@ -186,7 +188,7 @@ class LegacySession:
         return Trouble(reply.refusal(), untouched=later, passing=later, after=reply.retry_after)
 
     async def _answer(self, reply: OpenReply, id: str) -> Message | None:
-        """Return the answer to `initialize`, as JSON or as the first answer of a stream; the rest is of no interest."""
+        """Return the answer to `initialize`, from JSON or from a stream; other messages of the stream are ignored."""
         if reply.content_type != EVENT_STREAM:
             return parse(await reply.body(self._inbox.max_message))
         found: list[Message] = []
@@ -205,13 +207,13 @@ class LegacySession:
 
 @attrs.define(eq=False)
 class ClientState:
-    """What requests, notifications and streams of one channel share.
+    """Shared by the requests, notifications and streams of one channel.
 
     Attributes:
         retry_calls: whether tools may be called twice.
-        fall_back: tries `initialize` by the older transport after it met trouble; returns None if that has taken over.
-        unreachable: whether the last request could not be sent in all its attempts; then the next make one each.
-        last_failure: why something got no answer, None if nothing is known.
+        fall_back: tries `initialize` over the older transport after trouble with the newer; returns None on success.
+        unreachable: whether the last request could not be sent in all its attempts; then the next ones make one each.
+        last_failure: why the last unanswered request got no answer; None if nothing is known.
         over: whether the channel's tasks are being ended, so that nothing more can be sent.
     """
 
@@ -237,13 +239,13 @@ class ClientState:
         next_pause: Callable[[int, Trouble], float | None],
         renewable: bool = False,
     ) -> Trouble | None:
-        """Make attempts until one succeeds; return what the last one came to if there is to be no other.
+        """Make attempts until one succeeds; return the outcome of the last one if no other follows.
 
         Args:
             attempt: sends something once, and returns why it failed or None, or raises `ExchangeBroken`.
-            next_pause: returns the seconds before the next attempt, from how many there were and what the last one
-                came to; None for no other.
-            renewable: whether to begin a new session, once, where the server has forgotten this one.
+            next_pause: takes the number of attempts and the outcome of the last one; returns the seconds before the
+                next attempt, None for no other.
+            renewable: whether to begin a new session, once, if the server has forgotten this one.
         """
         attempts = 0
         while True:
@@ -269,7 +271,7 @@ class ClientState:
             attempts += 1
 
     def give_up(self, id: RequestId | None, trouble: Trouble) -> None:
-        """Put into the inbox what a request came to that brought no answer."""
+        """Put the failure of a request into the inbox, in place of its answer."""
         self.last_failure = trouble.why
         message: Message = Lost(id, trouble.why, trouble.authorization)
         if trouble.answer is not None:
@@ -284,7 +286,7 @@ class ClientState:
         take: Callable[[Event], Awaitable[object]],
         written: Callable[[], object] | None = None,
     ) -> Trouble | None:
-        """Open a stream with GET at `cursor`, and pass its events to `take` until it ends; return why there is none."""
+        """Open a stream with GET at `cursor`, and pass its events to `take`; return why it was not opened, or None."""
         headers = {**LISTEN, **self.session.headers(), **cursor.header}
         async with self.http.open("GET", headers, written=written) as reply:
             if reply.status == 200 and reply.content_type == EVENT_STREAM:
@@ -304,11 +306,11 @@ class ClientState:
         """Open a stream again and again, with pauses in between, until `read` returns False.
 
         Args:
-            cursor: notes whether the stream brought an event, and the pause that the server asks for.
+            cursor: notes whether the stream brought an event, and the pause that the server requests.
             read: opens the stream and reads it to its end; returns whether to open it again.
             ended: the stream was open before, so a pause comes first.
             least: seconds of the shortest pause.
-            most: streams in a row that may bring nothing before this gives up.
+            most: streams in a row without an event, after which this ends.
         """
         failures = brief = 0
         while True:
@@ -337,6 +339,6 @@ def method_of(data: bytes) -> str:
 
 
 def _checked(id: str) -> str | None:
-    """Return the id if it is one (visible ASCII), else None: nothing else may go into a header of ours."""
+    """Return a valid session id (visible ASCII), else None: no other text may be sent in a header."""
     visible = id.isascii() and id.isprintable() and " " not in id
     return id if id and visible and len(id) <= _LONGEST_SESSION_ID else None

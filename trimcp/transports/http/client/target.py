@@ -1,4 +1,4 @@
-"""Where a server is reached over HTTP, as a target for clients. httpx2 is imported when it is first connected to."""
+"""An HTTP server as a target for clients. httpx2 is imported when the first client connects."""
 
 from __future__ import annotations
 
@@ -40,26 +40,27 @@ def _check_mode(instance: object, attribute: Any, mode: str) -> None:
 class HttpServer:
     """A server that is reached over HTTP: Streamable HTTP in every revision, or the HTTP+SSE of 2024-11-05.
 
-    Nothing is sent to another origin than that of `url`: neither redirects nor what the server names lead there.
+    Nothing is sent to another origin than that of `url`: neither redirects nor URLs sent by the server are followed
+    there.
 
     Attributes:
         url: the endpoint, "http://...", "https://..." or "http+unix://%2Frun%2Fserver.sock/mcp".
         headers: sent with every request, such as `{"Authorization": "Bearer ..."}`. Never logged.
-        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
-        mode: which of the two transports to speak. "auto" begins with Streamable HTTP and turns to HTTP+SSE when
-            the server knows neither it nor the handshake.
-        auth: how to get an access token where the server wants one, such as `trimcp.auth.OAuth()`; None sends `headers`
-            alone.
+        uds: path of a Unix socket to connect to; the host of `url` is then sent but not connected to.
+        mode: which of the two transports to use. "auto" begins with Streamable HTTP and falls back to HTTP+SSE when the
+            server supports neither it nor the handshake.
+        auth: obtains an access token if the server requires one, such as `trimcp.auth.OAuth()`; None sends only
+            `headers`.
         client: an `httpx2.AsyncClient` of your own, with its proxies, certificates and authentication; it is not
-            closed. Its limits have to allow as many connections as there are calls under way, its timeouts are
-            not used, and it should speak HTTP/1.1: over HTTP/2 httpx2 does not tell a server that a call was given up.
-        retries: how often a request is sent again where that is safe: if nothing of it was sent, or if it only
-            reads (lists, `resources/read`, `prompts/get`, `completion/complete`, `server/discover`, `ping`).
+            closed. Its limits must allow a connection for each call in progress, and its timeouts are not used. It
+            should use HTTP/1.1: over HTTP/2 httpx2 does not tell the server that a call was cancelled.
+        retries: how often a request is sent again where that is safe: if no byte of it was sent, or if it only reads
+            (lists, `resources/read`, `prompts/get`, `completion/complete`, `server/discover`, `ping`).
         retry_calls: send `tools/call` again, too, although it may then be carried out twice.
-        max_posts: requests under way at a time; more wait. Subscriptions do not count.
+        max_posts: requests in progress at a time; more wait. Subscriptions do not count.
         timeouts: how long the steps of an exchange may take.
         trace: called with a line for every message, secrets masked; None for no trace.
-        random: what pauses between attempts vary by.
+        random: varies the pauses between attempts.
     """
 
     url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
@@ -77,7 +78,7 @@ class HttpServer:
 
     @property
     def key(self) -> object:
-        """What is the same for the same server, so that its era is remembered."""
+        """A key that is equal for the same server, under which its era is remembered."""
         return ("http", self.url, self.uds, self.mode)
 
     @property
@@ -87,7 +88,7 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """The URL to send requests to, which for a Unix socket names this machine."""
+        """The URL to send requests to; for a Unix socket its host is this machine."""
         parts = urlsplit(self.url)
         if parts.scheme == _UNIX:
             parts = parts._replace(scheme="http", netloc="localhost")
@@ -95,16 +96,16 @@ class HttpServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
-        """Yield a channel to the server; nothing is sent before its first message (HTTP+SSE by name: its GET).
+        """Yield a channel to the server; nothing is sent before its first message (with `mode` "sse", its GET is).
 
-        Leaving gives up what is under way and ends the session, within `timeouts.close`. What the body raises comes
-        out as itself.
+        Leaving cancels requests in progress and ends the session, within `timeouts.close`. The body's exception is
+        raised without a group.
         """
         require_trio()
         from trimcp.transports.http.client.channel import HttpChannel
 
         async def run(task_status: trio.TaskStatus[HttpChannel]) -> None:
-            # The channel ends its tasks when it is closed, and whoever closes it is not one of them.
+            # The channel ends its tasks when it is closed, so the closing task must not be one of them.
             async with trio.open_nursery() as own:
                 backoff = Backoff(self.retries, self.random)
                 channel = HttpChannel(http, own, self.mode, self.timeouts, backoff, self.retry_calls, self.max_posts)
@@ -124,7 +125,7 @@ class HttpServer:
 
     @asynccontextmanager
     async def exchanges(self) -> AsyncIterator[Http]:
-        """Yield HTTP exchanges with the server, below any channel."""
+        """Yield HTTP exchanges with the server, without a channel."""
         from trimcp.transports.http.client.exchanges import opened_http
 
         authorized = nullcontext() if self.auth is None else self.auth.connected(self.address)

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection: what is read when, what is dropped unread, and how it ends.
+"""One HTTP/1.1 connection: what is read when, which bodies are dropped, and how the connection ends.
 
-One task reads all the time, also while a handler works, so that a client that leaves is noticed at once; only this task
-closes. Responses are written by whoever answers (`H1Writer`), so a request costs no task here.
+One task reads all the time, also while a handler works, so it notices at once when the client leaves. Only this task
+closes. Responses are written by the task that answers (`H1Writer`), so a request costs no task here.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @attrs.define(eq=False)
 class Hosting:
-    """What the connections of a listener share."""
+    """Shared by the connections of a listener."""
 
     face: Face
     limits: HttpLimits
-    nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not take at once
+    nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
     upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
-    draining: bool = False  # whether connections end with the response under way
+    draining: bool = False  # whether connections end with the current response
 
 
 class H1Connection:
     """Serves one client. `run` is its task.
 
     Args:
-        hosting: what it shares with others.
+        hosting: shared with the other connections.
         wire: closed when `run` ends.
-        peer, loopback, secure: what every `Head` says about it.
+        peer, loopback, secure: copied into every `Head`.
     """
 
     __slots__ = (
@@ -71,16 +71,16 @@ class H1Connection:
         self._holding = holding = hosting.face.budget.holding(owner, self)
         self._parser = RequestParser(hosting.limits, peer=peer, loopback=loopback, secure=secure, holding=holding)
         self._deadline = hosting.face.deadlines.new(self.wake)
-        self._reply: H1Reply | None = None  # the response under way
+        self._reply: H1Reply | None = None  # the current response
         self._parked = trio.lowlevel.ParkingLot()
         self.writer: H1Writer = H1Writer(
             self, wire, hosting.nursery, hosting.face.deadlines, hosting.limits, Amount(holding)
         )
-        self._closing = False  # after the response under way
-        self._lost = False  # at once: the client is gone, or shall be
-        self._dry = False  # the client has sent its last byte; what is left of a finished response still goes out
+        self._closing = False  # end after the current response
+        self._lost = False  # end at once: the client is gone, or is being dropped
+        self._dry = False  # the client has sent its last byte; the rest of a finished response is still sent
         self._reset = False
-        self._rested = True  # whether others could run since the last head
+        self._rested = True  # whether other tasks could run since the last head
         self._upgraded: trio.CancelScope | None = None  # around a WebSocket
 
     async def run(self) -> None:
@@ -100,17 +100,17 @@ class H1Connection:
         finally:
             await self._end()
 
-    # For the budget
+    # Called by the budget
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work: a request is incomplete, or its response waits for the client to read."""
+        """Whether no handler is running: a request is incomplete, or its response waits for the client to read."""
         reply = self._reply
         return reply is None or reply.ended or reply.handler is None or reply.handler.at_rest
 
     @property
     def idle(self) -> bool:
-        """Whether no request is at work, so that closing costs nobody an answer. False for a WebSocket."""
+        """Whether no request is in progress, so that closing loses no response. False for a WebSocket."""
         return self.at_rest and self._upgraded is None
 
     def give_way(self, why: str) -> None:
@@ -119,17 +119,17 @@ class H1Connection:
             self._upgraded.cancel(reason=why)
             return
         self._lost = self._reset = True
-        self._abandon("gave way", why)  # at once: what is at work would go on to write
+        self._abandon("gave way", why)  # at once: a running handler would go on writing
         self.writer.give_up()
 
-    # For the reply and the writer
+    # Called by the reply and the writer
 
     def will_close(self, request: H1Request) -> bool:
         self._closing = self._closing or self._hosting.draining or not request.keep_alive
         return self._closing
 
     def finished(self) -> None:
-        """Go on to the next request, unless the system has yet to take a part of the response."""
+        """Go on to the next request, unless a part of the response still waits to be written."""
         if not self.writer.waiting and not self.writer.broken:
             self._replied()
 
@@ -151,12 +151,12 @@ class H1Connection:
         self._closing = self._closing or self._hosting.draining
         self._deadline.set(self._limits.idle_timeout)
         if self._closing or self._parser.buffered or reply.handler is None:
-            self.wake()  # else the reader waits for what it would wait for anyway
+            self.wake()  # otherwise the reader would go on waiting for input
         reply.detach()
         self._face.done(reply.request.head, reply.status, reply.sent)
 
     def wake(self) -> None:
-        """Wake the reader to look at what has changed: `writer.broken`, `Hosting.draining`, the end of a response."""
+        """Wake the reader to check what has changed: `writer.broken`, `Hosting.draining`, the end of a response."""
         if self._parked:
             self._parked.unpark_all()
         else:
@@ -180,10 +180,10 @@ class H1Connection:
             await self._linger()
 
     async def _next_request(self, first: bool) -> H1Request | None:
-        """Wait for a head; None if there will be none. The first one has its time from accepting."""
+        """Return the next request, or None if the connection ends. The first head's time counts from accepting."""
         parser = self._parser
         if parser.buffered and not self._rested:
-            await trio.lowlevel.checkpoint()  # who pipelines must not keep the others waiting
+            await trio.lowlevel.checkpoint()  # a client that pipelines must not keep other connections waiting
         timed = first
         while True:
             request = parser.next_head()
@@ -221,10 +221,10 @@ class H1Connection:
                     if not budget.take_turn():
                         await self._holding.wait_for_turn(len(body))
                         if self._lost:
-                            return  # it was ended meanwhile
+                            return  # the connection was ended meanwhile
                     self._start(request, admitted, body)
                     budget.parsed()
-                del body  # which would be kept, beside what was read from it, until the answer is there
+                del body  # otherwise it would stay in memory, beside its parsed form, until the response is there
                 await self._read_on()
 
     def _start(self, request: H1Request, handler: Handler, body: bytes) -> None:
@@ -239,7 +239,7 @@ class H1Connection:
                 reply.send(HttpResponse(500))
 
     async def _read_body(self, request: H1Request, handler: Handler) -> bytes | None:
-        """Return the whole body, or None if the client is gone or was sent away."""
+        """Return the whole body, or None if the client is gone or was refused."""
         parser, holding = self._parser, self._holding
         data = parser.next_data()
         if data is not None and len(data) == request.length:
@@ -257,11 +257,12 @@ class H1Connection:
                     self._deadline.put_off(len(data) / self._limits.body_rate)
                     if size > handler.max_body:
                         beginning = body.beginning(_READ_SIZE)
-                        del body  # what is thrown away is not kept while the client takes the answer
+                        del body  # a dropped body is not kept while the client reads the response
                         await self._turn_away(request, handler.too_large(beginning))
                         return None
                     if request.length is None and parser.buffered:
-                        await trio.lowlevel.checkpoint()  # who sends tiny chunks must not keep the others waiting
+                        # a client that sends tiny chunks must not keep other connections waiting
+                        await trio.lowlevel.checkpoint()
                 else:
                     if counted is not None or size >= holding.budget.step:
                         counted = counted or Amount(holding)
@@ -282,7 +283,7 @@ class H1Connection:
                 counted.set(0)
 
     async def _turn_away(self, request: H1Request, response: HttpResponse) -> None:
-        """Answer without a handler. A small body is read and dropped; for a large one the connection is closed."""
+        """Respond without a handler. A small body is read and dropped; after a large one the connection is closed."""
         length = request.length
         if length != 0 and (request.expects or length is None or length > _DROPPED):
             self._closing = True
@@ -314,11 +315,11 @@ class H1Connection:
     # Reading
 
     async def _more(self, *, idle: bool = False, answered: bool = False) -> bool:
-        """Wait for more of a request; False if there will be nothing more.
+        """Wait for more input; return False if the connection ends.
 
         Args:
-            idle: there is no request yet: ending disturbs nobody.
-            answered: there is nothing more to tell the client.
+            idle: no request has begun, so the connection can end without a response.
+            answered: the response was sent already, so a timeout needs none.
 
         Raises:
             RequestRefused: it took too long.
@@ -363,14 +364,14 @@ class H1Connection:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Handle the end of what the client sends: a finished response still goes out, any other is abandoned."""
+        """Handle the end of the client's input: a finished response is still sent, any other is abandoned."""
         if self._reply is not None and self._reply.ended:
             self._dry = self._closing = True
         else:
             self._abandon("left")
 
     def _abandon(self, how: str, slow: str | None = None) -> None:
-        """Give up a response before its end; `slow` says why if it was we who ended it."""
+        """Abandon an unfinished response. `slow` is the reason if the connection was ended here, not by the client."""
         reply = self._reply
         if reply is None:
             return
@@ -391,9 +392,9 @@ class H1Connection:
     # The end
 
     def _refuse(self, refusal: RequestRefused) -> None:
-        """Answer what is no request that we take, and say why in the log."""
+        """Respond to an invalid or refused request, and log the reason."""
         status, reason = refusal.status, refusal.reason
-        if status in (408, 503):  # for 503 the budget has reported it
+        if status in (408, 503):  # the budget has already logged a 503
             log.debug("refused a request from %s: %d, %s", self._peer, status, reason)
         elif status in (413, 431):
             security_event("oversize", status=status, why=reason, peer=self._peer)
@@ -406,7 +407,7 @@ class H1Connection:
         self.writer.write(encode_head(status, headers, "Connection: close\r\n") + body)
 
     async def _linger(self) -> None:
-        """Let the last response arrive before closing: closing with something unread would reset the connection."""
+        """Wait until the client has read the last response: closing with unread input would reset the connection."""
         deadline = self._deadline
         deadline.set(self._limits.linger_timeout)
         while self.writer.waiting and not deadline.passed:
@@ -423,7 +424,7 @@ class H1Connection:
             left -= len(data or b"")
 
     async def _end(self) -> None:
-        """Close, and break the cycles between connection, reply and writer."""
+        """Close, and break the reference cycles between connection, reply and writer."""
         self._deadline.close()
         try:
             self._abandon("was cut off")

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server: accepts connections up to a bound, and ends them when it is asked to stop."""
+"""The HTTP/1.1 server: accepts a bounded number of connections, and ends them when it is stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trimcp.transports.http.shares import Shares
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
-_AT_ONCE: Final = 64  # connections taken before other tasks run
+_AT_ONCE: Final = 64  # connections accepted before other tasks run
 _PAUSE: Final = 1.0
 _QUIET: Final = 60.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -46,30 +46,30 @@ async def serve_http1(
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve a face over HTTP/1.1 until `stop` is set, or for ever.
+    """Serve a face over HTTP/1.1 until `stop` is set, or until cancelled.
 
-    At least one of `port`, `path` and `sockets` says where; several may. Cancelling it cuts all connections. The face's
-    clock is run by whoever runs the face.
+    At least one of `port`, `path` and `sockets` is required; several may be given. Cancelling closes all connections at
+    once. The caller runs the face, and with it the face's clock.
 
     Args:
-        face: what is served.
+        face: answers the requests.
         host: the name or address to listen on; None for every address of this machine.
         port: the TCP port; 0 lets the system choose.
         path: a Unix socket. A stale one is replaced; ours is removed at the end.
-        sockets: sockets that were bound elsewhere. They are closed when accepting ends.
-        ssl_context: speak TLS; `sockets.tls_context` makes one.
-        limits: what clients may cost.
+        sockets: listening sockets that the caller has opened. They are closed when accepting ends.
+        ssl_context: enables TLS; `sockets.tls_context` makes one.
+        limits: bounds for each client.
         upgrade_websocket: serves a WebSocket; None refuses them.
-        stop: once it is set nothing is accepted any more, connections without a request are closed, and others end
-            with the response under way.
-        drained: until it is set connections stay open after `stop`, so that clients can still send what the work under
-            way needs: an answer to its question, or a cancellation.
-        grace: seconds after that after which those that have not ended are cut.
-        task_status: is told the URLs, once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
+        stop: once it is set, no connection is accepted, connections without a request are closed, and others end with
+            the current response.
+        drained: after `stop`, connections stay open until this is set, so that clients can still send what running
+            calls need: the answer to a question, or a cancellation.
+        grace: seconds after `drained` until the remaining connections are closed.
+        task_status: started with the URLs once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
 
     Raises:
         LocalError: it cannot listen there; the text says why.
-        ValueError: nothing says where to listen.
+        ValueError: none of `port`, `path` and `sockets` was given.
     """
     limits = HttpLimits() if limits is None else limits
     stop = trio.Event() if stop is None else stop
@@ -125,7 +125,7 @@ class _Accepted:
 class _Listener:
     """The connections of one server.
 
-    Beyond the bound they are accepted, too, and wait: only so can be seen whose they are.
+    Connections above the bound are also accepted, and wait: only accepted ones show their peer's address.
     """
 
     _hosting: Hosting
@@ -157,7 +157,7 @@ class _Listener:
                     self._welcome(accepted, address)
 
     async def drain(self, grace: float) -> None:
-        """End all connections, those with a request under way after its response, for which there is `grace`."""
+        """Stop all connections: those with a request after its response, for which they have `grace` seconds."""
         self._hosting.draining = True
         for connection in self._connections:
             connection.wake()
@@ -168,14 +168,14 @@ class _Listener:
             log.debug("%d connections are cut: their responses take too long", len(self._connections))
 
     def _complain(self, text: str, value: object) -> None:
-        """Log that we are short of something, at most once a minute."""
+        """Log a shortage, at most once a minute."""
         now = trio.current_time()
         if now - self._complained >= _QUIET:
             self._complained = now
             log.warning(text, value)
 
     def forget_waiting(self) -> None:
-        """Close what nobody has begun to serve."""
+        """Close the connections that still wait to be served."""
         waiting, self._waiting = self._waiting, {}
         for accepted in waiting:
             accepted.sock.close()
@@ -197,7 +197,7 @@ class _Listener:
         self._begin(accepted)
 
     def _let_wait(self, accepted: _Accepted) -> None:
-        """Let it wait until another ends; beyond the backlog, close the first one of whoever has most waiting."""
+        """Queue a connection until another ends; beyond the backlog, close the oldest of the owner that has most."""
         if len(self._waiting) >= self._hosting.limits.backlog:
             other = self._shares_of_waiting.giving_way(accepted.owner) or accepted
             other.sock.close()
@@ -215,7 +215,7 @@ class _Listener:
         try:
             wire = self._wire(accepted.sock)
         except OSError:
-            accepted.sock.close()  # gone already
+            accepted.sock.close()  # closed by the peer already
             return
         secure = self._ssl_context is not None
         accepted.connection = connection = H1Connection(

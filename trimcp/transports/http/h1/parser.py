@@ -1,15 +1,15 @@
-"""Parses HTTP/1.1 requests (RFC 9112), strictly: what two parsers might read differently is refused.
+"""Parses HTTP/1.1 requests (RFC 9112) strictly: input that two parsers might read differently is refused.
 
-`httptools` reads heads, one at a time. This module finds where a head ends, so that no limit depends on what a parser
-buffers and every byte behind a head is known to be body, next request or WebSocket; and it cuts out bodies, whose end
-`httptools` does not tell. Sans I/O:
+`httptools` reads heads, one at a time. This module finds where a head ends. So no limit depends on the buffers of a
+parser, and every byte after a head is known to be body, next request or WebSocket. This module also reads bodies,
+because `httptools` does not report where a body ends. Sans I/O:
 
     parser.feed(data)
     parser.next_head()      an H1Request once its head is complete; then
     parser.next_data()      pieces of its body, b"" at its end; then the next head
 
-What `httptools` lets through and this refuses: versions other than 1.0 and 1.1, the methods of RTSP and ICE, a Host
-that is missing or comes twice, Transfer-Encoding in HTTP/1.0, codings other than `chunked`, heads without end.
+Refused here but accepted by `httptools`: versions other than 1.0 and 1.1, the methods of RTSP and ICE, a missing or
+repeated Host, Transfer-Encoding in HTTP/1.0, codings other than `chunked`, heads without end.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ _REQUEST_LINE: Final = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _BARE_LF_REASON: Final = "a line does not end in CR LF"
 _ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
-# No comma, though a name may have one: two Host lines are joined with it.
+# No comma, although a name may have one: two Host lines are joined with a comma.
 _HOST: Final = re.compile(r"(?:[!$&'()*+;=._~%A-Za-z0-9-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]*)?")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
-_LONGEST_KNOWN: Final = 64  # of the names of headers that are remembered
-_REMEMBERED: Final = 1_024  # bytes of a head: every connection keeps one, and to parse it is a quarter of a request
-_MAX_LENGTH_DIGITS: Final = 15  # a petabyte: what is merely too large is for others to say, with a 413
+_LONGEST_KNOWN: Final = 64  # characters; only shorter header names are cached
+# bytes of a head: each connection keeps its last head, because parsing takes a quarter of a request's time
+_REMEMBERED: Final = 1_024
+_MAX_LENGTH_DIGITS: Final = 15  # a petabyte; the size limits refuse smaller numbers with a 413
 
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})([ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER: Final = re.compile(rb"[!-9;-~]+:[\t -~\x80-\xff]*\r\n")
 
 _MAX_SIZE_LINE: Final = 256
-_MAX_EXTENSIONS: Final = 16 * 1024  # of all chunks of a body, as Node has it since CVE-2024-22019
+_MAX_EXTENSIONS: Final = 16 * 1024  # of all chunks of a body together, as in Node since CVE-2024-22019
 _MAX_TRAILERS: Final = 8 * 1024
-_LINES: Final = 64  # read in one call: ten thousand chunks of a byte must not keep others waiting
+_LINES: Final = 64  # chunk lines per call: ten thousand chunks of one byte must not keep other connections waiting
 
 
 class RequestRefused(Exception):
-    """These bytes are no request we take. Answer with the status, and close: what follows them means nothing.
+    """The input is no request that is accepted. Respond with the status and close; the input after it is meaningless.
 
     Attributes:
         status: the HTTP status.
-        reason: one line that may be sent to the client; it repeats nothing of the client's.
+        reason: one line that may be sent to the client; it contains no text of the client's.
     """
 
     def __init__(self, status: int, reason: str) -> None:
@@ -70,9 +71,9 @@ class H1Request:
     """A request whose head is complete."""
 
     head: Head
-    length: int | None  # bytes of its body; None if only its end tells
-    http10: bool  # its clients know no chunks
-    keep_alive: bool  # whether the client wants to go on using the connection
+    length: int | None  # bytes of its body; None if it is chunked
+    http10: bool  # HTTP/1.0, which has no chunked coding
+    keep_alive: bool  # whether the client wants to keep the connection
     expects: bool  # whether it waits for "100 Continue" before it sends the body
 
 
@@ -81,8 +82,8 @@ class RequestParser:
     """Parses the requests of one connection.
 
     Args:
-        limits: how large heads may be. Bodies are bounded by whoever takes their pieces.
-        peer, loopback, secure, holding: what every `Head` says about the connection.
+        limits: bounds of heads. The caller bounds bodies.
+        peer, loopback, secure, holding: copied into every `Head`.
     """
 
     _limits: HttpLimits = attrs.field(alias="limits")
@@ -92,9 +93,9 @@ class RequestParser:
     _holding: Holding | None = attrs.field(default=None, alias="holding")
     _buffer: bytes = attrs.field(init=False, default=b"")
     _forgiven: bool = attrs.field(init=False, default=False)  # whether an empty line before the request was skipped
-    _scanned: int = attrs.field(init=False, default=0)  # bytes of the buffer in which no head ends
-    _line_seen: bool = attrs.field(init=False, default=False)  # whether the request line is there, and sound
-    _left: int = attrs.field(init=False, default=0)  # bytes of the body that are still to come
+    _scanned: int = attrs.field(init=False, default=0)  # bytes of the buffer that were searched for the end of a head
+    _line_seen: bool = attrs.field(init=False, default=False)  # whether the request line is complete and valid
+    _left: int = attrs.field(init=False, default=0)  # bytes of the body still expected
     _chunks: ChunkDecoder | None = attrs.field(init=False, default=None)
     _last: tuple[bytes, H1Request] | None = attrs.field(init=False, default=None)
 
@@ -106,15 +107,15 @@ class RequestParser:
         self._buffer = self._buffer + data if self._buffer else data
 
     def rest(self) -> bytes:
-        """Return, and forget, the bytes fed and not yet taken: another protocol goes on from here."""
+        """Return and forget the bytes that were fed but not parsed, for another protocol."""
         rest, self._buffer = self._buffer, b""
         return rest
 
     def next_head(self) -> H1Request | None:
-        """Return the next request, or None if more must be fed. The one before was read to the end of its body.
+        """Return the next request, or None if more input is needed. The previous body must have been read to its end.
 
         Raises:
-            RequestRefused: what was fed is no request we take. The same for every way in which the bytes may be split.
+            RequestRefused: the input is no request that is accepted. How it was split into pieces makes no difference.
         """
         buffer = self._buffer
         if not buffer:
@@ -138,10 +139,10 @@ class RequestParser:
         return request
 
     def next_data(self) -> bytes | None:
-        """Return what has arrived of the body, b"" at its end, or None if more must be fed.
+        """Return the next bytes of the body, b"" at its end, or None if more input is needed.
 
         Raises:
-            RequestRefused: the body is not what it should be.
+            RequestRefused: the body is invalid.
         """
         buffer = self._buffer
         if self._chunks is not None:
@@ -159,9 +160,9 @@ class RequestParser:
         return data or None
 
     def _check_so_far(self, buffer: bytes, end: int) -> None:
-        """Refuse an incomplete head that is too large, or wrong already.
+        """Refuse an incomplete head that is too large, or already invalid.
 
-        The checks go by position, so that how the bytes were split does not decide which of two faults is named.
+        The checks go by position in the head. So the same fault is reported however the input was split into pieces.
         """
         limits = self._limits
         if not self._line_seen:
@@ -178,7 +179,7 @@ class RequestParser:
             raise RequestRefused(431, "the request head is too large")
 
     def _read_head(self, raw: bytes) -> H1Request:
-        """Parse a head, unless it equals the one before: most requests of a connection begin alike."""
+        """Parse a head, unless it equals the previous one: most requests of a connection have the same head."""
         if self._last is not None and self._last[0] == raw:
             last = self._last[1]
             head = last.head
@@ -203,7 +204,7 @@ class RequestParser:
         try:
             httptools.HttpRequestParser(fields).feed_data(raw)
         except httptools.HttpParserUpgrade:
-            pass  # what to upgrade to is ours to decide
+            pass  # the face decides about upgrades
         except httptools.HttpParserError as error:
             raise RequestRefused(400, f"the request head is malformed: {error}") from None
         if not fields.complete:
@@ -230,7 +231,7 @@ class RequestParser:
 
 
 class _Fields:
-    """The header lines of one head, as `httptools` calls them out."""
+    """The header lines of one head, as `httptools` reports them."""
 
     __slots__ = ("complete", "headers")
 
@@ -250,11 +251,11 @@ class _Fields:
 
 @lru_cache(maxsize=256)
 def _lower(raw_name: bytes) -> str:
-    return raw_name.decode("latin-1").lower()  # remembered, because the same dozen names come with every request
+    return raw_name.decode("latin-1").lower()  # cached, because every request has the same dozen names
 
 
 def _read_request_line(head: bytes) -> tuple[str, str, bool]:
-    """Return method, target, and whether it is HTTP/1.0."""
+    """Return the method, the target, and whether the version is HTTP/1.1."""
     found = _REQUEST_LINE.match(head)
     if found is None:
         raise RequestRefused(400, "the request line is malformed")
@@ -268,7 +269,7 @@ def _read_request_line(head: bytes) -> tuple[str, str, bool]:
 
 
 def _read_target(method: str, target: str, headers: dict[str, str]) -> tuple[str, str]:
-    """Return the decoded path and the query; an absolute target says in `headers` which host it means (section 3.2)."""
+    """Return the decoded path and the query; an absolute target replaces Host in `headers` (RFC 9112 section 3.2)."""
     if target[0] != "/":
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is not None and _HOST.fullmatch(absolute[1]):
@@ -309,14 +310,14 @@ def _read_length(headers: dict[str, str], http10: bool) -> int | None:
         return None
     if length is None:
         return 0
-    # `httptools` has checked it, and "5, 5" cannot be one number, whatever some later version of it lets through.
+    # `httptools` has checked it. "5, 5" is refused here even if a later version accepts it.
     if not length.isdecimal() or len(length) > _MAX_LENGTH_DIGITS:
         raise RequestRefused(400, "the Content-Length is malformed")
     return int(length)
 
 
 class _Next(enum.Enum):
-    """What the next byte belongs to."""
+    """The element that the next byte belongs to."""
 
     SIZE = enum.auto()
     DATA = enum.auto()
@@ -327,10 +328,10 @@ class _Next(enum.Enum):
 
 @attrs.define(eq=False)
 class ChunkDecoder:
-    """Reads one chunked body (RFC 9112 section 7.1), strictly. Extensions and trailers are bounded, and ignored."""
+    """Reads one chunked body (RFC 9112 section 7.1) strictly. Extensions and trailers are bounded and ignored."""
 
     _next: _Next = attrs.field(init=False, default=_Next.SIZE)
-    _left: int = attrs.field(init=False, default=0)  # bytes of the chunk that are still to come
+    _left: int = attrs.field(init=False, default=0)  # bytes of the chunk still expected
     _spent: int = attrs.field(init=False, default=0)  # bytes of extensions, then of trailers
 
     @property
@@ -338,12 +339,12 @@ class ChunkDecoder:
         return self._next is _Next.NOTHING
 
     def take(self, buffer: bytes) -> tuple[bytes, int]:
-        """Return the data of the chunks in `buffer` together, and how much of it was used.
+        """Return the joined data of the chunks in `buffer`, and how many bytes of the buffer were used.
 
-        Of chunks of a few bytes some are left for the next time.
+        Many small chunks are read in several calls.
 
         Raises:
-            RequestRefused: what follows is no chunk. What came before that is returned first.
+            RequestRefused: the next bytes are no chunk. Data before them is returned first.
         """
         pieces: list[bytes] = []
         at = lines = 0
@@ -367,7 +368,7 @@ class ChunkDecoder:
         except RequestRefused:
             if not pieces:
                 raise
-            # Else next time: the bad line is not used up.
+            # Raise in the next call: the bad line was not used up.
         return b"".join(pieces), at
 
     def _find_line(self, buffer: bytes, at: int) -> bytes:

@@ -1,8 +1,8 @@
-"""The writing side of a connection: bytes that leave at once or wait, and responses of HTTP/1.1 (RFC 9112).
+"""The writing side of a connection: bytes that are sent at once or wait, and responses of HTTP/1.1 (RFC 9112).
 
-A write leaves at once as far as the socket takes it, and the rest from a task. A burst of events leaves in one write: a
-system call for each of a thousand would cost more than the events. Nothing here bounds what waits: whoever writes much
-looks at `waiting` and waits for `room`.
+A write sends at once what the socket accepts; a task sends the rest. A burst of events is sent in one write, because a
+system call for each event would cost more than the event. Nothing here bounds the bytes that wait: callers that write
+much check `waiting` and wait for `room`.
 """
 
 from __future__ import annotations
@@ -29,58 +29,59 @@ from trimcp.transports.http.settings import HttpLimits
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
-_BURST: Final = 0.001  # seconds after a piece that left at once in which others are gathered
-_COUNTED: Final = 256 * 1024  # bytes taken by the peer after which the budget is told
-_GATHERED: Final = 64 * 1024  # bytes that are not held back any longer to be gathered, nor copied into one write
+_BURST: Final = 0.001  # seconds after an immediate write in which later pieces are gathered
+_COUNTED: Final = 256 * 1024  # bytes written after which the budget's count is updated
+_GATHERED: Final = 64 * 1024  # bytes; this much is neither held back to be gathered nor copied into one write
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _BODILESS: Final = frozenset({204, 304})
 
 
 class _Connection(Protocol):
-    """The connection whose writing side this is."""
+    """The connection that the writer belongs to."""
 
     writer: H1Writer
 
     def will_close(self, request: H1Request) -> bool:
-        """Decide, for good, whether this response is the last."""
+        """Decide whether this response is the last one; the decision is final."""
         ...
 
     def finished(self) -> None:
-        """Note that the response was written to its end, if it was not all taken yet."""
+        """Note that the response is complete, though bytes of it may still wait."""
 
     def drained(self) -> None:
-        """Note that what waited was taken."""
+        """Note that all waiting bytes were written."""
 
     def wake(self) -> None:
-        """Look at `H1Writer.broken`: nothing can be written any more."""
+        """Check `H1Writer.broken`: nothing can be written any more."""
 
 
 @attrs.define(eq=False)
 class H1Writer:
     """Writes to one wire."""
 
-    _owner: _Connection | None  # forgotten by `close`
+    _owner: _Connection | None  # None after `close`
     _wire: Wire
-    _nursery: trio.Nursery  # outlives the connection; a task runs in it while something waits
-    _deadlines: Deadlines  # watch over a peer that reads nothing
+    _nursery: trio.Nursery  # outlives the connection; a task runs in it while bytes wait
+    _deadlines: Deadlines  # for a peer that does not read
     _limits: HttpLimits
-    _amount: Amount = attrs.field(factory=Amount)  # counts what waits for the peer
-    stalled: bool = attrs.field(init=False, default=False)  # whether it broke because the peer read nothing
-    broken: bool = attrs.field(init=False, default=False)  # whether what is written goes nowhere
+    _amount: Amount = attrs.field(factory=Amount)  # counts the bytes that wait
+    stalled: bool = attrs.field(init=False, default=False)  # whether it broke because the peer did not read
+    broken: bool = attrs.field(init=False, default=False)  # whether further writes are dropped
     undelivered: int = attrs.field(init=False, default=0)  # bytes that waited when it broke
     _pending: bytearray = attrs.field(init=False, factory=bytearray)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
-    _began: float = attrs.field(init=False, default=-math.inf)  # when the burst did, on Trio's clock
-    _followed: bool = attrs.field(init=False, default=False)  # whether a task will look after what waits
-    _refused: bool = attrs.field(init=False, default=False)  # whether the wire did: only that task writes now
+    _began: float = attrs.field(init=False, default=-math.inf)  # when the burst began, on Trio's clock
+    _followed: bool = attrs.field(init=False, default=False)  # whether a task is going to write the waiting bytes
+    # whether the wire accepted less than all: then only that task writes
+    _refused: bool = attrs.field(init=False, default=False)
 
     @property
     def waiting(self) -> int:
         return len(self._pending)
 
     def write(self, data: bytes) -> None:
-        """Write at once what the wire takes, and let the rest wait. Never blocks, and raises nothing."""
+        """Write at once what the wire accepts, and queue the rest. Never blocks, never raises."""
         if self._pending and not self._refused:
             if len(data) < _GATHERED:
                 self._pending += data
@@ -99,10 +100,10 @@ class H1Writer:
                 self._amount.set(len(self._pending))
 
     def gather(self, data: bytes) -> None:
-        """Write what more may follow soon: in one write with what else comes in this turn of Trio's loop.
+        """Write data that may soon be followed by more, together with what is gathered in this turn of Trio's loop.
 
-        What comes alone leaves at once, and nothing waits for time to pass: it leaves when the turn ends, or, from
-        somebody who does not let it end, with what is gathered a millisecond later.
+        The first piece of a burst is written at once. Later pieces are written when the turn ends. If the caller does
+        not yield, they are written after a millisecond, with the next piece.
         """
         if self._refused or len(data) >= _GATHERED:
             self.write(data)
@@ -116,14 +117,14 @@ class H1Writer:
                 self._follow()
 
     async def room(self) -> None:
-        """Wait until little enough waits, or nothing can be written any more."""
+        """Wait until at most `low_water` bytes wait, or nothing can be written any more."""
         while len(self._pending) > self._limits.low_water:
             if self._room is None:
                 self._room = trio.lowlevel.ParkingLot()
             await self._room.park()
 
     def give_up(self) -> None:
-        """Write nothing any more, not even what waits."""
+        """Drop the waiting bytes and all further writes."""
         if self.broken:
             return
         self.broken = True
@@ -138,12 +139,12 @@ class H1Writer:
             self._owner.wake()
 
     def close(self) -> None:
-        """Give up without telling the owner, and forget it."""
+        """Give up without notifying the owner, and forget it."""
         self._owner = None
         self.give_up()
 
     def _try(self, data: bytes | bytearray) -> int:
-        """Return how much of it the wire took: everything, less, or nothing if it is broken."""
+        """Return how many bytes the wire accepted; 0 if it is broken."""
         try:
             return self._wire.try_write(data)
         except trio.BrokenResourceError:
@@ -170,7 +171,7 @@ class H1Writer:
             self._nursery.start_soon(self._drain)
 
     async def _drain(self) -> None:
-        """Write what was gathered before this task had its turn, and what the wire refuses, as it takes it."""
+        """Write what was gathered before this task ran, then wait for the wire to accept the rest."""
         try:
             if self._pending and not self._refused:
                 self._flush()
@@ -178,7 +179,7 @@ class H1Writer:
                 with trio.CancelScope() as self._scope:
                     await self._write_pending()
                 self._scope = None
-            self._followed = self._refused = False  # first, for `drained` may write again
+            self._followed = self._refused = False  # first, because `drained` may write again
             if not self.broken and self._owner is not None:
                 self._owner.drained()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -188,7 +189,11 @@ class H1Writer:
             self.give_up()
 
     async def _write_pending(self) -> None:
-        """Write until nothing waits. The system may have room again long after the peer began to read nothing."""
+        """Write until no bytes wait, or the peer stalls.
+
+        The system may accept more long after the peer stopped reading. So the peer's progress is checked, not the
+        write's.
+        """
         progress, pending = PeerProgress(self._limits.stall_timeout), self._pending
 
         def look() -> None:
@@ -212,13 +217,13 @@ class H1Writer:
 class H1Reply:
     """Sends the response to one request; see `HttpReply`."""
 
-    _owner: _Connection | None  # forgotten by `detach`
+    _owner: _Connection | None  # None after `detach`
     request: H1Request
-    handler: Handler | None  # what answers it, or None if the host does
+    handler: Handler | None  # the request's handler; None if the connection responds itself
     status: int = 0  # of the response, once it has begun
     sent: int = 0  # bytes of its body that were written
-    ended: bool = False  # whether it was written to its end
-    aborted: bool = False  # whether the connection is to be cut
+    ended: bool = False  # whether it is complete
+    aborted: bool = False  # whether the connection is to be closed at once
     _chunked: bool = False
     _bodiless: bool = False
 
@@ -244,7 +249,7 @@ class H1Reply:
             owner.writer.gather(piece)
 
     def write(self, data: bytes) -> None:
-        """Send more of the body: at once, or with what else comes in this turn of Trio's loop."""
+        """Send more of the body: at once, or with other pieces in this turn of Trio's loop."""
         owner = self._owner
         if owner is None or not self.status or self.ended or self._bodiless or not data:
             return
@@ -283,7 +288,7 @@ class H1Reply:
             await self._owner.writer.room()
 
     def detach(self) -> None:
-        """Let what is written from now on go nowhere."""
+        """Drop all further writes."""
         self._owner = None
         self.handler = None
 
@@ -292,7 +297,7 @@ class H1Reply:
         self.status = response.status
         self._bodiless = request.head.method == "HEAD" or response.status in _BODILESS
         if not framing and not self._bodiless:
-            request.keep_alive = False  # only the end of the connection tells where the body ends
+            request.keep_alive = False  # only the end of the connection ends the body
         if owner.will_close(request):
             framing += "Connection: close\r\n"
         elif request.http10:
@@ -300,12 +305,12 @@ class H1Reply:
         try:
             return encode_head(response.status, response.headers, framing)
         except ValueError:
-            # A header with a line break could split the response in two. The body is sent without those headers.
+            # A header with a line break could split the response in two. The body is sent without these headers.
             log.exception("the headers of a response with status %d cannot be sent", response.status)
             return encode_head(response.status, (), framing)
 
     def _framed(self, before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
-        """Return what is written for a piece of a body whose length was not known, and what stands around it."""
+        """Return the bytes of a piece of a body of unknown length, with `before` and `after` around it."""
         if self._bodiless or not data:
             return _gathered(before, b"", after)
         self.sent += len(data)
@@ -315,15 +320,20 @@ class H1Reply:
 
 
 def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
-    """Return the head of a response; `framing` are whole lines about the body and the connection.
+    """Return the head of a response.
+
+    Args:
+        status: the HTTP status.
+        headers: names and values.
+        framing: whole lines about the body and the connection.
 
     Raises:
-        ValueError: a name or a value contains what cannot stand in a line.
+        ValueError: a name or a value contains a character that a header line cannot have.
     """
     return _head(int(time.time()), status, tuple(headers), framing)
 
 
-@lru_cache(maxsize=64)  # within one second most responses begin alike, up to the length of their bodies
+@lru_cache(maxsize=64)  # within one second most responses begin alike, except for the length of the body
 def _head(now: int, status: int, headers: tuple[tuple[str, str], ...], framing: str) -> bytes:
     lines = [f"{name}: {value}\r\n" for name, value in headers]
     text = "".join(lines)
@@ -339,7 +349,7 @@ def _date(now: int) -> str:
 
 
 def _gathered(before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
-    """Return them as one piece, or in three where joining would copy much."""
+    """Return the pieces joined, or as three pieces where joining would copy much."""
     if len(data) <= _GATHERED:
         return (b"%b%b%b" % (before, data, after),)
     return (before, data, after)
