@@ -1,10 +1,10 @@
-"""Questions to the peer in the middle of a request: in place where a server may call its client, else by re-running.
+"""Questions to the peer during a request: sent directly if a server may call its client, else by re-running.
 
-Where it may not (2026-07-28 basic/patterns/mrtr), a question without an answer cancels the handler's own scope. The
-handler unwinds, its `finally` blocks run, and `InputRequiredResult` carries the questions and the sealed answers so
-far; the client's retry runs the handler again from the top. An answer is found by the digest of its question, never by
-position, so a handler that asks something else is asked anew. This is one of the three places that may ask about an
-era, and it asks only `Revision.server_may_call`.
+If it may not (2026-07-28 basic/patterns/mrtr), a question without an answer cancels the handler's own scope. The
+handler unwinds, its `finally` blocks run, and an `InputRequiredResult` sends the questions with the sealed answers so
+far. The client's retry runs the handler again from the top. An answer is found by the digest of its question, never by
+position, so a handler that asks something else is not given a wrong answer. This is one of the three places that may
+depend on an era, and it uses only `Revision.server_may_call`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from trimcp.wire.methods import METHODS, Method
 
 @attrs.define(eq=False, repr=False)
 class Questions:
-    """What one request asked and learned, over all its rounds.
+    """The questions and answers of one request, over all its rounds.
 
     Attributes:
-        memory: what the sealed state carried into this round.
+        memory: the contents of the sealed state of this round.
         asked: what this run asked without having an answer, by key: method and raw params.
-        answers: payloads of answers loaded already, by key; `refusals` are errors the peer answered with instead.
+        answers: payloads of answers, by key; `refusals` are errors that the peer answered with instead.
         seen: how often each question was asked in this run.
         unwound: whether this round is answered with questions.
     """
@@ -59,7 +59,7 @@ class Questions:
     async def settle(self, job: Job) -> bytes | None:
         """Return the reply of a request whose handler unwound to ask, or None if it is to run again.
 
-        It runs again at once only where tests force re-running although the server may call its client.
+        It runs again at once only if a test forces re-running although the server may call its client.
         """
         session = self.session
         asked, self.asked = self.asked, {}
@@ -81,10 +81,10 @@ class Questions:
 
 
 def open_questions(session: Session, job: Job) -> Questions:
-    """Return the questions of a request, with what an earlier round left in its `requestState` and `inputResponses`.
+    """Return the questions of a request, with the contents of its `requestState` and `inputResponses`.
 
     Raises:
-        ErrorReply: the state was altered, has expired or belongs to someone or something else (-32602).
+        ErrorReply: the state was altered, has expired or belongs to another principal or request (-32602).
     """
     if isinstance(job.questions, Questions):
         return job.questions
@@ -93,7 +93,7 @@ def open_questions(session: Session, job: Job) -> Questions:
     digest = request_digest(name, raw)
     questions = job.questions = Questions(session, digest)
     if revision.server_may_call:
-        return questions  # these members mean nothing there, whoever sends them
+        return questions  # this revision does not define these members
     state = raw.get("requestState")
     if state is not None:
         if type(state) is not str:
@@ -116,16 +116,16 @@ def open_questions(session: Session, job: Job) -> Questions:
 
 
 async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | None = None) -> Any:
-    """Ask the peer something in the middle of a request and return the payload of its answer.
+    """Send the peer a question during a request and return the payload of its answer.
 
     Args:
         name: the method, such as `elicitation/create`.
         params: its payload.
-        key: the name of the question in the re-run style; by default it follows from what is asked.
+        key: the name of the question when re-running; by default derived from what is asked.
 
     Raises:
         CannotAsk: the client did not declare the capability, does not answer in time, or cannot be asked from here.
-        ErrorReply: what came back as the answer is not valid.
+        ErrorReply: the answer is not valid.
     """
     if job.over:
         raise CannotAsk("the request is over; nobody waits for what would be asked")
@@ -194,7 +194,7 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
 
 
 def _refuse_if_shielded(job: Job) -> None:
-    """Raise if unwinding the request would not reach the current task, which is the handler's or of its work."""
+    """Raise if unwinding the request would not reach the current task, the handler's or one that it started."""
     if trio.current_effective_deadline() == -float("inf") or _reaches_here(job.scope):
         return
     if job.work is None or not _reaches_here(job.work.scope):
@@ -204,7 +204,8 @@ def _refuse_if_shielded(job: Job) -> None:
 def _reaches_here(scope: trio.CancelScope | None) -> bool:
     """Return whether cancelling `scope` would cancel the current task.
 
-    Trio cannot be asked, but a deadline just before the one in force shows unless there is a shield between.
+    Trio has no function for this. But an earlier deadline on `scope` changes the effective one unless a shield is
+    between.
     """
     assert scope is not None
     own = scope.deadline

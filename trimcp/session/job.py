@@ -1,7 +1,8 @@
 """One request of the peer, from its admission until its reply is queued.
 
-A worker task of the crew calls `Job.attempt`, which runs the handler once. What has failed, was cancelled or unwound to
-ask goes on to `settle`. Both end in `finish`, which queues the reply. What a job needs of its session is its `Owner`.
+A worker task of the crew calls `Job.attempt`, which runs the handler once. If it failed, was cancelled or unwound to
+ask a question, `settle` follows. Both end in `finish`, which queues the reply. `Owner` is what a job needs of its
+session.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 class CancelReason(Enum):
-    """Why a handler is being stopped; its value is the text of `trio.CancelScope.cancel(reason=)`.
+    """Why a handler is cancelled; the value is the text of `trio.CancelScope.cancel(reason=)`.
 
     Attributes:
-        PEER: whoever asked cancelled the request, or gave it up at its own deadline.
-        DISCONNECTED: whoever asked is gone.
-        DEADLINE: the caller's time was over and no cancellation came, or the tool's own time was.
+        PEER: the peer cancelled the request, also because its own deadline expired.
+        DISCONNECTED: the peer is gone.
+        DEADLINE: the caller's deadline passed without a cancellation, or the tool's own timeout expired.
         DRAIN: the server or the session ends.
         LIMIT: the peer took nothing for too long and was dropped (`Limits.stall_timeout`).
 
-    Idleness is none: a session in which anything is at work is not idle.
+    There is no reason for idleness: a session with a running handler is not idle.
     """
 
     PEER = "cancelled by peer"
@@ -62,7 +63,7 @@ class CancelReason(Enum):
     LIMIT = "limit"
 
 
-# Who is told that it was cancelled, and with which code; the others have left or know.
+# Reasons for which an error is sent, with its code. In the other cases the peer is gone or knows.
 _CANCELLED_CODES = {
     CancelReason.DEADLINE: TIMED_OUT,
     CancelReason.DRAIN: CANCELLED_BY_DRAIN,
@@ -74,23 +75,23 @@ class Endpoint(Protocol[SessionT_contra]):
     """What a session serves: a server's registries, or a client's handlers."""
 
     async def handle(self, session: SessionT_contra, job: Job, /) -> Any:
-        """Work on one request and return its result payload; cancelled when the request is."""
+        """Process one request and return its result payload; cancelled when the request is."""
 
     async def failure(self, session: SessionT_contra, job: Job, error: BaseException, /) -> Any:
-        """Return the result payload that tells the peer of what a handler raised, or None where an error answers."""
+        """Return a result payload that reports what a handler raised, or None to answer with an error."""
 
     def whereabouts(self, job: Job) -> str | None:
-        """Return where the function that handles a request was written, for the log, or None where there is none."""
+        """Return the source location of the function that handles a request, for the log, or None if there is none."""
 
     def notified(self, session: SessionT_contra, event: Notified, /) -> None:
-        """Take note of a notification. Synchronous and quick: the reader calls it."""
+        """Process a notification. Synchronous and quick: the reader calls it."""
 
     def closed(self, session: SessionT_contra, /) -> None:
         """Forget the session: it has ended."""
 
 
 class _Slots(Protocol):
-    """The part of `jobs.Jobs` that one job asks for."""
+    """The part of `jobs.Jobs` that one job needs."""
 
     by_id: dict[RequestId, Job]
     running: int
@@ -103,7 +104,7 @@ class _Slots(Protocol):
 
 
 class Owner(Protocol):
-    """What a job needs of the session it belongs to."""
+    """What a job needs of its session."""
 
     engine: Connection
     limits: Limits
@@ -127,7 +128,7 @@ class Owner(Protocol):
 
 
 class Asked(Protocol):
-    """What a handler asked in the re-run style, as far as its job has to know; see `asking.Questions`."""
+    """What a handler asked when re-running, as far as its job needs it; see `asking.Questions`."""
 
     asked: dict[str, Any]
     unwound: bool
@@ -138,33 +139,33 @@ class Asked(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class Job:
-    """One request of the peer being worked on.
+    """One request of the peer in progress.
 
     Attributes:
         request: the engine's record of it.
-        params: its payload, as its revision has it; `raw` is that as it came.
-        sink: where its answer goes, and whatever belongs to it.
-        size: roughly the bytes it occupies.
-        origin, headers: where it came in and with which transport headers; both may be None.
+        params: its payload in its revision; `raw` is the JSON object received.
+        sink: the destination of its answer and of everything that belongs to it.
+        size: approximate memory in bytes.
+        origin, headers: where it was received, and its transport headers; both may be None.
         scope: cancelling it stops the handler; None while there is none to stop.
-        task: what runs it, or None.
+        task: the task that runs it, or None.
         reply: its answer, once there is one.
         error: the code of the error that answers it, or None.
-        required: scopes that a token needs for it, if that is what the error says.
-        retry_after: seconds after which it makes sense to try again, if that is what the error says.
-        failed: whether its result says `isError`; looked at only where `Session.on_finished` is told.
+        required: scopes that a token needs for it, if the error says so.
+        retry_after: seconds after which to retry, if the error says so.
+        failed: whether its result has `isError`; computed only if `Session.on_finished` is set.
         reason: why it was cancelled, or None; `detail` is the text that the canceller gave.
         queued: when it began to wait for a slot, on Trio's clock; None if it never did.
         started, since: whether its handler has begun, and when, on Trio's clock.
         over: whether its answer is queued.
-        waited: seconds its handler waited for its turn, where a quota made it.
-        failure: what its handler or its work raised, until it is answered.
-        crash: the same, where its crash is to end the session.
-        parked: how many questions it waits for in place.
-        deadline: when its caller's time is over, on Trio's clock.
-        clock: the time its handler has for its work, if that is limited; it stands still while the peer is asked.
+        waited: seconds for which its handler waited for its turn under a quota.
+        failure: what its handler or one of its tasks raised, until it is answered.
+        crash: the same, if the crash ends the session.
+        parked: number of questions whose answers it waits for.
+        deadline: the caller's deadline, on Trio's clock.
+        clock: the time limit of its handler, if any; it pauses while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
-        questions: what it asked in the re-run style, if anything.
+        questions: what it asked when re-running, if anything.
     """
 
     session: Owner
@@ -199,53 +200,53 @@ class Job:
 
     @property
     def arrived(self) -> float:
-        """When it came in, on Trio's clock; 0 if it was refused before anything was noted."""
+        """When it was received, on Trio's clock; 0 if it was refused before that was recorded."""
         return self.since if self.queued is None else self.queued
 
     @property
     def target(self) -> str | None:
-        """The name of the tool or prompt or the address of the resource that it is for, as the peer wrote it."""
-        about = getattr(self.params, "ref", self.params)  # of a completion
+        """The name of the tool or prompt, or the URI of the resource, that it is for, as received."""
+        about = getattr(self.params, "ref", self.params)  # `ref` is a completion's
         name = getattr(about, "name", ABSENT) or getattr(about, "uri", ABSENT)
         return name if isinstance(name, str) else None
 
-    # Cancelled
+    # Cancelling
 
     def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
-        """Stop the handler; the first reason given is the one it can read, and what the log says."""
+        """Stop the handler. The first reason given is kept for the handler and the log."""
         if self.reason is None:
             self.note_cancelled(reason, detail)
         if self.scope is not None:
             self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
 
     def note_cancelled(self, reason: CancelReason, detail: str | None) -> None:
-        """Keep and log why the handler is cancelled."""
+        """Store and log why the handler is cancelled."""
         self.reason, self.detail = reason, detail
         said = "" if detail is None else f" ({detail!r})"  # the peer's text: escaped
         log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
 
     def cancelled_reply(self) -> bytes | None:
-        """Return the answer to a request whose handler was cancelled here, or None if none is owed."""
-        # Without a reason it is a scope around the whole session that was cancelled.
+        """Return the answer to a request whose handler was cancelled here, or None if none is due."""
+        # Without a reason, a scope around the whole session was cancelled.
         reason = self.reason or CancelReason.DRAIN
         self.error = _CANCELLED_CODES.get(reason)
         return None if self.error is None else encode_error(self.request.id, self.error, f"stopped: {reason.value}")
 
-    # Run
+    # Running
 
     async def attempt(self, task: trio.lowlevel.Task, around: object) -> bool:
-        """Run the handler once: to the job's reply, or to its `failure`. Its work has ended, too.
+        """Run the handler once, which sets the job's reply or its `failure`. The tasks that it started have ended, too.
 
         Args:
-            task: the current one.
+            task: the current task.
             around: its innermost scope, which is the job's.
 
         Returns:
-            Whether the handler has left a scope open. Then the job has failed, and leaving its scope is an error.
+            Whether the handler has left a scope open. Then the job has failed, and closing its scope raises an error.
 
         Raises:
-            trio.Cancelled: its scope was cancelled; there may be a reply or a failure all the same.
-            KeyboardInterrupt: as it came.
+            trio.Cancelled: its scope was cancelled; a reply or a failure may still be set.
+            KeyboardInterrupt: raised on unchanged.
         """
         session = self.session
         left: RuntimeError | None = None
@@ -256,7 +257,7 @@ class Job:
             if self.work is not None:
                 await self.work.join()
             self._take_result(result)
-            del result  # it is not kept while its reply waits
+            del result  # so that it is not kept while its reply waits
             if self.sink.full:
                 await session.jobs.wait_for_reader(self)
         except BaseException as error:
@@ -265,8 +266,8 @@ class Job:
             try:
                 self.failure = crash
                 if left is None and cancelled is not None:
-                    # The plain one is raised as it came, else its frames and what is raised from it would keep each
-                    # other alive.
+                    # The plain exception is raised as received; otherwise its frames and the exception raised from it
+                    # would keep each other alive.
                     if cancelled is error:
                         raise
                     raise cancelled from None
@@ -293,7 +294,7 @@ class Job:
         return True
 
     async def settle(self, task: trio.lowlevel.Task) -> bool:
-        """End a job that has failed, or whose scope was cancelled; one that unwound to ask may run again before.
+        """End a job that has failed or whose scope was cancelled. One that unwound to ask may run again first.
 
         Returns:
             Whether a handler has left a scope open.
@@ -311,7 +312,7 @@ class Job:
                 with self.scope:
                     try:
                         self.reply = await self.questions.settle(self)
-                    except Exception as error:  # as a handler's; it has unwound and cannot answer
+                    except Exception as error:  # treated like the handler's, which has unwound and cannot answer
                         self.failure = error
                     if self.reply is not None and self.sink.full:
                         await self.session.jobs.wait_for_reader(self)
@@ -321,7 +322,7 @@ class Job:
                         with self.scope:
                             left_open = await self.attempt(task, innermost_scope(task))
                     except RuntimeError:
-                        if not left_open:  # which Trio has noticed, too
+                        if not left_open:  # Trio has noticed it, too
                             raise
             if self.failure is not None:
                 await self._explain()
@@ -332,9 +333,9 @@ class Job:
         return left_open
 
     async def _explain(self) -> None:
-        """Take for a failed job's reply what says that it failed: a result that tells why, or an error."""
+        """Set a failed job's reply: a result that reports the failure, or an error."""
         if self.reason is not None:
-            return  # it was told to stop, and nobody reads why it failed; `end` logs it
+            return  # it was cancelled, so no answer reports its failure; `end` logs it
         self.scope = trio.CancelScope()
         with self.scope:
             try:
@@ -342,16 +343,16 @@ class Job:
                 if result is not None:
                     self._take_result(result)
                     self.failure = None
-            except Exception as worse:  # a filter of the result's, or what cannot be encoded
+            except Exception as worse:  # raised by a filter of the result, or the payload cannot be encoded
                 self.failure = worse
             self._take_failure()
             if self.sink.full:
                 await self.session.jobs.wait_for_reader(self)
 
-    # Answer
+    # Answering
 
     def _take_result(self, result: Any) -> None:
-        """Take a result for the reply."""
+        """Make a result the reply."""
         session = self.session
         try:
             reply = session.engine.encode_result(self.request, result)
@@ -369,9 +370,9 @@ class Job:
         self.reply = reply
 
     def drop_result(self) -> bytes:
-        """Put an error in place of a result for which there is no room behind those that the peer has not read.
+        """Replace a result by an error, because too many results before it are still unread.
 
-        It is not `OVERLOADED`, which says that nothing was done.
+        The error is not `OVERLOADED`, which would mean that nothing was done.
         """
         from trimcp.security import security_event
 
@@ -382,14 +383,14 @@ class Job:
         return reply
 
     def _take_failure(self) -> None:
-        """Take for the reply of a job that has failed, and still has no other, the error that says so."""
+        """Make an error the reply of a failed job that has no other reply."""
         error, self.failure = self.failure, None
         if error is not None:
             self.reply = self._failed(error)
-            error = None  # a frame and what was raised through it would keep each other alive
+            error = None  # a frame and the exception raised through it would keep each other alive
 
     def _failed(self, error: BaseException) -> bytes:
-        """Return the reply for what a handler raised: the error it asked for, or one that says nothing of its crash."""
+        """Return the reply for a handler's exception: the error that it raised, or one without details of a crash."""
         cause = sole(error)
         if isinstance(cause, CannotAsk) and cause.required is not None:
             answer = ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})
@@ -417,13 +418,13 @@ class Job:
         return self.session.engine.encode_error(self.request.id, answer)
 
     def _peer_left(self, cause: BaseException) -> bool:
-        """Return whether the handler was talking to a peer that left: an ordinary disconnect, no crash."""
+        """Return whether the handler failed because the peer disconnected, which is not a crash."""
         if isinstance(cause, RemoteError):
             return cause.code == CANCELLED_BY_DRAIN
         return isinstance(cause, ConnectionLost) and self.session.lost is not None
 
     def log_crash(self, error: BaseException) -> ErrorReply:
-        """Log a handler's crash whole and return an answer that says nothing of it."""
+        """Log a handler's crash with its traceback, and return an error without details."""
         from trimcp.cleaning import in_quotes
 
         where = self.session.endpoint.whereabouts(self)
@@ -432,10 +433,10 @@ class Job:
         log_crash(log, error, "the handler of %s crashed%s", self.request.verb.name, about)
         return ErrorReply(INTERNAL_ERROR, "internal error")
 
-    # End
+    # Ending
 
     def refuse(self, code: int, message: str) -> None:
-        """Answer a request that was not begun with an error."""
+        """Answer a request that was not started with an error."""
         if code == OVERLOADED:
             from trimcp.security import security_event
 
@@ -445,7 +446,7 @@ class Job:
         self.finish(encode_error(self.request.id, code, message))
 
     def end(self) -> None:
-        """End a job that has a slot: with its reply, its failure, or what is owed to who was cancelled."""
+        """End a job that has a slot: with its reply, its failure, or the answer due after a cancellation."""
         self.scope = self.task = None
         if self.failure is not None:
             self._take_failure()
@@ -456,7 +457,7 @@ class Job:
         self.finish(self.cancelled_reply() if self.reply is None else self.reply)
 
     def finish(self, reply: bytes | None) -> None:
-        """Queue the reply, unless the peer gave the request up, and let the next request begin."""
+        """Queue the reply, unless the peer cancelled the request, and let the next request begin."""
         session, sink, id = self.session, self.sink, self.request.id
         self.over = True
         admitted = session.jobs.by_id.pop(id, None) is not None  # else it was refused
@@ -485,5 +486,5 @@ class Job:
             self.session.on_finished(self, reply)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the reply leaves all the same
+        except BaseException as error:  # the reply is sent anyway
             log_crash(log, error, "what is told of every request that ends crashed")

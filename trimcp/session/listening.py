@@ -1,7 +1,7 @@
-"""A client's subscription to changes, which looks the same in every revision.
+"""A client's subscription to changes, with one interface for every revision.
 
-Where the revision has `subscriptions/listen`, one long request carries it (basic/patterns/subscriptions). Before that
-it is put together from `resources/subscribe` and the list_changed notices that come unasked.
+If the revision has `subscriptions/listen`, one long request is the subscription (basic/patterns/subscriptions). Earlier
+revisions use `resources/subscribe` and the list_changed notifications that a server sends unasked.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _LISTEN: Final = "subscriptions/listen"
 @attrs.frozen
 @valued
 class ToolsChanged:
-    """The list of tools is not what it was."""
+    """The list of tools has changed."""
 
 
 @attrs.frozen
 @valued
 class PromptsChanged:
-    """The list of prompts is not what it was."""
+    """The list of prompts has changed."""
 
 
 @attrs.frozen
 @valued
 class ResourcesChanged:
-    """The list of resources is not what it was."""
+    """The list of resources has changed."""
 
 
 @attrs.frozen
 @valued
 class ResourceUpdated:
-    """What the resource holds has changed. The URI may lie below the one that was asked for."""
+    """The resource's contents have changed. The URI may be below the one that was subscribed to."""
 
     uri: str
 
@@ -68,10 +68,10 @@ _LISTS: Final[dict[str, tuple[str, Change]]] = {
 
 @attrs.define(eq=False, repr=False)
 class Subscription:
-    """Changes as they come; iterate over it, or `receive` them one by one.
+    """Changes in the order of arrival; iterate over it, or `receive` them one by one.
 
     Attributes:
-        acknowledged: what the server agreed to tell, which may be less than was asked for.
+        acknowledged: what the server agreed to send, which may be less than was requested.
     """
 
     _wanted: SubscriptionFilter
@@ -81,11 +81,11 @@ class Subscription:
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     async def receive(self) -> Change:
-        """Wait for the next change. Of equal changes not received yet only one is kept. Cancelling it loses nothing.
+        """Wait for the next change. Equal changes not received yet are merged. Cancelling this loses nothing.
 
         Raises:
             trio.EndOfChannel: the server ended the subscription, and all changes were received.
-            ConnectionLost: the subscription was cut for a cause, or the connection ended.
+            ConnectionLost: the server cancelled the subscription with a reason, or the connection ended.
         """
         return await self._changes.receive()
 
@@ -101,7 +101,7 @@ class Subscription:
     # Called by the reader
 
     def notified(self, event: Notified) -> None:
-        """Take a notice, if it is one that was asked for."""
+        """Keep a notification, if it is one that was subscribed to."""
         name = event.verb.name
         if name == "notifications/subscriptions/acknowledged":
             self.acknowledged = event.params.notifications
@@ -139,7 +139,7 @@ class Subscriptions:
     _leaving: dict[str, Pending] = attrs.field(init=False, factory=dict)
 
     def notified(self, event: Notified) -> None:
-        """Hand a notice to whoever asked for it."""
+        """Pass a notification to the subscriptions that want it."""
         id = (event.admission.meta or {}).get(META_SUBSCRIPTION_ID)
         if type(id) is int or type(id) is str:
             subscription = self._by_id.get(id)
@@ -209,12 +209,12 @@ class Subscriptions:
 
     @asynccontextmanager
     async def _watching(self, uri: str) -> AsyncIterator[None]:
-        """Have one resource watched; the last of several who want it ends it."""
+        """Subscribe to one resource while the block runs; the last of several such blocks unsubscribes."""
         session = self.session
         self._watched[uri] += 1
         try:
             if uri in self._leaving:
-                # Two requests under way are carried out in any order; the one that ends the watch has to be over.
+                # Two concurrent requests may be processed in any order, so the unsubscribe has to be answered first.
                 with suppress(McpError):
                     await self._leaving[uri].raw()
             await session.call("resources/subscribe", SubscribeParams(uri=uri))
@@ -225,13 +225,13 @@ class Subscriptions:
                 del self._watched[uri]
                 self._leaving = {uri: pending for uri, pending in self._leaving.items() if pending.reply is None}
                 with suppress(McpError):
-                    # Nobody waits for the answer here, so a cancelled block can send it too.
+                    # No wait for the answer, so that a cancelled block can send it too.
                     pending = await session.begin("resources/unsubscribe", SubscribeParams(uri=uri))
                     self._leaving[uri] = pending
 
 
 def changes_wanted(tools: bool, prompts: bool, resources_list: bool, resources: Iterable[str]) -> SubscriptionFilter:
-    """Return what a subscriber wants to be told of, as the protocol says it."""
+    """Return a subscription filter for these changes."""
     return SubscriptionFilter(
         tools_list_changed=tools or ABSENT,
         prompts_list_changed=prompts or ABSENT,
@@ -241,7 +241,7 @@ def changes_wanted(tools: bool, prompts: bool, resources_list: bool, resources: 
 
 
 def possible_changes(wanted: SubscriptionFilter) -> list[Change]:
-    """Return every change there may have been while there was no subscription."""
+    """Return every change that may have happened while there was no subscription."""
     lists = [change for name, change in _LISTS.values() if getattr(wanted, name)]
     return [*lists, *map(ResourceUpdated, wanted.resource_subscriptions or ())]
 
@@ -251,7 +251,7 @@ def _lies_in(updated: str, uri: str) -> bool:
 
 
 def _honoured(wanted: SubscriptionFilter, capabilities: ServerCapabilities) -> SubscriptionFilter:
-    """Return what a server of these capabilities will tell."""
+    """Return the part of a filter that a server with these capabilities supports."""
 
     def told(asked: Any, path: str) -> Any:
         return asked if asked and declares(capabilities, path) else ABSENT

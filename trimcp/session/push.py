@@ -1,7 +1,7 @@
-"""Drives a session into which a transport pushes messages, as HTTP does: no reader, no writer, no task while idle.
+"""Runs a session into which a transport pushes messages, as HTTP does: no reader, no writer, no task while idle.
 
-Its jobs run in a nursery that it shares with other sessions; it has ended when they have. What its handlers start for
-the session gets a nursery of its own, opened on first use.
+Its jobs run in a nursery shared with other sessions, and it has ended when they have. Tasks that its handlers start
+for the session get a nursery of its own, opened at first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trimcp.wire.revisions import Revision
 
 
 class _Ended:
-    """Where nothing can be started any more."""
+    """A `Background` of an ended session: it starts no tasks."""
 
     def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
         raise LocalError("the session has ended; nothing can be started for it")
@@ -33,10 +33,10 @@ class Pushed:
     """One pushed session.
 
     Args:
-        session: what is driven; nothing was delivered to it yet. Its sink takes what belongs to no request.
-        crew: who runs its jobs, beside those of others.
-        take_back: called when it is closed and as good as new; returns whether it keeps it for another request, which
-            is cheaper than a new session. None where it serves more than one request.
+        session: the session, to which nothing was delivered yet. Its sink gets messages that belong to no request.
+        crew: runs its jobs, beside those of others.
+        take_back: called when it is closed and as good as new. Returns whether it is kept for another request, which is
+            cheaper than a new session. None if it serves more than one request.
     """
 
     session: Session
@@ -53,28 +53,28 @@ class Pushed:
 
     @property
     def revision(self) -> Revision | None:
-        """What the handshake agreed on, or None before it."""
+        """The revision agreed on in the handshake, or None before it."""
         return self.session.revision
 
     @property
     def busy(self) -> bool:
-        """Whether handlers are at work or wait for a slot, or what they started is. Who waits for the peer is not."""
+        """Whether handlers run or wait for a slot, or their tasks run. Handlers that wait for the peer do not count."""
         jobs = self.session.jobs
         return bool(jobs.running or jobs.mailbox or self._work is not None)
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work. What there is waits for the client to read."""
+        """Whether no handler runs: all jobs wait for the client to read."""
         return self.session.jobs.at_rest
 
     @property
     def counts(self) -> LaneCounts:
-        """Where it is counted what gave way because its reader was slow."""
+        """The counts of messages merged or dropped because a reader was slow."""
         return self.session.counts
 
     @property
     def unused(self) -> bool:
-        """Whether it is as good as new, as after one request that was answered, and may be used again."""
+        """Whether it is as good as new, as after one answered request, and may be used again."""
         session = self.session
         engine = session.engine
         return not (
@@ -94,21 +94,21 @@ class Pushed:
         )
 
     def assume(self, revision: Revision) -> None:
-        """Skip the handshake, for clients of a server that keeps no sessions: they did it somewhere else."""
+        """Skip the handshake, for clients of a server that keeps no sessions: they did it on another session."""
         self.session.engine.legacy.assume(revision)
 
     def require_envelope(self) -> None:
-        """Take every request for one of the modern era, also where its envelope is missing."""
+        """Treat every request as one of the modern era, even if its envelope is missing."""
         self.session.engine.modern.required = True
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Take what arrived. Never waits and never raises because of what a peer sent."""
+        """Process received messages. Never waits and never raises because of what a peer sent."""
         self.session.deliver(batch)
 
     def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End the session because its peer is gone, or was dropped by us, because it read nothing (`slow`).
+        """End the session because its peer is gone, or was dropped by us because it read nothing (`slow`).
 
-        Handlers are stopped, and calls fail with `ConnectionLost`.
+        Handlers are cancelled, and calls raise `ConnectionLost`.
         """
         session = self.session
         session.lose(why)
@@ -119,7 +119,7 @@ class Pushed:
         session.close()
 
     def close(self) -> None:
-        """End the session; what is still under way is stopped. The caller must not use it any more."""
+        """End the session and cancel what still runs. The caller must not use it any more."""
         session = self.session
         if self._take_back is not None and self.unused and self._take_back(self):
             return
@@ -129,7 +129,7 @@ class Pushed:
         session.close()
 
     def leave(self) -> None:
-        """End the session once what was started for it is done."""
+        """End the session once the tasks started for it have ended."""
         if self._work is None:
             self.close()
         else:
@@ -148,9 +148,9 @@ class Pushed:
         session.background = _ENDED
         if self._work is not None:
             self._work.scope.cancel(reason="the session has ended")
-        sink, session.sink = session.sink, NOWHERE  # it may hold this session, and they would keep each other alive
+        sink, session.sink = session.sink, NOWHERE  # the sink may refer to the session: break the reference cycle
         sink.close()
-        if not session.jobs:  # else the last of them counts
+        if not session.jobs:  # else the last job updates the count
             session.amount.belong_to(None)
         session.endpoint.closed(session)
 

@@ -1,7 +1,7 @@
-"""The queues of a session that are no memory channels: requests that wait, messages that leave, changes.
+"""The queues of a session that are not memory channels: waiting requests, outgoing messages, changes.
 
-Each is a Trio channel by its interface, and a class of its own for what a memory channel cannot do: room counted in
-bytes, an item withdrawn or replaced before it is taken, a reply that never waits, equal items kept once.
+Each has the interface of a Trio channel, and does what a memory channel cannot: bound the bytes of its items, remove or
+replace an item before it is received, accept a reply without waiting, keep equal items once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from trimcp.wire.jsonrpc import RequestId, encode_error
 if TYPE_CHECKING:
     from trimcp.session.statistics import QueueStatistics
 
-# What a request takes beside its text while it waits: its params as objects, its record with the engine, its places in
+# Memory that a waiting request takes beside its text: its params as objects, its record in the engine, its entries in
 # tables and queues. Measured as resident memory of 4,500 to 6,000 calls on CPython 3.11: 1,420 to 1,650 bytes in the
 # session era, 1,730 to 1,820 with the envelope of 2026-07-28, and up to 2,090 with texts of 500 to 600 bytes, which
-# leave holes in the heap. Not weighed, a window of 16 MiB held up to 32 MiB of small requests.
+# fragment the heap. Without counting it, a window of 16 MiB held up to 32 MiB of small requests.
 EACH: Final = 2100
-_HEADER: Final = 100  # what a header takes beside its text
-_CONTAINER: Final = 64  # what an array or object takes beside its members
+_HEADER: Final = 100  # bytes that a header takes beside its text
+_CONTAINER: Final = 64  # bytes that an array or object takes beside its members
 
 SMALL: Final = 1024
-"""Bytes on the wire from which a request's params are looked through, see `weight`."""
+"""Bytes on the wire above which the memory of a request's params is computed, see `weight`."""
 
 _MOST_CHANGES: Final = 10_000
 
@@ -40,10 +40,10 @@ ChangeT = TypeVar("ChangeT", bound=Hashable)
 
 
 def weight(raw: Mapping[str, Any], size: int) -> int:
-    """Return roughly what a request's params occupy, which took `size` bytes on the wire.
+    """Return the approximate memory, in bytes, of a request's params, which took `size` bytes on the wire.
 
-    An empty array is three bytes there and some seventy here, and one emoji makes a long text four times as large, so
-    larger requests are looked through.
+    Larger requests are examined in detail: an empty array is three bytes of text and about seventy of memory, and one
+    emoji makes a long text four times as large.
     """
     more = 0
     rest: list[Any] = [raw]
@@ -62,21 +62,21 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
 
 @attrs.define(eq=False, repr=False)
 class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
-    """A channel of requests that wait for a running slot: first in, first out, bounded by count and weight.
+    """A channel of requests that wait for a slot: first in, first out, bounded by count and memory.
 
-    A session uses it without waiting: `put` may overfill it by what one read brought, and `full` is what the reader
-    asks before it reads again.
+    A session uses it without waiting: `put` may exceed the bounds by the requests of one read, and the reader checks
+    `full` before it reads again.
 
     Attributes:
-        bytes_queued: what waits here, as memory and not as text; 0 only where nothing waits.
+        bytes_queued: memory of the queued requests; 0 only if there are none.
     """
 
     max_requests: int
     max_bytes: int
     bytes_queued: int = attrs.field(init=False, default=0)
-    _queue: OrderedDict[Job, int] = attrs.field(init=False, factory=OrderedDict)  # with their weights
+    _queue: OrderedDict[Job, int] = attrs.field(init=False, factory=OrderedDict)  # with their memory
     _closed: bool = attrs.field(init=False, default=False)
-    _senders: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # made by the first that waits
+    _senders: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # created when first needed
     _receivers: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
 
     def __len__(self) -> int:
@@ -87,9 +87,9 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         return len(self._queue) + parked >= self.max_requests or self.bytes_queued >= self.max_bytes
 
     def leave_room(self, requests: int, size: int) -> None:
-        """Be full so much earlier that these still fit, with so many bytes of text; but not before it is half full.
+        """Reserve room for so many requests with so many bytes of text, but at most half of the bounds.
 
-        They are what arrives with the last read, and what lies unread in the channel meanwhile.
+        They are what the last read may bring, and what the channel holds unread meanwhile.
         """
         self.max_bytes -= min(size + EACH * requests, self.max_bytes // 2)
 
@@ -97,7 +97,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         """Add a job at the end."""
         weight = job.size + EACH
         headers = job.headers
-        # The newest job has the same headers on a WebSocket, and from a client that repeats itself.
+        # On a WebSocket, or from a client that repeats its headers, the newest job shares the same headers object.
         if headers is not None and not (self._queue and next(reversed(self._queue)).headers is headers):
             weight += _HEADER * len(headers) + sum(map(len, headers.values()))
         self._queue[job] = weight
@@ -106,7 +106,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
             self._receivers.unpark()
 
     def first(self) -> Job:
-        """Return the oldest job, which stays."""
+        """Return the oldest job without removing it."""
         return next(iter(self._queue))
 
     def take(self) -> Job:
@@ -116,7 +116,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         return job
 
     def remove(self, job: Job) -> bool:
-        """Remove a job wherever it stands; False if it is not here."""
+        """Remove a job at any position; return False if it is not here."""
         weight = self._queue.pop(job, None)
         if weight is None:
             return False
@@ -128,7 +128,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         if self._senders is not None:
             self._senders.unpark()
 
-    # As a channel
+    # The channel interface
 
     async def send(self, value: Job) -> None:
         await trio.lowlevel.checkpoint()
@@ -166,18 +166,18 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
 
 @attrs.define(eq=False, repr=False)
 class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Sequence[Outgoing]]):
-    """A bounded channel of outgoing messages for a writer task, which receives all there are at once.
+    """A bounded channel of outgoing messages for a writer task, which receives all that are queued at once.
 
     Args:
-        max_messages: how many may wait.
-        max_bytes: what they may weigh. One message may exceed it, or a large result could never leave.
-        counts: where messages are counted that gave way to a later one.
+        max_messages: the most messages that may wait.
+        max_bytes: the most bytes that may wait. A single message may exceed it, so that a large result can be sent.
+        counts: counts the messages replaced by a later one.
 
     Attributes:
-        bytes_queued: what waits, without what only the latest counts of.
-        leaving: bytes that the writer has taken and not yet written.
-        batches: how many the writer has taken.
-        writing: whether the writer has taken one and is not back.
+        bytes_queued: bytes that wait, without those of `post_latest`.
+        leaving: bytes that the writer has received and not yet written.
+        batches: number of batches that the writer has received.
+        writing: whether the writer has received a batch and not yet written it.
     """
 
     max_messages: int
@@ -197,7 +197,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
 
     @classmethod
     def of(cls, limits: Limits) -> Outbox:
-        """Return an empty one with the bounds of a session."""
+        """Return an empty outbox with the bounds of a session."""
         return cls(limits.outbox_messages, limits.outbox_bytes)
 
     def __len__(self) -> int:
@@ -208,15 +208,15 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         return len(self._queue) >= self.max_messages or self.bytes_queued >= self.max_bytes
 
     def full_of_replies(self, times: int = 1) -> bool:
-        """Return whether answers alone fill it, or so many times as much: the peer asks more than it reads.
+        """Return whether answers alone fill it `times` times: the peer sends more requests than it reads answers.
 
-        Requests and cancels of ours do not count. If they kept us from reading, two peers that both have much to
-        send could wait for each other.
+        Our requests and cancels do not count. If they stopped us from reading, two peers that both have much to send
+        could wait for each other.
         """
         return self._replies >= times * self.max_messages or self._reply_bytes >= times * self.max_bytes
 
     async def room(self) -> None:
-        """Wait until there is room, or until the outbox is closed and room no longer matters."""
+        """Wait until there is room, or until the outbox is closed."""
         while self.full and not self._closed:
             await self._waiting_senders.park()
 
@@ -228,7 +228,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self.post(value)
 
     def post(self, outgoing: Outgoing) -> None:
-        """Enqueue without waiting. After `close` the message is dropped: nobody is listening."""
+        """Enqueue without waiting. After `close` the message is dropped."""
         if self._closed:
             return
         self._queue.append(outgoing)
@@ -255,7 +255,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             self.post(outgoing)
 
     def withdraw(self, request_id: RequestId) -> bool:
-        """Take back a request of ours that the writer has not taken yet; False if it has."""
+        """Remove a request of ours that the writer has not received yet; return False if it has."""
         for outgoing in self._queue:
             if outgoing.request_id == request_id and outgoing.kind is Kind.REQUEST:
                 self._queue.remove(outgoing)
@@ -265,7 +265,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         return False
 
     async def receive(self) -> Sequence[Outgoing]:
-        """Wait for messages and return all there are: what one write should carry.
+        """Wait for messages and return all that are queued, to be sent in one write.
 
         Raises:
             trio.EndOfChannel: the outbox is closed and empty.
@@ -294,7 +294,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         return [*self._queue, *self._latest.values()], self.leaving
 
     def close(self) -> None:
-        """Let what is queued leave, and nothing after it. Waiting senders go on and find nobody listening."""
+        """Send what is queued, and accept nothing more. Waiting senders continue, and their messages are dropped."""
         self._closed = True
         self._waiting_writer.unpark_all()
         self._waiting_senders.unpark_all()
@@ -319,10 +319,10 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
 
 @attrs.define(eq=False, repr=False)
 class Changes(trio.abc.ReceiveChannel[ChangeT]):
-    """A receive channel of what has changed: each change once, in the order in which they came.
+    """A receive channel of changes: each change once, in the order of arrival.
 
     Attributes:
-        end: what is raised once all were received, or None while more may come.
+        end: the exception raised once all were received, or None while more may arrive.
     """
 
     end: BaseException | None = attrs.field(init=False, default=None)
@@ -330,7 +330,7 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
     _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     async def receive(self) -> ChangeT:
-        """Wait for the next one, or raise the end. Cancelling it loses nothing."""
+        """Wait for the next one, or raise the end. Cancelling this loses nothing."""
         await self._wait()
         change = next(iter(self._kept))
         del self._kept[change]
@@ -338,7 +338,7 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
         return change
 
     async def receive_all(self) -> list[ChangeT]:
-        """Wait for one, and return all there are; else as `receive`."""
+        """Wait for one, and return all that are queued; else as `receive`."""
         await self._wait()
         changes = list(self._kept)
         self._kept.clear()
@@ -353,20 +353,20 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
             await self._waiting.park()
 
     def add(self, change: ChangeT) -> None:
-        """Keep a change, unless it is over."""
+        """Add a change, unless the channel has ended."""
         if self.end is None:
             self._kept[change] = None
             self._waiting.unpark_all()
 
     def keep(self, change: ChangeT, size: int, limits: Limits, counts: LaneCounts) -> None:
-        """Keep a change that a message of `size` bytes told of, or drop and count it if there are too many."""
+        """Add a change from a message of `size` bytes. If there are too many already, drop and count it."""
         if len(self._kept) < limits.kept_of(_MOST_CHANGES, size) or change in self._kept:
             self.add(change)
         elif self.end is None:
             counts.drop("changes")
 
     def finish(self, end: BaseException) -> None:
-        """Keep no more. Of several ends the first counts."""
+        """Accept no more changes. Only the first end is kept."""
         if self.end is None:
             self.end = end
         self._waiting.unpark_all()
@@ -380,7 +380,7 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
 
 @attrs.define(eq=False, repr=False)
 class HeldReplies:
-    """How many bytes of replies wait for others of their arrays, in one session, and how many may."""
+    """Bytes of replies in one session that wait for the other replies of their arrays, and the bound on them."""
 
     most: int
     bytes: int = 0
@@ -388,14 +388,14 @@ class HeldReplies:
 
 @attrs.define(eq=False, repr=False)
 class BatchSink(Sink):
-    """Where what belongs to one array goes: its replies leave together as one array, once all are there.
+    """The sink of one array: its replies are sent together as one array, once all of them are ready.
 
-    Everything else goes straight on. An array of notifications is never answered.
+    Everything else is sent at once. An array of notifications is never answered.
 
     Args:
-        below: the sink that the array came by.
-        origin: where it came in.
-        held: what waits in all arrays of the session.
+        below: the sink of the connection that the array was received on.
+        origin: where it was received.
+        held: the bytes that wait in all arrays of the session.
     """
 
     below: Sink
@@ -405,7 +405,7 @@ class BatchSink(Sink):
     _replies: list[bytes] = attrs.field(init=False, factory=list)
 
     def expect(self, event: BatchReceived) -> None:
-        """Wait for the replies to an array's requests. Those that are known already count; all of them leave now."""
+        """Wait for the replies to an array's requests, some of which may be ready. If all are, send them now."""
         for member in event.events:
             if isinstance(member, RequestReceived):
                 self._waiting.add(member.id)
@@ -431,13 +431,13 @@ class BatchSink(Sink):
         await self.below.room()
 
     def post(self, outgoing: Outgoing) -> None:
-        """Keep the reply to a request of the array; the last one sends the array. Send anything else now."""
+        """Keep the reply to a request of the array; the last one sends the array. Send anything else at once."""
         id, data = outgoing.request_id, outgoing.data
         if outgoing.kind is not Kind.REPLY or id not in self._waiting:
             self.below.post(outgoing)
             return
         if self.held.bytes and self.held.bytes + len(data) > self.held.most:
-            # An array whose last reply never comes must not collect without bounds what nobody can read.
+            # An array whose last reply never arrives must not collect replies without bounds.
             data = encode_error(id, OVERLOADED, "too many replies wait for others of their arrays")
         self._waiting.discard(id)
         self._keep(data)
@@ -453,7 +453,7 @@ class BatchSink(Sink):
         return self.below.withdraw(request_id)
 
     def unanswered(self, request_id: RequestId) -> None:
-        """Wait no longer for the reply to a request that gets none."""
+        """Stop waiting for the reply to a request that gets none."""
         self._waiting.discard(request_id)
         if self._waiting or not self._replies:
             self.below.unanswered(request_id)

@@ -1,7 +1,7 @@
-"""Tasks that end before their owner, a request, a session or a server; and containment of what users' code does.
+"""Tasks that end before their owner (a request, a session or a server), and containment of failures of users' code.
 
-Whatever that code raises or leaves open is its own failure and ends nothing else. `KeyboardInterrupt` and a
-cancellation in force pass; all else is a crash: `SystemExit`, `GeneratorExit`, exceptions of other event loops, and a
+Whatever users' code raises or leaves open fails only that code. `KeyboardInterrupt` and a cancellation from outside are
+raised on. Everything else is a crash: `SystemExit`, `GeneratorExit`, exceptions of other event loops, and a
 `trio.Cancelled` that was kept from somewhere else.
 """
 
@@ -22,23 +22,23 @@ from trimcp.nurseries import parted, sole
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
-_LONGEST_REASON: Final = 500  # characters of it that the peer is told
+_LONGEST_REASON: Final = 500  # characters of it sent to the peer
 
 
 def cancelled_around(scope: trio.CancelScope) -> bool:
     """Return whether the current task, which runs in `scope`, is being cancelled from outside of it."""
     if trio.current_effective_deadline() != -math.inf:
         return False
-    scope.shield = True  # Trio cannot be asked; what this hides came from outside
+    scope.shield = True  # Trio has no function for this; what the shield hides came from outside
     around = trio.current_effective_deadline() != -math.inf
     scope.shield = False
     return around
 
 
 def cancellation_text(cancelled: BaseException) -> str:
-    """Return why a wait was cancelled, as a line for the peer.
+    """Return why a wait was cancelled, as one line for the peer.
 
-    Only a reason somebody gave on purpose is told: Trio's own name tasks and quote the exceptions they crashed with.
+    Only a reason given by a program is sent: Trio's own reasons name tasks and quote the exceptions that they raised.
     """
     source = getattr(cancelled, "source", "unknown")
     reason = getattr(cancelled, "reason", None)
@@ -46,31 +46,31 @@ def cancellation_text(cancelled: BaseException) -> str:
         return "deadline exceeded"
     if source != "explicit" or not reason:
         return "cancelled by the caller"
-    # Never a reason for a cancellation to fail: what UTF-8 cannot carry is replaced.
+    # This must not make a cancellation fail: characters that UTF-8 cannot represent are replaced.
     return str(reason)[:_LONGEST_REASON].encode("utf-8", "replace").decode("utf-8")
 
 
-# What users' code may raise, and leave open
+# What users' code may raise, and what it may leave open
 
 
 def innermost_scope(task: trio.lowlevel.Task) -> object:
-    """Return an object that stands for the task's innermost cancel scope. Trio has no public name for it."""
+    """Return an object that identifies the task's innermost cancel scope. Trio has no public name for it."""
     return getattr(task, "_cancel_status", None)
 
 
 def is_cancelled(scope: object) -> bool:
-    """Return whether what an `innermost_scope` stands for is being cancelled, itself or from around it."""
+    """Return whether an `innermost_scope` is being cancelled, by itself or from outside."""
     known: bool | None = getattr(scope, "effectively_cancelled", None)
     return trio.current_effective_deadline() == -math.inf if known is None else known
 
 
 def blamed(error: BaseException, around: object) -> tuple[BaseException | None, BaseException | None]:
-    """Return what code did wrong by raising this, and the cancellation in it that is in force around the code.
+    """Split what code raised: return its own failure, and the cancellation that came from outside of the code.
 
     Args:
-        error: what was raised; raised again if it is or holds a `KeyboardInterrupt`, or if the code's coroutine was
-            closed outside of Trio, where nothing can be waited for.
-        around: the `innermost_scope` the code was called in.
+        error: what was raised. Raised again if it is or holds a `KeyboardInterrupt`, or if the code's coroutine was
+            closed outside of Trio, where it is not possible to wait.
+        around: the `innermost_scope` in which the code was called.
     """
     crash, cancelled = parted(error)
     if isinstance(crash, KeyboardInterrupt) or (
@@ -85,27 +85,27 @@ def blamed(error: BaseException, around: object) -> tuple[BaseException | None, 
 
 
 def has_left_open(task: trio.lowlevel.Task, around: object, nurseries: int = 0) -> bool:
-    """Return whether code has left a cancel scope or a nursery open in this task; the arguments of `abandon_left_open`.
+    """Return whether code has left a cancel scope or a nursery open in this task; arguments as for `abandon_left_open`.
 
-    A scope between may have been left already, with an error. Then only the nursery shows.
+    An inner scope may have been closed already, with an error. Then only the nursery shows it.
     """
-    seen: Any = task  # what Trio has in public makes a list each time, and this is asked after each request
+    seen: Any = task  # Trio's public attribute makes a list each time, and this runs after each request
     try:
         return seen._cancel_status is not around or seen._child_nurseries[nurseries:] != []
-    except AttributeError:  # another Trio
+    except AttributeError:  # another version of Trio
         return False
 
 
 def abandon_left_open(task: trio.lowlevel.Task, around: object, nurseries: int = 0) -> RuntimeError | None:
-    """Return what is wrong if code has left a cancel scope or a nursery open in this task, else None.
+    """Return an error if code has left a cancel scope or a nursery open in this task, else None.
 
-    Tasks in such a nursery are cancelled and unwind on their own, as Trio does when the task ends; but Trio also raises
-    an error around the task, which would end all that runs beside it.
+    Tasks in such a nursery are cancelled and unwind on their own, as when the task ends. In that case, Trio would also
+    raise an error around the task, which would end everything that runs beside it.
 
     Args:
-        task: the current one.
-        around: its `innermost_scope` before; leaving that scope raises a RuntimeError now.
-        nurseries: how many it had open before.
+        task: the current task.
+        around: its `innermost_scope` before; closing that scope raises a RuntimeError now.
+        nurseries: how many nurseries it had open before.
     """
     if not has_left_open(task, around, nurseries):
         return None
@@ -123,12 +123,12 @@ def abandon_left_open(task: trio.lowlevel.Task, around: object, nurseries: int =
 
 
 async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
-    """Return what `await function(*args, **options)` returns, where it is anybody's code.
+    """Return what `await function(*args, **options)` returns, for a function of users' code.
 
     Raises:
-        Exception: the code's own; a RuntimeError in place of anything that is none, or if it left something open.
-        trio.Cancelled: a scope around this is cancelled.
-        KeyboardInterrupt: as it came.
+        Exception: raised by the function; a RuntimeError if it raised anything else or left something open.
+        trio.Cancelled: an outer scope is cancelled.
+        KeyboardInterrupt: raised on unchanged.
     """
     task = trio.lowlevel.current_task()
     nurseries = len(task.child_nurseries)
@@ -143,7 +143,7 @@ async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **optio
                 crash, _ = blamed(error, around)
                 try:
                     if left is None and crash is None:
-                        raise  # cancelled, and nothing else
+                        raise  # only cancelled
                     if left is None and isinstance(crash, Exception):
                         raise crash from crash.__cause__
                     if left is None:
@@ -152,14 +152,14 @@ async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **optio
                         left.__cause__ = error
                     raise left from left.__cause__
                 finally:
-                    del crash  # a frame and what was raised from it would keep each other alive
+                    del crash  # a frame and the exception raised from it would keep each other alive
             finally:
                 if left is None:
                     left = abandon_left_open(task, around, nurseries)
     except RuntimeError:
         if left is None:
             raise
-        raise left from left.__cause__  # instead of what Trio says of the scopes
+        raise left from left.__cause__  # instead of Trio's error about the scopes
     finally:
         left = None
 
@@ -172,7 +172,7 @@ def named(function: object) -> str:
 
 
 def written(function: Any) -> str | None:
-    """Return a function's name and where it was written, for a log; None for what is no function of Python."""
+    """Return a function's name and source location, for a log; None if it is not a Python function."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = function.func
@@ -181,7 +181,7 @@ def written(function: Any) -> str | None:
 
 
 def log_crash(logger: logging.Logger, error: BaseException, message: str, *args: object) -> None:
-    """Log one ERROR with the traceback of what anybody's code raised. What it says cannot be taken for other lines."""
+    """Log what users' code raised as one ERROR with its traceback, in which no text can imitate a log line."""
     if not logger.isEnabledFor(logging.ERROR):
         return
     from trimcp.cleaning import traceback_text
@@ -189,27 +189,27 @@ def log_crash(logger: logging.Logger, error: BaseException, message: str, *args:
     file, line, function, _ = logger.findCaller(stacklevel=2)
     told = (type(error), error, error.__traceback__)
     record = logger.makeRecord(logger.name, logging.ERROR, file, line, message, args, told, function)
-    record.exc_text = traceback_text(error)  # which formatters take instead of one of their own
+    record.exc_text = traceback_text(error)  # formatters use this instead of their own
     logger.handle(record)
 
 
 async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
-    """Run background work so that its crash is logged whole and ends nothing else."""
+    """Run background work. A crash is logged with its traceback and ends nothing else."""
     try:
         await contained(function, *args)
-    except Exception as error:  # whatever it is, it is the work's
+    except Exception as error:  # any failure of the work
         log_crash(log, error, "background work %r crashed", named(function))
 
 
 class Background(Protocol):
-    """Where tasks can be started: a nursery, or what opens one on first use."""
+    """Where tasks can be started: a nursery, or an object that opens one at first use."""
 
     def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None: ...
 
 
 @attrs.define(eq=False, repr=False)
 class Scope:
-    """A place to start work that outlives the request but not this owner (a session, or the server)."""
+    """Starts tasks that may outlive the request but not this owner (a session or the server)."""
 
     _nursery: Callable[[], Background]
 
@@ -223,11 +223,11 @@ class Scope:
 
 @attrs.define(eq=False, repr=False)
 class Work:
-    """The tasks of one request. Its answer waits for them, its end is theirs, and their crash is its crash.
+    """The tasks of one request. Its answer waits for them, they end with it, and if one crashes the request fails.
 
     Args:
-        host: a nursery that outlives the request; nothing is started in it before the first task.
-        owner: the scope of the handler, cancelled when a task crashes.
+        host: a nursery that outlives the request; it is used from the first task on.
+        owner: the cancel scope of the handler, cancelled when a task crashes.
     """
 
     host: trio.Nursery
@@ -240,10 +240,10 @@ class Work:
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
-        """Run `await function(*args)` in a task that ends before the request's answer leaves.
+        """Run `await function(*args)` in a task that ends before the request's answer is sent.
 
         Raises:
-            LocalError: the request is over.
+            LocalError: the request has ended.
         """
         if self._over.is_set():
             raise LocalError("the request is over; nothing can be started for it")
@@ -262,15 +262,15 @@ class Work:
                     for function, args in self._waiting:
                         nursery.start_soon(contained, function, *args, name=function)
                     self._waiting.clear()
-                    # Kept open until the handler is done: a nursery whose last task has ended takes no new ones.
+                    # Keeps the nursery open until the handler ends: one without tasks would accept no new ones.
                     await self._joined.wait()
         except trio.Cancelled:
             raise
-        except BaseException as error:  # a crash, and the cancellation that may have come with it
+        except BaseException as error:  # a crash, perhaps together with a cancellation
             crash, cancelled = parted(error)
             try:
                 if crash is not None and not isinstance(crash, Exception):
-                    raise  # an interrupt: all else is an exception by now, see `contained`
+                    raise  # an interrupt: `contained` has made everything else an exception
                 self.failure = crash
                 self.owner.cancel(reason="work started for this request failed")
                 if cancelled is not None:
@@ -282,16 +282,16 @@ class Work:
             self._over.set()
 
     def finish(self) -> None:
-        """Let it end with its last task."""
+        """Allow it to end after its last task."""
         self._joined.set()
 
     async def join(self) -> None:
-        """Wait for the tasks. If one of them crashed the owner is cancelled, and `failure` says why."""
+        """Wait for the tasks. If one of them crashed, the owner is cancelled and `failure` says why."""
         self.finish()
         await self._over.wait()
 
     async def end(self) -> None:
-        """Stop the tasks and wait until they have unwound, also when everything around is being cancelled."""
+        """Cancel the tasks and wait until they have unwound, even if an outer scope is cancelled."""
         self.scope.cancel(reason="the request is over")
         with trio.CancelScope(shield=True):
             await self.join()

@@ -1,9 +1,9 @@
-"""The actor: one engine, composed of its jobs, its calls and what leaves. It owns no task.
+"""One side of one connection: a protocol engine with its jobs, its calls and its outgoing messages. It owns no task.
 
-`deliver` takes what arrived and never waits; whoever reads asks `readable` before it reads again. Handlers run as jobs
-in the nursery of a crew that a driver lends (`start`). Everything that leaves goes through one sink: room first, then
-the engine's state, then the queue, with no checkpoint between the last two. So a call that is cancelled early was
-never sent, and one that was sent is announced as cancelled.
+`deliver` processes received messages and never waits; the reader awaits `readable` before it reads again. Handlers run
+as jobs in the nursery of a crew, passed to `start`. Everything is sent through one sink in this order: wait for room,
+change the engine's state, enqueue, without a checkpoint between the last two. So a call that is cancelled early was
+never sent, and the cancellation of one that was sent is announced.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
-_FLOOD: Final = 16  # times as many answers as fill the outbox: then not even an answer to us is worth reading on for
+_FLOOD: Final = 16  # reading stops, even if the peer owes us an answer, when its answers fill the outbox so many times
 
 
 @attrs.define(eq=False, repr=False)
 class Pending:
-    """One request of ours under way. Several tasks may wait for it.
+    """One request of ours in progress. Several tasks may wait for it.
 
     Attributes:
-        origin: where the request of the peer came in that it belongs to, if it belongs to one.
-        on_progress: called with each progress message, or None where nobody wants them.
-        on_reply: called with the answer, or with what says that there will be none; or None. Neither must wait.
+        origin: the origin of the peer's request that it belongs to, or None.
+        on_progress: called with each progress message, or None to ask for none.
+        on_reply: called with the answer, or with the reason why there will be none; or None. Neither must block.
         reply: the answer, once there is one.
     """
 
@@ -74,14 +74,14 @@ class Pending:
     _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def replied(self, reply: Replied) -> None:
-        """Take the answer and wake whoever waits."""
+        """Store the answer and wake the waiting tasks."""
         self.reply = reply
         if self.on_reply is not None:
             self.on_reply(reply)
         self._waiting.unpark_all()
 
     async def raw(self) -> dict[str, Any]:
-        """Wait for the answer and return it as the JSON object it is; raises as `Session.call` does."""
+        """Wait for the answer and return it as a JSON object; raises as `Session.call` does."""
         if self.reply is None:
             await self._waiting.park()
         else:
@@ -93,7 +93,7 @@ class Pending:
         return self.engine.load_result(self.verb, await self.raw())
 
     def payload_now(self) -> Any:
-        """Return the payload of the answer, which must be there; raises as `Session.call` does."""
+        """Return the payload of an answer that has arrived; raises as `Session.call` does."""
         return self.engine.load_result(self.verb, self._raw_now())
 
     def _raw_now(self) -> dict[str, Any]:
@@ -112,36 +112,36 @@ class Session:
     Args:
         engine: the protocol's state.
         endpoint: what is served to the peer.
-        limits: every bound and grace period.
-        sink: where messages go that belong to no request; by default an `Outbox` for a writer task.
-        handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then lets it end the
-            session; "tell" is up to the endpoint.
-        force_rerun: ask questions by running handlers again in every era, so that tests find what is not repeatable.
+        limits: every bound and timeout.
+        sink: the destination of messages that belong to no request; by default an `Outbox` for a writer task.
+        handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then ends the session
+            with it; "tell" leaves it to the endpoint.
+        force_rerun: in every era, ask questions by re-running handlers, so that tests find what is not repeatable.
         sealer: seals and opens `requestState`.
-        budget: what counts what all peers make us keep together; None counts nothing.
+        budget: counts the memory that all peers together use; None counts nothing.
 
     Attributes:
-        amount: what the peer makes us keep here, as counted in the budget.
-        jobs: requests of the peer under way and waiting.
-        pending: requests of ours that are not answered.
-        watchers: called, besides the calls under way, when the peer is gone. They must not wait.
-        draining: set once it takes no more requests.
-        closed: set once it is to end; its driver waits for that.
+        amount: the memory that the peer uses here, as counted in the budget.
+        jobs: the peer's requests that run or wait.
+        pending: our requests that are not answered.
+        watchers: called, besides the calls in progress, when the peer is gone. They must not block.
+        draining: set once no more requests are accepted.
+        closed: set once the session is to end; its driver waits for this.
         lost: why the peer is gone, or None.
-        mirrors_headers: whether its channel carries headers beside our requests.
-        counts: what gave way because a reader was slow, by lane.
-        abandoned_threads: threads whose call is over but which cannot be stopped.
-        arriving: bytes of the message being taken right now.
-        notices: handlers of notifications at work.
-        refused: requests that were turned away because too much was under way, or it was ending.
-        readers: whoever waits until it is right to read on.
-        background: where work that belongs to the session is started, once it is driven.
-        pushed: whether the transport pushes messages: overload is refused, not paused.
-        brief: whether it ends with the one request it is for.
-        via: the part of a program by which it came, where it is ended by that; None for the run as a whole.
-        when_closed: called by `close`, once, where no driver waits for it.
-        on_finished: called once for every request of the peer that was admitted, when its reply is queued (the second
-            argument) or it is clear that it gets none (None). It must not wait; what it raises is logged.
+        mirrors_headers: whether its channel sends headers with our requests.
+        counts: messages merged or dropped because a reader was slow, by lane.
+        abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
+        arriving: bytes of the message being processed now.
+        notices: number of notification handlers that run.
+        refused: number of requests refused because too many were in progress, or the session was ending.
+        readers: tasks that wait until the session may read on.
+        background: starts tasks that belong to the session, once it is driven.
+        pushed: whether the transport pushes messages: then overload is refused instead of pausing the reader.
+        brief: whether it ends after a single request.
+        via: the part of a program that accepted it, if that part ends it; None for the whole run.
+        when_closed: called by `close`, once, if no driver waits for it.
+        on_finished: called once for every admitted request of the peer, when its reply (the second argument) is queued,
+            or with None when it is certain that it gets none. It must not block; what it raises is logged.
     """
 
     engine: Connection
@@ -180,7 +180,7 @@ class Session:
         self.counts = self.sink.counts if isinstance(self.sink, Outbox) else LaneCounts()
 
     def start(self, crew: Crew, background: Background | None = None) -> None:
-        """Begin to have jobs run by `crew`, in whose nursery work of the session lives, too, unless it has its own."""
+        """Let `crew` run the jobs. Background tasks run in its nursery, too, unless `background` is given."""
         self.jobs.crew = crew
         self.background = crew.nursery if background is None else background
 
@@ -193,25 +193,25 @@ class Session:
 
     @property
     def nursery(self) -> trio.Nursery:
-        """Where its jobs live, once it is driven."""
+        """The nursery of its jobs, once it is driven."""
         assert self.jobs.crew is not None
         return self.jobs.crew.nursery
 
     @property
     def revision(self) -> Revision | None:
-        """The revision our own messages are spoken in, or None before that is decided."""
+        """The revision of our own messages, or None before it is decided."""
         return self.engine.revision
 
     @property
     def max_message(self) -> int:
-        """Bytes of the largest message taken in."""
+        """Bytes of the largest message accepted."""
         return self.limits.largest_into(self.engine.role)
 
     def statistics(self) -> Statistics:
-        """Return a snapshot of what is under way."""
-        from trimcp.session.statistics import Statistics, lanes_of  # a session that nobody asks does not load it
+        """Return a snapshot of its queues and of the requests in progress."""
+        from trimcp.session.statistics import Statistics, lanes_of  # imported only when used
 
-        # Over HTTP each request has a sink of its own, and what belongs to none has another.
+        # Over HTTP each request has its own sink, and messages that belong to no request have another.
         sinks = {id(sink): sink for sink in (self.sink, *(self.sink_of(job.origin) for job in self.jobs))}
         held: list[Outgoing] = []
         unread = 0
@@ -235,10 +235,10 @@ class Session:
             lanes=lanes,
         )
 
-    # What arrives
+    # Received messages
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Take what arrived. Never waits and never raises because of what a peer sent."""
+        """Process received messages. Never waits and never raises because of what a peer sent."""
         receive = self.engine.receive
         for incoming in batch:
             self._apply(receive(incoming.message, incoming.principal), incoming)
@@ -293,13 +293,13 @@ class Session:
             else:
                 job.queued = trio.current_time()
                 jobs.mailbox.put(job)
-        if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):  # small calls are counted in fours
+        if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):  # every fourth of the small calls
             self.weigh()
 
     def _overloaded(self, size: int) -> bool:
-        """Return whether a request is to be turned away where reading must go on, since something waits for the peer.
+        """Return whether to refuse a request, if reading must go on because a handler waits for the peer.
 
-        Also where a slot is free: those that wait for the peer have none, and there must not be ever more of them.
+        This applies even if a slot is free: parked jobs have no slot, and their number must be bounded.
         """
         jobs, holding = self.jobs, self.amount.holding
         if jobs.mailbox.full(jobs.parked):
@@ -314,7 +314,7 @@ class Session:
             self._held = HeldReplies(self.limits.backlog_bytes)
         sink = BatchSink(self.sink_of(incoming.origin), incoming.origin, self._held)
         sink.expect(event)
-        # Its members share the weight of the text they came in.
+        # The members share the memory of the array's text.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
         for member in event.events:
             if not isinstance(member, Settled | Rejected):
@@ -323,12 +323,12 @@ class Session:
     def _reply(self, id: RequestId | None, data: bytes, incoming: Incoming, error: int | None = None) -> None:
         self.sink_of(incoming.origin).post(Outgoing(data, Kind.REPLY, id, incoming.origin, None, error))
 
-    # Whether to read on
+    # Pausing the reader
 
     async def readable(self) -> None:
-        """Wait until it is right to read on: there is room, or something here waits for the peer.
+        """Wait until the reader may read on: there is room, or a handler or call here waits for the peer.
 
-        Pausing then would wait for ever: the answer comes after the requests that are not being read.
+        Pausing in the latter case could wait for ever: the answer is behind the requests that would not be read.
         """
         while self.paused:
             holding = self.amount.holding
@@ -338,50 +338,51 @@ class Session:
 
     @property
     def paused(self) -> bool:
-        """Whether reading on would be wrong now, see `readable`."""
+        """Whether the reader must not read on, see `readable`."""
         sink = self.sink
         outbox = sink if isinstance(sink, Outbox) else None
         if self.closed.is_set():
             return False
         if self.pending:
-            # A peer that floods us while it owes us an answer gets to read first: then its answer is read, too.
+            # A peer that floods us while it owes us an answer has to read first: then its answer is read, too.
             return outbox is not None and outbox.full_of_replies(_FLOOD)
-        # Refusals and pongs are posted without waiting; a peer that sends but never reads is paused for them here.
+        # Refusals and pongs are posted without waiting. So a peer that sends but never reads is paused here.
         if self.jobs.mailbox.full(self.jobs.parked) or (outbox is not None and outbox.full_of_replies()):
             return True
         holding = self.amount.holding
         return holding is not None and holding.held > LITTLE and not holding.may_grow
 
     def weigh(self) -> None:
-        """Count what the peer makes us keep now: what waits and is under way, and what it has not read."""
+        """Count the memory that the peer uses now: waiting and running requests, and messages that it has not read."""
         held, sink = self.jobs.bytes_held + self._handshake, self.sink
-        if not self.pushed and isinstance(sink, Outbox):  # where messages are pushed, the sink is the transport's
+        if not self.pushed and isinstance(sink, Outbox):  # a pushed session's sink belongs to the transport
             held += sink.bytes_queued + sink.leaving
         self.amount.set(held)
 
     # Its jobs
 
     def next_jobs(self) -> None:
-        """Start jobs that wait, as far as slots allow, and let the reader look again."""
+        """Start waiting jobs, as far as there are slots, and let the reader check again."""
         self.jobs.start_waiting()
         self.readers.unpark_all()
 
     def job_ended(self, job: Job) -> None:
-        """Go on after a job: with the next one, and with whoever waits for the last one's end."""
+        """Continue after a job: start the next one, and wake tasks that wait for the last one's end."""
         jobs = self.jobs
         if jobs.mailbox.bytes_queued or self.readers:
             self.next_jobs()
         if not jobs.by_id:
             jobs.idle.unpark_all()
-            if self.amount.counted and not isinstance(self.sink, Outbox):  # else once it is written
+            if self.amount.counted and not isinstance(self.sink, Outbox):  # with an Outbox, once it is written
                 self.weigh()
         elif self.pushed and job.size >= STEP:
             self.weigh()
 
     def tell_dropped_logs(self, job: Job | None) -> None:
-        """Send one log message that says how many were dropped while the peer was slow, if it wants warnings.
+        """Send one log message with the number of messages dropped while the peer was slow, if it wants warnings.
 
-        It goes before the next message of `job`, whose level counts; None is for what belongs to no request.
+        It is sent before the next message of `job`, whose log level applies; None is for messages that belong to no
+        request.
         """
         engine = self.engine
         wanted = engine.legacy.log_level if job is None else engine.log_level(job.request.admission)
@@ -395,7 +396,7 @@ class Session:
         else:
             job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))
 
-    # Its calls
+    # Our calls
 
     async def call(
         self,

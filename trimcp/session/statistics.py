@@ -1,4 +1,4 @@
-"""A snapshot of one session, for tests, dashboards and whoever wonders what it is doing."""
+"""A snapshot of one session, for tests, dashboards and debugging."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trimcp.values import valued
 @attrs.frozen
 @valued
 class QueueStatistics:
-    """How full a queue of a session is, in the words of Trio's memory channels.
+    """How full a queue of a session is, with the field names of Trio's memory channels.
 
     Attributes:
-        current_buffer_used, max_buffer_size: items in it, and how many there may be; bytes are bounded, too.
-        tasks_waiting_send, tasks_waiting_receive: who waits for room, or for an item.
+        current_buffer_used, max_buffer_size: items in it, and the most there may be; bytes are bounded, too.
+        tasks_waiting_send, tasks_waiting_receive: tasks that wait for room, or for an item.
     """
 
     current_buffer_used: int
@@ -34,9 +34,9 @@ class Lane:
     """Messages of one kind, while the peer is slow.
 
     Attributes:
-        messages, bytes: what is held for the peer, not yet handed to its connection.
-        merged: messages that gave way to a later one of their kind.
-        dropped: messages that nobody will see.
+        messages, bytes: held for the peer, not yet passed to its connection.
+        merged: messages replaced by a later one of their kind.
+        dropped: messages that will not be delivered.
     """
 
     messages: int = 0
@@ -51,13 +51,13 @@ class Lane:
 @attrs.frozen
 @valued
 class Lanes:
-    """All lanes; docs/reference/lanes.md says what becomes of each. `one + other` adds those of two sessions.
+    """All lanes; docs/reference/lanes.md describes each. `one + other` adds those of two sessions.
 
     Attributes:
-        replies: results and errors. None is ever merged or dropped while the peer is there.
-        requests: questions of ours.
-        progress, logs: of requests under way; on the receiving side what was kept for a slow reader or handler.
-        changes: lists that changed, resources that were updated.
+        replies: results and errors. None is merged or dropped while the peer is connected.
+        requests: our requests.
+        progress, logs: of requests in progress; on the receiving side, those kept for a slow reader or handler.
+        changes: changed lists and updated resources.
         others: cancellations, and notifications of other kinds.
     """
 
@@ -73,12 +73,12 @@ class Lanes:
 
     @property
     def merged(self) -> int:
-        """Messages of any lane that gave way to a later one."""
+        """Messages of any lane that were replaced by a later one."""
         return sum(getattr(self, name).merged for name in LANES)
 
     @property
     def dropped(self) -> int:
-        """Messages of any lane that nobody will see."""
+        """Messages of any lane that will not be delivered."""
         return sum(getattr(self, name).dropped for name in LANES)
 
 
@@ -88,16 +88,16 @@ class Statistics:
     """A snapshot of one session.
 
     Attributes:
-        running: handlers at work, those that wait for the peer not counted.
+        running: handlers that run, without those that wait for the peer.
         parked: handlers that wait for the peer's answer to a question.
-        waiting: requests waiting for a running slot; `waiting_bytes` is what they weigh, beside their text too.
-        pending: calls of ours the peer has not answered.
-        outbox, outbox_bytes: messages waiting for the writer; over HTTP those held back for a slow reader.
-        merged: messages that gave way to a later one of their kind.
+        waiting: requests that wait for a slot; `waiting_bytes` is their memory, including more than their text.
+        pending: our calls that the peer has not answered.
+        outbox, outbox_bytes: messages that wait for the writer; over HTTP, those held back for a slow reader.
+        merged: messages replaced by a later one of their kind.
         dropped: messages dropped because their reader was slow or gone.
-        abandoned_threads: threads whose call is over but which cannot be stopped.
-        unread_bytes: what was handed to the writer, or to the connections of requests under way, and is not taken yet.
-        lanes: what waits, was merged and was dropped, by lane.
+        abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
+        unread_bytes: bytes passed to the writer, or to the connections of requests in progress, but not taken yet.
+        lanes: messages held, merged and dropped, by lane.
     """
 
     running: int
@@ -115,7 +115,7 @@ class Statistics:
 
 
 def lanes_of(counts: LaneCounts, held: Iterable[Outgoing] = ()) -> Lanes:
-    """Return what was counted, and what is held, by lane."""
+    """Return the counts and the held messages by lane."""
     messages, sizes = Counter[str](), Counter[str]()
     for outgoing in held:
         lane = lane_of(outgoing)

@@ -1,6 +1,6 @@
-"""Turns: who may begin under a quota, the sessions one after another, and who is refused at once.
+"""Turns under a quota: sessions alternate, and calls that cannot wait are refused at once.
 
-No task runs here: whoever waits looks whether it may begin, when it is woken or when the next token is there.
+There is no task here: a waiting task checks whether it may begin when it is woken, or when the next token is due.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from trimcp.values import valued
 from trimcp.wire.codes import OVERLOADED
 
 MOST_WAITING: Final = 100_000
-"""Calls that may wait for a thread or a process, over all sessions: it is the sessions' own limits that bound them."""
+"""Calls that may wait for a thread or a process, over all sessions. In practice the sessions' limits bound them."""
 
-# How much the newest turn counts in what a turn usually takes.
+# The weight of the newest turn in the average duration of a turn.
 _NEWEST = 0.2
 
 
 @attrs.frozen
 @valued
 class TurnStatistics:
-    """A snapshot of one quota and what it is used for.
+    """A snapshot of the use of one quota.
 
     Attributes:
-        running: those who have their turn now, and `waiting` those who wait for it.
-        begun: turns that were given so far, and `refused` those that were not.
+        running: calls that have a turn now, and `waiting` those that wait for one.
+        begun: turns given so far, and `refused` those refused.
         most_running, per_second: the quota's bounds, or None.
     """
 
@@ -50,10 +50,10 @@ class Turns:
 
     Args:
         quota: how many, and how fast.
-        name: whose turns they are, for whoever is refused.
+        name: whose turns they are, for error messages.
 
     Attributes:
-        abandoned: of those that have their turn, how many nobody waits for any more: threads cannot be stopped.
+        abandoned: turns held by threads that still run although nobody waits for them: threads cannot be stopped.
     """
 
     quota: Quota
@@ -74,7 +74,7 @@ class Turns:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody would notice if it were forgotten and made anew."""
+        """Whether it may be discarded and created anew without any effect."""
         if self.running or self.waiting:
             return False
         bucket = self._bucket
@@ -86,16 +86,16 @@ class Turns:
         return TurnStatistics(self.running, self.waiting, self.begun, self.refused, quota.running, quota.per_second)
 
     async def take(self, whose: object, deadline: float = math.inf) -> float:
-        """Wait for a turn, to be given back with `give_back`, and return when it began, on Trio's clock.
+        """Wait for a turn, to be ended with `give_back`, and return when it began, on Trio's clock.
 
-        Cancelling it gives the place in the queue up.
+        Cancelling this leaves the queue.
 
         Args:
-            whose: what stands for the session; those of one wait behind each other, and sessions take turns.
-            deadline: when it would be too late to begin, on Trio's clock.
+            whose: identifies the session: calls of one session wait behind each other, and sessions alternate.
+            deadline: the latest time to begin, on Trio's clock.
 
         Raises:
-            ErrorReply: too many wait, or it could not begin before the deadline; `data` says when to try again.
+            ErrorReply: too many wait, or it could not begin before the deadline; `data` says when to retry.
         """
         if self.waiting or not self._may_begin():
             await self._queue(whose, deadline)
@@ -106,7 +106,7 @@ class Turns:
         return trio.current_time()
 
     def give_back(self, since: float) -> None:
-        """End a turn that began then, and let the next one begin."""
+        """End a turn that began at `since`, and let the next one begin."""
         self.running -= 1
         held = trio.current_time() - since
         self._usual = self._usual + (held - self._usual) * _NEWEST if self._usual else held
@@ -124,20 +124,20 @@ class Turns:
             raise self._refusal(f"{self.name}: too many calls wait already", expected)
         if trio.current_time() + expected > deadline:
             raise self._refusal(f"{self.name}: the call could not begin before its deadline", expected)
-        waiter = trio.lowlevel.ParkingLot()  # woken, the one that waits there looks again
+        waiter = trio.lowlevel.ParkingLot()  # the task waiting here checks again when it is woken
         self._queues.setdefault(whose, deque()).append(waiter)
         self.waiting += 1
         try:
             while not (self._is_next(whose, waiter) and self._may_begin()):
                 await self._pause(whose, waiter)
-        except BaseException:  # cancelled, that is: who stands behind it must not wait for a wake-up that went to it
+        except BaseException:  # cancelled: the next in the queue must get the wake-up that may have been sent here
             self._leave(whose, waiter)
             self._wake()
             raise
         self._leave(whose, waiter)
         if whose in self._queues:
             self._queues.move_to_end(whose)
-        # There may be room for more than one; who takes it must not count on a turn that is being taken now.
+        # There may be room for more than one. The one being taken now is not counted yet.
         if self.quota.running is None or self.running + 1 < self.quota.running:
             self._wake()
 
@@ -145,7 +145,7 @@ class Turns:
         return next(iter(self._queues)) == whose and self._queues[whose][0] is waiter
 
     async def _pause(self, whose: object, waiter: trio.lowlevel.ParkingLot) -> None:
-        """Wait to be woken; who is next in the queue and lacks only a token, until that is there."""
+        """Wait to be woken; if first in the queue and only a token is missing, wait until that is available."""
         bucket, most = self._bucket, self.quota.running
         until = math.inf
         if bucket is not None and self._is_next(whose, waiter) and (most is None or self.running < most):
@@ -161,12 +161,12 @@ class Turns:
             del self._queues[whose]
 
     def _wake(self) -> None:
-        """Let the next in the queue look whether it may begin."""
+        """Wake the first in the queue, to check whether it may begin."""
         if self._queues:
             next(iter(self._queues.values()))[0].unpark()
 
     def _expected(self) -> float:
-        """Return the seconds a newcomer would wait, as far as that can be told; exact where only tokens are lacking."""
+        """Return the estimated waiting time of a new call, in seconds; exact if only tokens are missing."""
         quota = self.quota
         by_rate = by_slots = 0.0
         if self._bucket is not None:
