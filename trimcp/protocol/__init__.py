@@ -1,1 +1,1 @@
-"""The state of one side of one connection, without I/O: which message may be sent or received now."""
+"""The state of one side of one connection, without I/O: which messages may be sent or received now."""

@@ -1,12 +1,12 @@
-"""The engine: one peer's side of one connection, without I/O, tasks or time.
+"""The protocol engine: one side of one connection, without I/O, tasks or time.
 
     receive(message)            -> the one Event that follows from it
     encode_*(...)               -> bytes; may fail, changes nothing
-    sent / answered / dropped   -> the state changes that go with bytes given to the outbox
+    sent / answered / dropped   -> the state changes that belong to bytes put into the outbox
 
-Encoding is apart from the state change, so that whoever owns a message pays for it (and fails alone), waits for room,
-and then changes state and enqueues without a checkpoint between. Nothing a peer sends raises: it becomes `Rejected` or
-`Ignored`. Whether a request may begin is asked in this order: duplicate id, envelope, revision, method, params.
+Encoding and the state change are separate, so that the sender of a message encodes it (and fails alone), waits for
+room, and then changes the state and enqueues without a checkpoint between. No message from a peer raises: it becomes
+`Rejected` or `Ignored`. A request is checked in this order: duplicate id, envelope, revision, method, params.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ from trimcp.wire.revisions import Revision
 
 @attrs.frozen(eq=False, repr=False)
 class Encoded:
-    """A result encoded already: the JSON text of the result object in UTF-8, complete for its revision."""
+    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision."""
 
     data: bytes
 
 
 @attrs.define(eq=False, repr=False)
 class InboundRequest:
-    """A request of the peer's that is under way here."""
+    """A request from the peer, in progress here."""
 
     id: RequestId
     verb: Verb
@@ -74,7 +74,7 @@ class InboundRequest:
 
 @attrs.define(eq=False, repr=False)
 class OutboundRequest:
-    """A request of ours that is under way there."""
+    """A request of ours, in progress at the peer."""
 
     id: RequestId
     verb: Verb
@@ -86,11 +86,11 @@ class Connection:
     """One side of one connection.
 
     Args:
-        role: which side we are.
-        profile: how we introduce ourselves.
+        role: which side this is.
+        profile: what we send about ourselves.
         served: the names of the methods that have a handler here; others are unknown to the peer.
-        foreign: the names of methods that extensions bring and no revision has.
-        heard: the names of notifications that somebody here waits for, those of extensions among them.
+        foreign: the names of methods that are defined by extensions and by no revision.
+        heard: the names of notifications that are handled here, including those of extensions.
     """
 
     role: Role
@@ -110,13 +110,13 @@ class Connection:
 
     @property
     def revision(self) -> Revision | None:
-        """The revision this connection speaks when *we* start a message, or None before that is decided."""
+        """The revision of messages that *we* start, or None before it is decided."""
         return self.modern.revision or self.legacy.revision
 
     # Receive
 
     def receive(self, message: jsonrpc.Message, principal: Principal | None = None) -> Event:
-        """Return what follows from one incoming message. Never raises because of what it contains."""
+        """Return the event that follows from one received message. Never raises because of its contents."""
         if isinstance(message, jsonrpc.Request):
             return self._receive_request(message, principal)
         if isinstance(message, jsonrpc.Response):
@@ -156,10 +156,10 @@ class Connection:
         return RequestReceived(id, verb, loaded, params, admission)
 
     def _admit(self, name: str, meta: Any, principal: Principal | None) -> Admission | None:
-        """Return who asks, in which revision; None for what may come before anything was agreed on.
+        """Return who asks, in which revision; None for requests allowed before a revision is agreed on.
 
         Raises:
-            ErrorReply: nobody may ask so here.
+            ErrorReply: the request is not allowed.
         """
         if meta is not None and type(meta) is not dict:
             raise ErrorReply(INVALID_PARAMS, "_meta must be an object")
@@ -175,7 +175,7 @@ class Connection:
         return self.legacy.admit(meta, principal)
 
     def _find_verb(self, revision: Revision, name: str) -> Verb:
-        """Return the request method of this name, if the revision or an extension has it and the peer may send it."""
+        """Return the request method with this name, if the revision or an extension has it and the peer may send it."""
         verb = vocabulary(revision).get(name)
         if verb is None and name in self.foreign:
             verb = foreign(name)
@@ -187,7 +187,7 @@ class Connection:
         return verb.from_client if self.role is Role.SERVER else verb.from_server
 
     def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> Settled:
-        """Answer what may come before anything was agreed on."""
+        """Answer a request that is allowed before a revision is agreed on."""
         if name == "ping":
             return Settled(id, name, jsonrpc.encode_result(id, {}))
         if self.role is Role.CLIENT:
@@ -197,7 +197,7 @@ class Connection:
         return Settled(id, name, jsonrpc.encode_result(id, raw))
 
     def _answer(self, verb: Verb, params: Mapping[str, Any], admission: Admission) -> dict[str, JSON] | None:
-        """Return the result of what concerns the connection itself and no handler."""
+        """Return the result of a request about the connection itself, for which there is no handler; else None."""
         name = verb.name
         if name == "ping":
             return {}
@@ -209,7 +209,7 @@ class Connection:
         return None
 
     def _reject(self, request: jsonrpc.Request, error: ErrorReply) -> Rejected:
-        # 2026-07-28 stdio: a client MUST NOT write responses, not even to refuse.
+        # 2026-07-28 stdio: a client MUST NOT send responses, not even errors.
         if self.role is Role.CLIENT and self.modern.revision is not None:
             return Rejected(f"the server sent a request ({request.method[:100]})")
         reply = jsonrpc.encode_error(request.id, error.code, error.message, error.data)
@@ -238,8 +238,8 @@ class Connection:
     def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
         may_answer = message.is_request and self.modern.revision is None if self.role is Role.CLIENT else True
         if not (may_answer and message.answerable):
-            # A client answers what is a request by its id and its method. Other garbage it never does: a server that
-            # prints into its output would be answered into its input.
+            # A client answers only what is a request by its id and its method, and no other garbage: the output that a
+            # server prints must not be answered into its input.
             if message.id is not None and message.id in self.outbound and not message.is_request:
                 return self._receive_reply(message.id, None, InvalidReply(message.message))
             self._tell_garbage(message)
@@ -261,7 +261,7 @@ class Connection:
 
     @property
     def _null_id(self) -> bool:
-        """Whether an error that answers no readable id says `"id": null`; newer revisions leave the id out."""
+        """Whether an error for an unreadable id has `"id": null`; newer revisions omit the id."""
         revision = self.modern.revision or self.legacy.revision
         return revision is None or not revision.error_without_id
 
@@ -270,7 +270,7 @@ class Connection:
         name = message.method
         revision = self.modern.revision or self.legacy.revision
         if revision is None:
-            # Nothing was agreed on: a modern peer may still cancel what it asked.
+            # No revision is agreed on: a modern peer may still cancel its request.
             revision = self.profile.revisions[-1]
         verb = vocabulary(revision).get(name)
         if verb is None and name in self.heard and name not in METHODS:
@@ -284,7 +284,7 @@ class Connection:
         except WireError as error:
             return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
         if name == "notifications/cancelled":
-            # 0 and "" are ids like any other.
+            # 0 and "" are valid ids.
             id = None if loaded.request_id is ABSENT else loaded.request_id
             return self._receive_cancelled(id, loaded.reason or None)
         if name == "notifications/progress":
@@ -313,7 +313,7 @@ class Connection:
             return Cancelled(request.id, reason)
         ours = self.outbound.get(id) if id is not None else None
         if request is None and ours is not None and ours.verb.name == "subscriptions/listen":
-            # The one cancellation a modern server may send: it tears a subscription down for a cause.
+            # The only cancellation that a modern server may send: it ends a subscription with a reason.
             return self._receive_reply(ours.id, None, ConnectionLost(reason or "the server ended the subscription"))
         return Ignored("a cancellation of nothing that is under way")
 
@@ -330,14 +330,14 @@ class Connection:
         return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))
 
     def _refuse_answers(self, batch: jsonrpc.Batch) -> Event:
-        """Fail what an array would answer where there are no arrays: no other answer will come."""
+        """Fail the requests answered in an array, in a revision without arrays: no other answer will follow."""
         revision = self.modern.revision or self.legacy.revision
         where = "nothing has before initialize" if revision is None else f"{revision.name} does not have"
         why = f"the server answered in an array, which {where}"
         events: list[Event] = []
         for member in batch.members:
             if isinstance(member, jsonrpc.Request | jsonrpc.Notification) or getattr(member, "is_request", False):
-                continue  # only what answers is looked at
+                continue  # only answers matter here
             if member.id in self.outbound:
                 events.append(self._receive_reply(member.id, None, InvalidReply(why)))
         return BatchReceived(tuple(events)) if events else Ignored(why)
@@ -348,16 +348,16 @@ class Connection:
         """Return the reply to `request` as bytes.
 
         Raises:
-            NotInRevision: the request's revision does not have it; see `refusal`.
-            LocalError: the result cannot be written as JSON.
+            NotInRevision: the request's revision cannot express it; see `refusal`.
+            LocalError: the result cannot be encoded as JSON.
         """
         if type(result) is Encoded:
-            # Joined, not formatted: that copies a long list several times, as it makes room for it bit by bit.
+            # Joining is faster than formatting, which copies a long bytes object several times as it grows.
             return b"".join((b'{"jsonrpc":"2.0","id":', jsonrpc.encode(request.id), b',"result":', result.data, b"}"))
         return jsonrpc.encode_result(request.id, self.dump_result(request, result))
 
     def dump_result(self, request: InboundRequest, result: Any) -> dict[str, JSON]:
-        """Return a result as the JSON object its revision demands."""
+        """Return a result as the JSON object that its revision requires."""
         revision = request.admission.revision
         try:
             if revision.modern:
@@ -371,10 +371,10 @@ class Connection:
 
     @staticmethod
     def refusal(request: InboundRequest, error: NotInRevision) -> Any:
-        """Return a result that says so in place of one that the request's revision does not have.
+        """Return a result that reports that the request's revision cannot express the original one.
 
         Raises:
-            ErrorReply: the results of this method cannot say it.
+            ErrorReply: the results of this method cannot report that.
         """
         text = f"the result cannot be sent: {error}"
         if request.verb.method.failed is None:
@@ -383,14 +383,14 @@ class Connection:
 
     @staticmethod
     def encode_error(id: RequestId, error: ErrorReply) -> bytes:
-        """Return an error reply as bytes; an error whose data JSON cannot carry loses its data."""
+        """Return an error reply as bytes. Data that cannot be encoded as JSON is left out."""
         try:
             return jsonrpc.encode_error(id, error.code, error.message, error.data)
         except LocalError:
             return jsonrpc.encode_error(id, INTERNAL_ERROR, "the error could not be encoded", None)
 
     def answered(self, id: RequestId) -> bool:
-        """Note that the answer to the peer's request `id` goes out now; False if it was cancelled meanwhile."""
+        """Note that the answer to the peer's request `id` is sent now; return False if it was cancelled before."""
         request = self.inbound.pop(id, None)
         if request is None:
             return False
@@ -403,7 +403,7 @@ class Connection:
     # Send requests and notifications
 
     def new_id(self) -> int:
-        """Return an id no request of ours has used on this connection."""
+        """Return an id that no request of ours has used on this connection."""
         self._last_id += 1
         return self._last_id
 
@@ -411,7 +411,7 @@ class Connection:
         """Return the method for a message of ours.
 
         Raises:
-            LocalError: nothing was agreed on yet, or the agreed revision has no such message in this direction.
+            LocalError: no revision is agreed on yet, or the revision has no such message in this direction.
         """
         revision = self.revision
         if revision is None:
@@ -435,7 +435,7 @@ class Connection:
         """Return a request of ours as bytes; `params` is the verb's payload or None, `meta` goes into `_meta`.
 
         Raises:
-            LocalError: the params cannot be written as JSON, or not in this revision (`NotInRevision`).
+                LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
         """
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
@@ -453,7 +453,7 @@ class Connection:
         return jsonrpc.encode_request(id, verb.name, raw or None)
 
     def may_call(self, verb: Verb) -> None:
-        """Check that a request of ours may go out now.
+        """Check that a request of ours may be sent now.
 
         Raises:
             LocalError: it may not; nothing was sent.
@@ -464,27 +464,27 @@ class Connection:
             self.legacy.may_call(verb.name)
 
     def sent(self, id: RequestId, verb: Verb, *, wants_progress: bool = False) -> OutboundRequest:
-        """Note that our request `id` has its place in the outbox."""
+        """Note that our request `id` is being put into the outbox."""
         request = self.outbound[id] = OutboundRequest(id, verb, wants_progress)
         return request
 
     def log_level(self, admission: Admission) -> LoggingLevel | None:
-        """Return the lowest level of log message the asker wants now, or None for none at all."""
+        """Return the lowest level of log messages that the peer wants now, or None for none at all."""
         return admission.log_level if admission.revision.logs_on_request else self.legacy.log_level
 
     def give_up(self, id: RequestId) -> bool:
-        """Forget our request `id`; False if it was answered already. A late reply will find nothing."""
+        """Forget our request `id`; return False if it was answered already. A late reply will be ignored."""
         return self.outbound.pop(id, None) is not None
 
     def lose_all(self) -> list[OutboundRequest]:
-        """Forget all requests of ours because the connection is gone, and return them."""
+        """Forget all our requests because the connection is gone, and return them."""
         lost = list(self.outbound.values())
         self.outbound.clear()
         self.legacy.close()
         return lost
 
     def encode_notification(self, verb: Verb, params: Any, *, subscription: RequestId | None = None) -> bytes:
-        """Return a notification of ours as bytes; one for a subscription carries its id in `_meta`."""
+        """Return a notification of ours as bytes; one for a subscription has its id in `_meta`."""
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
         except WireError as error:
@@ -497,7 +497,7 @@ class Connection:
         """Return the payload of the peer's answer to a request of ours.
 
         Raises:
-            InvalidReply: it is no valid answer to this request.
+                InvalidReply: it is not a valid answer to this request.
         """
         try:
             if self.modern.revision is not None:

@@ -1,7 +1,7 @@
-"""The events that the engine makes of incoming messages. Inert values; each message yields exactly one.
+"""The events that the engine makes of received messages: plain values, exactly one for each message.
 
-`Admission` is what both eras produce for an inbound request. Nobody above the engine asks about an era: what a
-handler may know of who asks, and how, stands here.
+Both eras produce the same `Admission` for a received request. Code above the engine does not depend on an era:
+everything that a handler may know about the sender is in it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from trimcp.wire.revisions import Revision
 @attrs.define(eq=False)
 @shown
 class Admission:
-    """Who asks, in which revision, and what they may be sent.
+    """Who sent a message, in which revision, and what may be sent to them.
 
     Attributes:
-        revision: the revision this request is spoken in.
-        peer: the asker's name and version as it reports them (unverified), or None.
-        capabilities: what the asker declared.
-        log_level: the lowest level of log message it wants for this request, or None for none.
-        progress_token: the token it wants progress under, or None for no progress.
-        meta: the request's `_meta` as it came, or None.
-        principal: who the transport says it is; None until someone authenticates. Whatever is kept is keyed by it.
+        revision: the revision of this request.
+        peer: the sender's name and version, as sent (not verified), or None.
+        capabilities: what the sender declared.
+        log_level: the lowest level of log messages wanted for this request, or None for none.
+        progress_token: the token for progress messages, or None if none are wanted.
+        meta: the request's `_meta` as received, or None.
+        principal: the sender according to the transport; None if nobody authenticates. It is the key of all stored
+            data.
     """
 
     revision: Revision
@@ -46,35 +47,35 @@ class Admission:
 
 
 class Admitted:
-    """What has an `admission`: a request in the event loop, in a thread or in a process of its own, a notification."""
+    """Base class of objects with an `admission`: a request (in a task, a thread or a process), a notification."""
 
     __slots__ = ()
 
     @property
     def admission(self) -> Admission:
-        """Everything known of the message's origin, in one record."""
+        """Everything known about the sender of the message."""
         raise NotImplementedError
 
     @property
     def revision(self) -> Revision:
-        """The revision it is spoken in."""
+        """The revision of the message."""
         return self.admission.revision
 
     @property
     def peer(self) -> Implementation | None:
-        """The sender's name and version as it reports them (unverified), or None."""
+        """The sender's name and version, as sent (not verified), or None."""
         return self.admission.peer
 
     @property
     def capabilities(self) -> ClientCapabilities:
-        """What the client that sent it declared it can do."""
+        """What the client that sent it declared."""
         capabilities = self.admission.capabilities
         assert isinstance(capabilities, ClientCapabilities)
         return capabilities
 
     @property
     def principal(self) -> Principal | None:
-        """Who the transport says the sender is; None where nobody authenticates."""
+        """The sender according to the transport; None if nobody authenticates."""
         return self.admission.principal
 
     @property
@@ -84,12 +85,12 @@ class Admitted:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """Its `_meta` as it came: trace context (`traceparent`, ...) and keys of your own."""
+        """Its `_meta` as received: trace context (`traceparent`, ...) and keys of your own."""
         return self.admission.meta or {}
 
     @property
     def trace(self) -> Mapping[str, str]:
-        """Its W3C trace context (`traceparent`, `tracestate`, `baggage`), as far as it came."""
+        """Its W3C trace context (`traceparent`, `tracestate`, `baggage`): the members that were sent."""
         meta = self.meta
         return {key: meta[key] for key in META_TRACE if isinstance(meta.get(key), str)}
 
@@ -97,7 +98,7 @@ class Admitted:
 @attrs.define(eq=False)
 @shown
 class RequestReceived:
-    """The peer asks something that was admitted; the session owes exactly one answer to `id`."""
+    """The peer sent a request that was admitted; the session must send exactly one answer to `id`."""
 
     id: RequestId
     verb: Verb
@@ -109,7 +110,7 @@ class RequestReceived:
 @attrs.define(eq=False)
 @shown
 class Settled:
-    """The engine answered a request by itself (`initialize`, `ping`, ...): `reply` is to be sent as it is."""
+    """The engine answered a request by itself (`initialize`, `ping`, ...): `reply` is to be sent unchanged."""
 
     id: RequestId
     method: str
@@ -119,7 +120,7 @@ class Settled:
 @attrs.define(eq=False)
 @shown
 class Rejected:
-    """A message was refused. `reply` is the error to send, or None where nobody may be answered; `error` its code."""
+    """A message was refused. `reply` is the error to send, or None if none may be sent; `error` is its code."""
 
     why: str
     reply: bytes | None = None
@@ -130,7 +131,7 @@ class Rejected:
 @attrs.define(eq=False)
 @shown
 class Cancelled:
-    """The peer gave up the request `id`, which is under way here: stop it, and send nothing for it."""
+    """The peer cancelled its request `id`, which is in progress: stop it, and send nothing for it."""
 
     id: RequestId
     reason: str | None = None
@@ -158,7 +159,7 @@ class Progressed:
 @attrs.define(eq=False)
 @shown
 class Notified:
-    """A notification that belongs to no request of ours by id."""
+    """A notification that does not refer to a request of ours by id."""
 
     verb: Verb
     params: Any
@@ -168,7 +169,7 @@ class Notified:
 @attrs.define(eq=False)
 @shown
 class Ignored:
-    """A message that asks for nothing and changes nothing, such as a reply to a request given up long ago."""
+    """A message that needs no action, such as a reply to a request cancelled long ago."""
 
     why: str
 
@@ -176,7 +177,7 @@ class Ignored:
 @attrs.define(eq=False)
 @shown
 class Forgotten:
-    """The peer has lost our subscriptions; requests under way are not concerned."""
+    """The peer has lost our subscriptions; requests in progress are not affected."""
 
     why: str
 
@@ -184,7 +185,7 @@ class Forgotten:
 @attrs.define(eq=False)
 @shown
 class BatchReceived:
-    """A 2025-03-26 array: its members' events in order; the replies to its requests leave together as one array."""
+    """A 2025-03-26 array: its members' events in order; the replies to its requests are sent together as one array."""
 
     events: tuple[Event, ...]
 

@@ -1,7 +1,7 @@
-"""The conduct of the legacy era: a handshake, capabilities remembered, and a server that may call its client.
+"""The rules of the legacy era: a handshake, capabilities stored per connection, and a server that may call its client.
 
-Source: "Lifecycle" (basic/lifecycle) of the revisions 2024-11-05 to 2025-11-25; their words differ, their conduct
-does not. This is one of the three places that may ask about an era.
+Source: "Lifecycle" (basic/lifecycle) of the revisions 2024-11-05 to 2025-11-25, whose texts differ but whose rules are
+the same. This is one of the three places that may depend on an era.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import InitializeParams, InitializeResult
 from trimcp.wire.revisions import Revision, find
 
-# What a server sends when the client never set a level: the specification leaves it to the server.
+# Used until the client sets a level: the specification leaves the choice to the server.
 _DEFAULT_LOG_LEVEL: LoggingLevel = "info"
 
 
 @attrs.define(eq=False, repr=False)
 class Legacy:
-    """The legacy side of one connection; the same object for both roles.
+    """The legacy state of one connection; the same class for both roles.
 
     Attributes:
-        handshake: how far it is.
-        revision: what was agreed on, from AGREED on.
+        handshake: the state of the handshake.
+        revision: the revision agreed on, from AGREED on.
         peer: the other side's name and version, from AGREED on.
         capabilities: what the other side declared, from AGREED on.
-        instructions: what a server advised its client.
-        kept: bytes of memory that these three take, about.
-        log_level: the lowest level of log message the client wants.
+        instructions: the server's instructions for the model.
+        kept: approximate bytes of memory of the last three.
+        log_level: the lowest level of log messages that the client wants.
     """
 
     profile: Profile
@@ -63,13 +63,12 @@ class Legacy:
     # As a server
 
     def initialize(self, params: Mapping[str, Any]) -> tuple[Revision, InitializeResult]:
-        """Take a client's `initialize` and return the agreed revision and our answer.
+        """Process a client's `initialize` and return the agreed revision and our answer.
 
-        The client's own revision is agreed to if we support it, else our newest (basic/lifecycle, "Version
-        Negotiation").
+        The client's own revision is used if we support it, else our newest (basic/lifecycle, "Version Negotiation").
 
         Raises:
-            ErrorReply: it cannot be agreed on, or says more of the client than is kept (`Profile.max_peer_info`).
+            ErrorReply: no revision can be agreed on, or the client's data is too large (`Profile.max_peer_info`).
         """
         if self.handshake is not Handshake.NEW:
             raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
@@ -99,14 +98,14 @@ class Legacy:
         return revision, result
 
     def initialized(self) -> bool:
-        """Take the client's `notifications/initialized`; False where it was not due and changes nothing."""
+        """Process the client's `notifications/initialized`; return False if it was not expected and changes nothing."""
         if self.handshake is not Handshake.AGREED:
             return False
         self._fire(HandshakeStep.INITIALIZED)
         return True
 
     def assume(self, revision: Revision) -> None:
-        """Take the handshake for done, with a client that declared nothing: where no sessions are kept."""
+        """Skip the handshake, with a client that declared nothing: for servers that keep no sessions."""
         for step in (HandshakeStep.INITIALIZE, HandshakeStep.RESULT, HandshakeStep.INITIALIZED):
             self._fire(step)
         self.revision, self.capabilities = revision, ClientCapabilities()
@@ -126,11 +125,11 @@ class Legacy:
         self._fire(HandshakeStep.REFUSED)
 
     def accept(self, raw: Mapping[str, Any]) -> InitializeResult:
-        """Take the server's answer to our `initialize`.
+        """Process the server's answer to our `initialize`.
 
         Raises:
-            InvalidReply: it is no valid answer, names a revision we do not offer, or says more of the server than is
-                kept (`Profile.max_peer_info`); the client has to disconnect.
+            InvalidReply: it is not valid, names a revision that we do not offer, or its data is too large
+                (`Profile.max_peer_info`); the client has to disconnect.
         """
         name = raw.get("protocolVersion")
         revision = find(str(name))
@@ -149,17 +148,17 @@ class Legacy:
         self.instructions, self.kept = result.instructions or None, kept
         return result
 
-    # Both
+    # Both roles
 
     def close(self) -> None:
         """Note that the connection is gone."""
         self._fire(HandshakeStep.CLOSE)
 
     def admit(self, meta: Mapping[str, Any] | None, principal: Principal | None) -> Admission:
-        """Return what is known of a request on this connection.
+        """Return what is known about the sender of a request on this connection.
 
         Raises:
-            ErrorReply: no revision was agreed on yet.
+            ErrorReply: no revision is agreed on yet.
         """
         if self.revision is None or self.capabilities is None:
             raise ErrorReply(INVALID_REQUEST, "send initialize first: this connection has not been initialized")

@@ -1,7 +1,7 @@
-"""The conduct of the modern era: no handshake; every request carries who asks, in which revision, with which abilities.
+"""The rules of the modern era: no handshake; every request carries its sender's name, revision and capabilities.
 
 Source: 2026-07-28 basic/index ("_meta", "Statelessness") and basic/versioning. This is one of the three places that
-may ask about an era.
+may depend on an era.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOG_LEVELS: Final = get_args(LoggingLevel)
 
 
 def recognises(meta: Mapping[str, Any] | None) -> bool:
-    """Return whether a request with this `_meta` is meant for the modern era."""
+    """Return whether a request with this `_meta` belongs to the modern era."""
     return meta is not None and (META_PROTOCOL_VERSION in meta or META_CLIENT_CAPABILITIES in meta)
 
 
@@ -56,11 +56,11 @@ def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
 
 @attrs.define(eq=False, repr=False)
 class Modern:
-    """The modern side of one connection. It keeps nothing of a request.
+    """The modern side of one connection. It keeps no state of requests.
 
     Attributes:
-        revision: what we speak as a client, once it is known.
-        required: whether a server takes nothing but the modern era on this connection.
+        revision: our revision as a client, once it is known.
+        required: whether a server accepts only the modern era on this connection.
     """
 
     profile: Profile
@@ -71,10 +71,10 @@ class Modern:
     # As a server
 
     def admit(self, meta: Mapping[str, Any] | None, principal: Principal | None) -> Admission:
-        """Check a request's envelope and return who asks.
+        """Check a request's envelope and return who sent it.
 
         Raises:
-            ErrorReply: a required field is missing, wrong or too large (-32602), or the revision is not served
+            ErrorReply: a required field is missing, invalid or too large (-32602), or the revision is not supported
                 (-32022).
         """
         if meta is None or META_PROTOCOL_VERSION not in meta or META_CLIENT_CAPABILITIES not in meta:
@@ -102,7 +102,7 @@ class Modern:
         return Admission(revision, info, capabilities, level, token, meta, principal)
 
     def _load(self, key: str, raw: Any, type_: type[_T], revision: Revision | None) -> _T:
-        """Return what stands under a key of the envelope: what was loaded last, where the same came again."""
+        """Return the payload of one member of the envelope; if it was sent unchanged, the one loaded last."""
         last = self.profile.heard.get(key)
         if last is not None and last[0] == raw:
             loaded: _T = last[1]
@@ -116,7 +116,7 @@ class Modern:
         return loaded
 
     def discovered(self) -> DiscoverResult:
-        """Return our answer to `server/discover`; only revisions that may stand in a request's `_meta` are named."""
+        """Return our answer to `server/discover`. It names only revisions that may be used in a request's `_meta`."""
         profile = self.profile
         assert isinstance(profile.capabilities, ServerCapabilities)
         return DiscoverResult(
@@ -133,7 +133,7 @@ class Modern:
             raw: dict[str, JSON] = converter_for(revision).dump(result)
         else:
             raw = verb.dump_result(result)
-            raw.setdefault("resultType", RESULT_COMPLETE)  # an extension's result need not say it
+            raw.setdefault("resultType", RESULT_COMPLETE)  # an extension's result may omit it
         info = _named(self.profile, revision)
         meta = raw.get("_meta")
         raw["_meta"] = {META_SERVER_INFO: info} if not meta else {**meta, META_SERVER_INFO: info}
@@ -142,7 +142,7 @@ class Modern:
     # As a client
 
     def stamp(self, raw: dict[str, JSON], extra: Mapping[str, JSON] | None, token: RequestId | None) -> None:
-        """Put the envelope into the params of a request of ours."""
+        """Add the envelope to the params of a request of ours."""
         profile = self.profile
         revision = self.revision
         assert revision is not None
@@ -168,7 +168,7 @@ class Modern:
         """Return the payload of a server's answer, by its `resultType`; a missing one means complete.
 
         Raises:
-            InvalidReply: the result type is none we know, or not one this method may answer with.
+            InvalidReply: the result type is unknown, or not allowed for this method.
             WireError: the result does not fit its type.
         """
         kind = raw.setdefault("resultType", "complete")

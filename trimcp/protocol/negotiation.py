@@ -1,8 +1,8 @@
-"""How a client finds the era and revision to use: a pure decision table over the outcome of its probe.
+"""How a client finds the era and revision to use: a pure decision table over the results of its probes.
 
-On stdio-like channels a client that knows both eras sends `server/discover` first (2026-07-28
-basic/transports/stdio, "Backward Compatibility"). Which answer leads where is the table; it is not keyed to any one
-error code, since legacy servers invent theirs. One turn of `decide` follows another until it says USE or FAIL.
+On stdio-like channels a client that supports both eras sends `server/discover` first (2026-07-28
+basic/transports/stdio, "Backward Compatibility"). The table gives the next step for each answer. It does not depend on
+a single error code, since legacy servers use various ones. `decide` is called until it returns USE or FAIL.
 
     outcome of the probe                      next
     ----------------------------------------  ---------------------------------------------
@@ -10,12 +10,12 @@ error code, since legacy servers invent theirs. One turn of `decide` follows ano
     DiscoverResult without one                INITIALIZE if we know a legacy one, else FAIL
     -32022 with a common modern revision      DISCOVER again with it (once), never INITIALIZE
     -32022 without one                        FAIL
-    another modern error (-32020, -32021)     FAIL: the server is modern and says why
+    another modern error (-32020, -32021)     FAIL: the server is modern and sent the reason
     any other error, silence, or no answer
-    on a connection that stands (HTTP)        INITIALIZE
-    the child ended on the probe              RESPAWN, then INITIALIZE
+    on a connection that stays open (HTTP)    INITIALIZE
+    the child process ended on the probe      RESPAWN, then INITIALIZE
 
-Where no legacy revision is offered the last two rows are FAIL, with what the probe met as the reason.
+If no legacy revision is offered, the last two rows are FAIL, with the result of the probe as the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trimcp.wire.revisions import REVISIONS, Era, Revision
 
 
 class Met(Enum):
-    """What came of a probe."""
+    """The result of a probe."""
 
     DISCOVERED = auto()
     ERROR = auto()
@@ -42,7 +42,7 @@ class Met(Enum):
 
 
 class Next(Enum):
-    """What to do now."""
+    """The next step."""
 
     DISCOVER = auto()
     USE = auto()
@@ -54,7 +54,7 @@ class Next(Enum):
 @attrs.frozen
 @valued
 class ProbeResult:
-    """The outcome of a probe: `versions` for DISCOVERED, `code` and `data` for ERROR, and `why` for a reason."""
+    """The result of a probe: `versions` for DISCOVERED, `code` and `data` for ERROR, and `why` for a reason."""
 
     met: Met
     versions: Sequence[str] = ()
@@ -66,7 +66,7 @@ class ProbeResult:
 @attrs.frozen
 @valued
 class Decision:
-    """What to do, in which revision, and why (for the log and for error messages)."""
+    """The next step, the revision to use, and why (for the log and for error messages)."""
 
     next: Next
     revision: Revision | None
@@ -78,7 +78,7 @@ def _best(names: Sequence[Any], offered: Sequence[Revision], era: Era) -> Revisi
 
 
 def opening(offered: Sequence[Revision] = REVISIONS) -> Decision:
-    """Return a client's first move, for the revisions it is willing to speak."""
+    """Return a client's first step, for the revisions that it offers."""
     newest = max(offered)
     if newest.era is Era.LEGACY:
         return Decision(Next.INITIALIZE, newest, "only legacy revisions are offered")
@@ -86,7 +86,7 @@ def opening(offered: Sequence[Revision] = REVISIONS) -> Decision:
 
 
 def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, probed: int = 1) -> Decision:
-    """Return the next move after the `probed`-th probe met `outcome`."""
+    """Return the next step after the `probed`-th probe had this result."""
     legacy = max((r for r in offered if r.era is Era.LEGACY), default=None)
     fallback = Decision(Next.INITIALIZE, legacy, "the server is of the legacy era")
     if outcome.met is Met.DISCOVERED:
@@ -116,7 +116,7 @@ def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, pro
 
 
 def _failure(outcome: ProbeResult) -> str:
-    """Return the reason to fail where there is nothing else to try."""
+    """Return the reason to fail when there is nothing else to try."""
     if outcome.met is Met.ERROR:
         answered = f" (it answered server/discover: {outcome.why})" if outcome.why else ""
         return f"the server is of the legacy era, and no legacy revision is offered{answered}"

@@ -1,4 +1,4 @@
-"""Who we are on a connection: what both eras tell the peer about us, and how much is kept of what the peer tells us."""
+"""What we send about ourselves on a connection, in both eras, and bounds on what is kept of the peer's data."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import Implementation
 from trimcp.wire.revisions import REVISIONS, Revision
 
-# Bytes of memory for a byte of text: of small objects in each other, in lists of which each may have grown, and of an
-# ordinary introduction.
+# Bytes of memory per byte of text: for nested small objects, for lists of them that may have over-allocated, and for a
+# typical client.
 _WORST: Final = 64
 _USUAL: Final = 4
 
 
 class Role(Enum):
-    """Which side of a connection an engine is. The laws are the same; only what may be asked differs."""
+    """Which side of a connection an engine is. The rules are the same; only the allowed methods differ."""
 
     CLIENT = "client"
     SERVER = "server"
@@ -36,20 +36,20 @@ def _all_revisions(profile: Profile, attribute: Any, revisions: tuple[Any, ...])
 
 @attrs.define(eq=False, repr=False)
 class Profile:
-    """Our own introduction, shared by all connections of one server or client and read at every handshake.
+    """What we send about ourselves, shared by all connections of one server or client and read at every handshake.
 
     Attributes:
         info: our name and version.
-        capabilities: what we can do; replaced, never changed in place, when it grows.
-        instructions: a server's advice to the model on how to use it, or None.
-        revisions: the revisions we are willing to speak, oldest first.
-        discover_ttl_ms: for how many milliseconds a client may keep what `server/discover` said.
-        max_peer_info: bytes of memory that may be kept of what a peer tells of itself (its name, its capabilities, a
-            server's instructions) as long as the connection or session lasts.
-        legacy, modern: those of `revisions` that belong to either era, since every request asks.
-        named: `info` as JSON text, by revision; filled as needed.
-        heard: the last capabilities and the last name that a peer's envelope brought, raw and loaded, by their names
-            there. Clients say the same with each request, and over HTTP each of those may be a connection of its own.
+        capabilities: what we declare; replaced, never changed in place, when it grows.
+        instructions: a server's advice to the model, or None.
+        revisions: the revisions that we support, oldest first.
+        discover_ttl_ms: for how many milliseconds a client may cache the answer to `server/discover`.
+        max_peer_info: bytes of memory allowed for the data of a peer (its name, its capabilities, a server's
+            instructions), which is kept as long as the connection or session lasts.
+        legacy, modern: the `revisions` of each era, computed once because every request needs them.
+        named: `info` as JSON text, by revision; filled at first use.
+        heard: the last capabilities and the last name in a peer's envelope, raw and loaded, by member name. Clients
+            send the same with each request, and over HTTP each of those may be a connection of its own.
     """
 
     info: Implementation
@@ -68,11 +68,11 @@ class Profile:
         self.modern = tuple(r for r in self.revisions if r.modern)
 
     def weigh_client(self, what: str, *values: Any) -> int:
-        """Return how many bytes of memory these values take that are going to be kept of a client.
+        """Return the bytes of memory that these values of a client will take.
 
         Args:
-            what: the names of the members, for the client.
-            values: those members, as they came.
+            what: the names of the members, for the error text.
+            values: those members, as received.
 
         Raises:
             ErrorReply: it is more than `max_peer_info` (-32602).
@@ -88,7 +88,7 @@ class Profile:
         return size
 
     def weigh_server(self, *values: Any) -> int:
-        """Return how many bytes of memory these values take that are going to be kept of a server.
+        """Return the bytes of memory that these values of a server will take.
 
         Raises:
             InvalidReply: it is more than `max_peer_info`.
@@ -103,10 +103,10 @@ class Profile:
 
 
 def memory_of(most: int, *values: Any) -> int:
-    """Return about how many bytes of memory JSON values take; stops counting where they are more than `most`.
+    """Return approximately how many bytes of memory JSON values take; stops counting beyond `most`.
 
-    Memory is counted and not text: an empty array is three bytes of text and sixty here, and one letter of another
-    alphabet makes a long text take twice or four times as much. Most values are judged by the length of their text.
+    Memory differs from text: an empty array is three bytes of text and sixty of memory, and one non-Latin letter makes
+    a long text two or four times as large. Most values are estimated from the length of their text.
     """
     text = len(orjson.dumps(values))
     if text * _WORST <= most:

@@ -1,8 +1,8 @@
-"""Seal and open `requestState`: what a server wants to remember between two rounds of one request, kept by the client.
+"""Seals and opens `requestState`: data that a server keeps between two rounds of one request, stored by the client.
 
-The client may be hostile (2026-07-28 basic/patterns/mrtr, "Server Requirements"), so the state is signed with
-HMAC-SHA256 and bound to an expiry, to the principal and to the request it belongs to. It is *not secret*: whoever
-holds it can read it, unless a cipher is given. Single use is not promised; a caller who needs it must remember.
+The client may be hostile (2026-07-28 basic/patterns/mrtr, "Server Requirements"). So the state is signed with
+HMAC-SHA256 and bound to an expiry time, to the principal and to its request. It is *not secret*: the client can read
+it, unless a cipher is given. It may be used more than once; a caller who must prevent that has to remember it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from trimcp.errors import LocalError, McpError
 from trimcp.wire import jsonrpc
 
 _TRANSIENT = frozenset({"_meta", "inputResponses", "requestState"})
-# A state larger than this is refused before any cryptography: a header-sized secret box, not a database. JWTs in
-# the wild stay under 8 KiB; answers to a few questions, a sampled text among them, fit in this.
+# A larger state is refused before any cryptography: this is for small data, not a database. JWTs are usually below
+# 8 KiB; the answers to a few questions, including a sampled text, fit.
 _MAX_STATE = 256 * 1024
 
 
 class InvalidState(McpError):
-    """A `requestState` that was altered, has expired or belongs to someone or something else."""
+    """A `requestState` that was altered, has expired or belongs to another principal or request."""
 
 
 class Cipher(Protocol):
-    """Anything that encrypts and decrypts bytes; `cryptography.fernet.Fernet` fits as it is."""
+    """Anything that encrypts and decrypts bytes, for example `cryptography.fernet.Fernet`."""
 
     def encrypt(self, data: bytes) -> bytes: ...
     def decrypt(self, token: bytes) -> bytes: ...
@@ -40,7 +40,7 @@ class Cipher(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class Memory:
-    """What survives from round to round of one request.
+    """What is kept from round to round of one request.
 
     Attributes:
         answers: raw answers by question key.
@@ -58,12 +58,12 @@ def _digest(value: Any) -> str:
 
 
 def request_digest(method: str, params: Mapping[str, Any]) -> str:
-    """Return what identifies a request across its rounds: method and params without what changes between them."""
+    """Return a digest that identifies a request in all rounds: method and params without what changes between them."""
     return _digest([method, {name: value for name, value in params.items() if name not in _TRANSIENT}])
 
 
 def question_key(method: str, params: Mapping[str, Any], occurrence: int) -> str:
-    """Return the key of the `occurrence`-th (from 0) asking of this very question within one run of a handler."""
+    """Return the key of a question that one run of a handler asks for the `occurrence`-th time (from 0)."""
     return f"{_digest([method, params])}-{occurrence}"
 
 
@@ -72,10 +72,10 @@ class Sealer:
     """Seals and opens request states with a list of keys: the first seals, all of them open (key rotation).
 
     Args:
-        keys: secrets of at least 16 bytes each, newest first; shared by all workers of one server. None makes a
-            random one, good for a single process only.
-        lifetime: seconds a sealed state stays valid.
-        cipher: encrypts the contents too, for states that should not be readable by the client.
+        keys: secrets of at least 16 bytes each, newest first; shared by all workers of one server. None creates a
+            random one, for a single process only.
+        lifetime: seconds for which a sealed state is valid.
+        cipher: also encrypts the contents, if the client must not read them.
     """
 
     keys: Sequence[bytes] | None = None
@@ -90,10 +90,10 @@ class Sealer:
         self._macs = keys
 
     def seal(self, memory: Memory, *, digest: str, principal: str | None, now: float) -> str:
-        """Return the state as a string for the client to echo. `now` is in seconds since the epoch.
+        """Return the state as a string for the client to send back. `now` is in seconds since the epoch.
 
         Raises:
-            LocalError: there is too much to remember, or a result of `once` that is not JSON.
+            LocalError: it is too large, or a result of `once` is not JSON.
         """
         body = jsonrpc.encode(
             {
@@ -114,11 +114,11 @@ class Sealer:
         return state
 
     def open(self, state: str, *, digest: str, principal: str | None, now: float) -> Memory:
-        """Return what `seal` was given.
+        """Return the memory that was passed to `seal`.
 
         Raises:
-            InvalidState: it was altered, has expired, or belongs to another principal or another request. Which of
-                them is in the text, which is for our log and never for the peer.
+            InvalidState: it was altered, has expired, or belongs to another principal or request. The text says which;
+                log it, but never send it to the peer.
         """
         if len(state) > _MAX_STATE:
             raise InvalidState("too large")
@@ -127,14 +127,14 @@ class Sealer:
         except (binascii.Error, UnicodeEncodeError):
             raise InvalidState("not base64") from None
         mac, body = blob[:32], blob[32:]
-        # Every key is tried, in constant time each, so that timing says nothing about which one matched.
+        # Every key is tried, in constant time each, so that the timing does not reveal which one matched.
         matches = [hmac.compare_digest(mac, hmac.digest(key, body, "sha256")) for key in self._macs]
         if not any(matches):
             raise InvalidState("altered")
         if self.cipher is not None:
             try:
                 body = self.cipher.decrypt(body)
-            except Exception as error:  # each library has its own; all of them mean another key
+            except Exception as error:  # each library has its own; all of them mean that another key was used
                 raise InvalidState("not ours to read") from error
         fields = orjson.loads(body)
         if fields["exp"] < now:

@@ -1,17 +1,17 @@
-"""Every state machine of the protocol as a table; the lookup that misses *is* the protocol error.
+"""The state machines of the protocol as tables; a transition missing from its table is a protocol error.
 
-There are two small machines, and this file does not know which side we are on.
+There are two, the same for both sides:
 
 * The *handshake* of the legacy era, one per connection: from NEW through the exchange of `initialize` and
-  `notifications/initialized` to READY. A connection that only ever speaks the modern era stays NEW, because there a
-  request carries everything itself and no state is remembered (2026-07-28, "Statelessness").
-* An *inbound request*, one per id the peer has under way with us: exactly one reply leaves, or none once the peer
-  cancelled it (2025-11-25 basic/utilities/cancellation; 2026-07-28 basic/patterns/cancellation).
+  `notifications/initialized` to READY. A connection that uses only the modern era stays NEW, because there each
+  request is complete and no state is kept (2026-07-28, "Statelessness").
+* A *received request*, one per id in progress: exactly one reply is sent, or none after the peer cancelled it
+  (2025-11-25 basic/utilities/cancellation; 2026-07-28 basic/patterns/cancellation).
 
-A request of ours has no states: it is in `Connection.outbound` until it is answered, given up or lost, so a late reply
-finds nothing and is ignored, as both cancellation pages ask.
+A request of ours has no states: it is in `Connection.outbound` until it is answered, cancelled or lost. A late reply
+finds no entry and is ignored, as both cancellation pages require.
 
-Not tabular are which revision was agreed on (`Connection.revision`) and that `initialize` cannot be cancelled.
+Not in tables: the revision agreed on (`Connection.revision`), and that `initialize` cannot be cancelled.
 The diagrams in the documentation are drawn from these tables by `docs/diagrams.py`.
 """
 
@@ -25,7 +25,7 @@ from trimcp.errors import LocalError
 
 
 class Handshake(Enum):
-    """How far the legacy handshake of one connection is."""
+    """The states of the legacy handshake of one connection."""
 
     NEW = auto()
     OFFERED = auto()
@@ -35,7 +35,7 @@ class Handshake(Enum):
 
 
 class HandshakeStep(Enum):
-    """What moves the handshake."""
+    """The events of the handshake."""
 
     INITIALIZE = auto()
     RESULT = auto()
@@ -58,7 +58,7 @@ HANDSHAKE: Mapping[Handshake, Mapping[HandshakeStep, Handshake]] = {
 
 
 class Inbound(Enum):
-    """A request of the peer's, as we see it."""
+    """The states of a request from the peer."""
 
     UNDER_WAY = auto()
     CANCELLED = auto()
@@ -66,7 +66,7 @@ class Inbound(Enum):
 
 
 class InboundStep(Enum):
-    """What happens to a request of the peer's."""
+    """The events of a request from the peer."""
 
     CANCEL = auto()
     ANSWER = auto()
@@ -85,10 +85,10 @@ _Step = TypeVar("_Step", bound=Enum)
 
 
 def fire(table: Mapping[_State, Mapping[_Step, _State]], state: _State, step: _Step) -> _State:
-    """Return the state that follows, or raise.
+    """Return the next state.
 
     Raises:
-        LocalError: the table has no such transition; whoever fired it asked for something the protocol forbids.
+        LocalError: the table has no such transition: the caller attempted something that the protocol forbids.
     """
     try:
         return table[state][step]

@@ -1,4 +1,4 @@
-"""The methods of one revision, each with the hooks of the revision's converter bound once, not for each message."""
+"""The methods of one revision, each with its converter hooks bound in advance instead of for each message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Verb:
     """One method in one revision.
 
     Attributes:
-        name: the method's name on the wire.
+            method: its entry in the method table.
         method: its row in the method table.
         from_client, from_server: who may send it, in this revision.
         load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
@@ -41,9 +41,9 @@ class Verb:
 
 @cache
 def foreign(name: str, *, notification: bool = False) -> Verb:
-    """Return a method that no revision has, as an extension brings it: params and results are JSON objects.
+    """Return a method that only an extension defines: params and results are JSON objects.
 
-    Call it only with names of our own side's choosing: each is kept.
+    Call it only with names from our own side: each is kept for ever.
     """
     method = Method(name, dict, None if notification else dict, Direction.BOTH)
     return Verb(name, method, True, True, _nothing, dict, _nothing, dict)
@@ -51,7 +51,7 @@ def foreign(name: str, *, notification: bool = False) -> Verb:
 
 @cache
 def vocabulary(revision: Revision) -> Mapping[str, Verb]:
-    """Return the methods `revision` has, by name. Built at the first use of a revision, then shared by all."""
+    """Return the methods of `revision` by name. Built at first use, then shared by all."""
     converter = converter_for(revision)
     verbs = {}
     for name, method in METHODS.items():

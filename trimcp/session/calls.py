@@ -1,7 +1,7 @@
-"""A call of ours from its first request to its last answer, with questions on the way and progress.
+"""A call of ours from its first request to its final answer, including questions in between and progress.
 
-Knows nothing of tools or handlers: a `Caller` answers questions and checks results. A call may take several rounds
-(2026-07-28 basic/patterns/mrtr), each a request with a new id; all of them report progress to one place.
+This module knows nothing of tools or handlers: a `Caller` answers questions and checks results. A call may take several
+rounds (2026-07-28 basic/patterns/mrtr), each a request with a new id. Progress of all rounds is reported together.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ ResultT = TypeVar("ResultT")
 
 
 class Caller(Protocol):
-    """On whose behalf a call is made."""
+    """The object on whose behalf a call is made."""
 
     async def allow(self, rounds: Rounds) -> None:
-        """Raise if the call may not be made; nothing was sent yet. May set its `headers`."""
+        """Raise if the call is not allowed; nothing was sent yet. May set its `headers`."""
 
     async def refresh(self, rounds: Rounds) -> None:
-        """Set the `headers` of a call anew, as the peer has refused those it had."""
+        """Set new `headers` for a call, because the peer refused the previous ones."""
 
     async def answer(self, question: InputRequest) -> Any:
-        """Return the payload that answers one question of the server's."""
+        """Return the payload that answers one question of the server."""
 
     def check(self, rounds: Rounds, payload: Any) -> None:
-        """Look at the final payload; raises `InvalidReply` if it is not what was promised."""
+        """Check the final payload; raises `InvalidReply` if it is not valid."""
 
 
 @attrs.define(eq=False, repr=False)
 class Rounds:
-    """One call: a request, and as long as the answer is questions, the same request again with their answers.
+    """One call: a request and, while the answer consists of questions, the same request again with their answers.
 
     Attributes:
         name, params: the method and its payload; the questions' answers are added to a copy.
-        left: how many rounds of questions are still answered.
-        meta: what goes into `_meta` of every round, or None.
+        left: how many more rounds of questions are answered.
+        meta: added to `_meta` of every round, or None.
         on_progress, on_reply: called with progress and with each reply, or None.
-        headers: what every round carries besides what all requests do, or None where the channel carries nothing.
-        deadline: when the caller stops waiting, on Trio's clock; the peer is told how long that is.
-        asked: whether there was a question, so that the result belongs to its answers.
+        headers: additional headers of every round, or None if the channel carries none.
+        deadline: when the caller stops waiting, on Trio's clock; the peer is sent the remaining seconds.
+        asked: whether there was a question. The result then depends on its answers.
     """
 
     session: Session
@@ -77,7 +77,7 @@ class Rounds:
     _pending: Pending | None = attrs.field(init=False, default=None)
 
     async def begin(self) -> Pending:
-        """Send the request of this round. Cancelled, it has sent nothing."""
+        """Send the request of this round. If cancelled, it has sent nothing."""
         meta = self.meta
         if self.deadline != math.inf:
             left = max(0.0, round(self.deadline - trio.current_time(), 3))
@@ -93,14 +93,14 @@ class Rounds:
         return pending
 
     async def payload(self) -> Any:
-        """Wait for the final answer and return its payload, answering what is asked on the way.
+        """Wait for the final answer and return its payload; answer the server's questions meanwhile.
 
-        Where the peer refused the headers, and so did nothing, the call is made once more with new ones. Cancelling
-        it tells the peer, which stops its handler.
+        If the peer refused the headers, and so did nothing, the request is sent once more with new ones. Cancelling
+        this tells the peer, which stops its handler.
 
         Raises:
             RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
-            Exception: whatever the caller raised instead of answering.
+            Exception: raised by the caller instead of an answer.
         """
         pending = self._pending
         assert pending is not None
@@ -123,23 +123,23 @@ class Rounds:
         return payload
 
     def headers_refused(self, error: Exception | None) -> bool:
-        """Whether this answer may be another with other headers (2026-07-28 streamable-http, "Client Behavior")."""
+        """Whether other headers may lead to another answer (2026-07-28 streamable-http, "Client Behavior")."""
         return self.headers is not None and isinstance(error, RemoteError) and error.code == HEADER_MISMATCH
 
     def payload_now(self) -> Any:
-        """Return the final payload, when the answer is there and asks nothing; raises as `payload` does."""
+        """Return the final payload of an answer that has arrived and asks nothing; raises as `payload` does."""
         assert self._pending is not None
         payload = self._pending.payload_now()
         self.caller.check(self, payload)
         return payload
 
     def abandon(self, why: str) -> None:
-        """Give up whatever request is under way and tell the peer. Never blocks."""
+        """Cancel the request in progress, if any, and tell the peer. Never blocks."""
         if self._pending is not None:
             self.session.abandon(self._pending, why)
 
     async def _answer(self, asked: InputRequiredResult) -> Pending:
-        """Get the answers to what the server asks, and send the next round with them."""
+        """Get the answers to the server's questions, and send the next round with them."""
         if asked.input_requests is ABSENT and asked.request_state is ABSENT:
             raise InvalidReply(f"{self.name}: the server wants more input but does not say what")
         if self.left == 0:
@@ -153,7 +153,7 @@ class Rounds:
         revision = self.session.revision
         assert revision is not None
         dump = converter_for(revision).dump
-        # The state goes back exactly as it came, or not at all.
+        # The state is returned exactly as received, or not at all.
         self.params = attrs.evolve(
             self.params,
             input_responses={key: dump(answer) for key, answer in answers.items()} or ABSENT,
@@ -162,7 +162,7 @@ class Rounds:
         return await self.begin()
 
     async def _gather(self, questions: Mapping[str, InputRequest]) -> dict[str, Any]:
-        """Return the answers by key, asking at the same time where there are several questions."""
+        """Return the answers by key; several questions are asked concurrently."""
         answers: dict[str, Any] = {}
 
         async def one(key: str, question: InputRequest) -> None:
@@ -183,18 +183,18 @@ class Rounds:
 
 @attrs.define(eq=False, repr=False)
 class Call(Generic[ResultT]):
-    """A call under way: `async with` sends it, and leaving the block without its result cancels it.
+    """A call in progress: `async with` sends it, and leaving the block without its result cancels it.
 
-    Cancelling the block tells the peer, which stops its handler. A class, since an async generator per call would
-    cost more than the rest of the call's life.
+    Cancelling the block tells the peer, which stops its handler. This is a class because an async generator would cost
+    more than the rest of a call.
 
     Attributes:
-        progress: the call's progress as it comes. It ends when the answer is there. It keeps
-            `Limits.progress_kept` messages for a slow reader; then the oldest give way and are counted in
+        progress: a receive channel of the call's progress, which ends when the answer has arrived. It keeps
+            `Limits.progress_kept` messages for a slow reader; beyond it the oldest are dropped and counted in
             `statistics().dropped`.
 
     Raises:
-        trio.TooSlowError: on leaving; the work clock fired before the answer was there, and cancelled the block.
+        trio.TooSlowError: on leaving; the work clock expired before the answer arrived, and cancelled the block.
     """
 
     _rounds: Rounds
@@ -235,32 +235,32 @@ class Call(Generic[ResultT]):
             self._rounds.abandon(why)
             if self._asking is not None:
                 self._asking.cancel(reason=why)
-                await self._settled.wait()  # for what still runs for it
+                await self._settled.wait()  # until its background work has ended
             if error is not None:
                 raise error
 
     async def result(self) -> ResultT:
         """Wait for the answer and return it; may be called more than once.
 
-        Cancelling it leaves the call as it is; leaving the block cancels the call.
+        Cancelling this does not cancel the call; leaving the block does.
 
         Raises:
             RemoteError: the peer answered with an error.
-            InvalidReply: it answered with what is no answer.
-            ConnectionLost: the connection ended meanwhile.
+            InvalidReply: the peer's answer is not valid.
+            ConnectionLost: the connection ended before the answer.
         """
         await self._settled.wait()
         if self._error is None and self._outcome is None:
             try:
                 self._outcome = self._rounds.payload_now()
-            except Exception as error:  # an answer that cannot be read; each `result` raises it
+            except Exception as error:  # an invalid answer; each `result` raises it
                 self._error = error
         if self._error is not None:
             raise self._error
         return cast("ResultT", self._outcome)
 
     def _progressed(self, params: ProgressParams) -> None:
-        """Keep progress for the reader; the oldest gives way when there is no room."""
+        """Keep progress for the reader; if there is no room, the oldest is dropped."""
         if self._clock is not None:
             self._clock.restart()
         session = self._rounds.session
@@ -271,10 +271,10 @@ class Call(Generic[ResultT]):
                 session.counts.drop("progress")
             self._keep.send_nowait(params)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the reader closed it: nobody wants it
+            pass  # the reader closed the channel
 
     def _replied(self, reply: Replied) -> None:
-        """Note a reply. Where it is not the last, a task of the session answers what it asks."""
+        """Note a reply. If it is not the final one, a task of the session answers its questions."""
         if self._asking is not None:
             return
         asks = reply.result is not None and reply.result.get("resultType", "complete") != "complete"
@@ -291,7 +291,7 @@ class Call(Generic[ResultT]):
             with self._asking:
                 self._outcome = await self._rounds.payload()
                 self._error = None
-        except Exception as error:  # whatever it is, `result` raises it in the caller's task
+        except Exception as error:  # any failure; `result` raises it in the caller's task
             self._error = error
         finally:
             self._settle()

@@ -1,4 +1,4 @@
-"""What a handler gets beside its arguments: who asks, and the verbs for talking back while it works."""
+"""What a handler gets beside its arguments: facts about the request, and methods to send messages while it runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from trimcp.schema.forms import Answer, Form
 
-    StateT = TypeVar("StateT", default=Any)  # so that a plain `Context` is a whole type
+    StateT = TypeVar("StateT", default=Any)  # so that plain `Context` is a complete type
 else:
     from typing import TypeVar
 
@@ -50,24 +50,25 @@ else:
 
 _T = TypeVar("_T")
 
-# A report that never yields starves the writer; one that always does defeats coalescing (11 µs each). So at least
-# every 64th is a schedule point, and each is a cancel point.
+# A report that never yields would starve the writer; one that always does (11 µs each) would prevent merging. So at
+# least every 64th is a schedule point, and each is a cancel point.
 _REPORTS_PER_CHECKPOINT: Final = 64
 
 
 @attrs.define(eq=False, repr=False)
 class RequestScope:
-    """Work that ends before the request's answer leaves."""
+    """Starts tasks that end before the request's answer is sent."""
 
     _session: Session
     _job: Job
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Run `await function(*args)` beside the handler. The answer waits for it, a cancel cancels it, and its
-        crash is the request's.
+        """Run `await function(*args)` beside the handler. Cancelling the request cancels it.
+
+        The answer waits for it, and its crash fails the request.
 
         Raises:
-            LocalError: the request is over.
+            LocalError: the request has ended.
         """
         job = self._job
         if job.work is None:
@@ -79,11 +80,11 @@ class RequestScope:
 
 @attrs.define(eq=False, repr=False)
 class Context(Admitted, Generic[StateT]):
-    """One request, as its handler sees it. Good until the handler returns.
+    """One request, for its handler. Valid until the handler returns.
 
     Attributes:
-        admission: who asks, in which revision, with which abilities.
-        state: what the server's lifespan made, or None.
+        admission: who asks, in which revision, with which capabilities.
+        state: the value yielded by the server's lifespan, or None.
     """
 
     _session: Session
@@ -93,16 +94,16 @@ class Context(Admitted, Generic[StateT]):
     _reports: int = attrs.field(init=False, default=0)
     _last_progress: float = attrs.field(init=False, default=-float("inf"))
 
-    # Who asks
+    # The sender
 
     @property
     def admission(self) -> Admission:
-        """Everything known of the request's origin, in one record."""
+        """Everything known about the sender of the request."""
         return self._job.request.admission
 
     @property
     def request_id(self) -> RequestId:
-        """The request's id, as the peer chose it."""
+        """The request's id, chosen by the peer."""
         return self._job.request.id
 
     @property
@@ -112,14 +113,14 @@ class Context(Admitted, Generic[StateT]):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Transport headers by lower-case name; empty where the transport has none."""
+        """Transport headers by lower-case name; empty if the transport has none."""
         return self._job.headers or {}
 
-    # How it is cancelled
+    # Cancelling
 
     @property
     def cancel_reason(self) -> CancelReason | None:
-        """Why this request is being cancelled, or None while it is not. Worth reading in a `finally` block."""
+        """Why this request is being cancelled, or None while it is not. Useful in a `finally` block."""
         reason = self._job.reason
         if reason is None and trio.lowlevel.in_trio_task():
             if trio.current_time() >= self.deadline:
@@ -131,16 +132,16 @@ class Context(Admitted, Generic[StateT]):
 
     @property
     def deadline(self) -> float:
-        """When the handler's time is over, on Trio's clock: the caller's, or the tool's own if that ends sooner.
+        """The handler's deadline on Trio's clock: the caller's, or the tool's own timeout if that ends sooner.
 
-        Infinity where there is no limit. While the client is asked something the tool's own stands still.
+        Infinity if there is none. While the client is asked a question, the tool's own timeout pauses.
         """
         job = self._job
         return job.deadline if job.clock is None else min(job.deadline, job.clock.scope.deadline)
 
     @contextmanager
     def timed_by(self, clock: WorkClock) -> Iterator[None]:
-        """Let this clock be the handler's own while the block runs. It stands still while the peer is asked."""
+        """Use this clock as the handler's own timeout while the block runs. It pauses while the peer is asked."""
         job = self._job
         job.clock = clock
         try:
@@ -154,53 +155,53 @@ class Context(Admitted, Generic[StateT]):
 
     @property
     def cancel_detail(self) -> str | None:
-        """What the peer said when it cancelled, or None. Untrusted text."""
+        """The reason that the peer sent when it cancelled, or None. Untrusted text."""
         return self._job.detail
 
     @property
     def internals(self) -> tuple[Session, Job]:
-        """The session and the job behind this context, for code that builds on sessions itself."""
+        """The session and the job of this context, for code that builds on sessions itself."""
         return self._session, self._job
 
-    # Lifetimes
+    # Starting tasks
 
     @property
     def request(self) -> RequestScope:
-        """Where to start work that ends before this request's answer leaves."""
+        """Starts tasks that end before this request's answer is sent."""
         return RequestScope(self._session, self._job)
 
     @property
     def session(self) -> Scope:
-        """Where to start work that ends with this connection."""
+        """Starts tasks that end with this connection."""
         return Scope(self._background)
 
     def _background(self) -> Background:
         session = self._session
-        if session.brief and self._job.over:  # it may serve another request by now
+        if session.brief and self._job.over:  # it may process another request by now
             raise LocalError("the session has ended; nothing can be started for it")
         return session.background
 
     @property
     def server(self) -> Scope:
-        """Where to start work that ends with the server."""
+        """Starts tasks that end with the server."""
         return self._server_scope or self.session
 
-    # Progress and log
+    # Progress and logging
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the peer how far the request is: in order, none lost. Waits only while the outbox is full.
+        """Send progress to the peer: in order, and none is dropped. Waits only while the outbox is full.
 
         Nothing is sent if the peer did not ask for progress. Always a cancel point.
 
         Args:
-            progress: must be larger than the last time (basic/utilities/progress).
-            total: where it will end, if known, in the same unit.
+            progress: must be larger than the last one (basic/utilities/progress).
+            total: the final value of `progress`, if known.
             message: one line for a person; dropped in revisions without it.
 
         Raises:
             ValueError: `progress` did not increase.
         """
-        if not progress > self._last_progress:  # as it stands, NaN is refused too
+        if not progress > self._last_progress:  # written like this to refuse NaN too
             raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
         self._last_progress = progress
         self._reports += 1
@@ -212,14 +213,14 @@ class Context(Admitted, Generic[StateT]):
         else:
             await trio.lowlevel.checkpoint()
         if data is not None:
-            # A value reported without waiting may still be held back; it was smaller, so it goes first.
+            # A value reported without waiting may still be queued; it was smaller, so it is sent first.
             sink.settle_latest(("progress", self.request_id), keep=self._job.request.state is Inbound.UNDER_WAY)
             self._post(data)
 
     def report_progress_nowait(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the peer how far the request is, without ever waiting: while it is slow, only the latest is kept.
+        """Send progress to the peer without ever waiting: while the peer is slow, only the latest value is kept.
 
-        A value that does not increase is dropped. The last one reported leaves before the result.
+        A value that does not increase is dropped. The last one is sent before the result.
         """
         if not progress > self._last_progress:
             return
@@ -246,7 +247,7 @@ class Context(Admitted, Generic[StateT]):
         return self._session.encode_notification(name, params, self._job)
 
     def _post(self, data: bytes) -> None:
-        # Nothing follows the answer, and nothing is said about a request the peer gave up.
+        # Nothing may follow the answer, or be sent for a cancelled request.
         if self._job.request.state is Inbound.UNDER_WAY:
             self._job.sink.post(Outgoing(data, Kind.NOTIFICATION, self.request_id, self._job.origin))
 
@@ -255,7 +256,7 @@ class Context(Admitted, Generic[StateT]):
 
         Args:
             level: a syslog severity, "debug" to "emergency" (RFC 5424).
-            data: any JSON value, often a string. It must not carry secrets.
+                data: any JSON value, often a string. It must not contain secrets.
             logger: a name for the source.
         """
         if not self._wants(level):
@@ -273,10 +274,9 @@ class Context(Admitted, Generic[StateT]):
     def log_nowait(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> bool:
         """As `log`, but never waits: while the outbox is full the message is dropped and counted.
 
-        The next one that the peer gets comes after a warning that says how many were dropped; without a next one it
-        stands before the result.
+        Before the next message that is sent, or else before the result, a warning says how many were dropped.
 
-        Returns whether the message was sent or not wanted, so False means dropped.
+        Returns False if the message was dropped, True if it was sent or not wanted.
         """
         if not self._wants(level):
             return True
@@ -317,10 +317,10 @@ class Context(Admitted, Generic[StateT]):
         await self.log("error", data, logger=logger)
 
     def close_stream(self) -> None:
-        """Let the connection go on which this request's answer would come; the client fetches the rest later.
+        """Close the connection on which this request's answer would be sent; the client fetches the rest later.
 
-        Saves a long call an open connection, where the transport can do that (Streamable HTTP from 2025-11-25 on,
-        "Sending Messages": the client polls). Elsewhere it does nothing.
+        During a long call this saves an open connection, if the transport supports it (Streamable HTTP from 2025-11-25
+        on, "Sending Messages": the client polls). Otherwise it does nothing.
         """
         self._job.sink.release()
 
@@ -333,30 +333,31 @@ class Context(Admitted, Generic[StateT]):
         self, message: str, schema: Mapping[str, JSON] | Form[Any], *, key: str | None = None
     ) -> ElicitResult: ...
     async def elicit(self, message: str, schema: Any, *, key: str | None = None) -> Any:
-        """Ask the user for something with a form, and return what they did: accept, decline or cancel.
+        """Ask the user for something with a form, and return the user's action: accept, decline or cancel.
 
-        For a class it is an `Answer`, whose `value` is of that class; for a schema or a form an `ElicitResult`, with
-        the content as it came.
+        For a class the result is an `Answer`, whose `value` is an instance of that class. For a schema or a form it is
+        an `ElicitResult`, with the content as received.
 
         In revisions where a server may not call its client, the handler unwinds here and runs again **from the top**
-        once the answer is there: everything before the last question must be repeatable (see `once`).
+        once the answer has arrived: everything before the last question must be repeatable (see `once`).
 
         Args:
-            message: what the user is asked.
-            schema: an attrs class, dataclass, TypedDict, NamedTuple or Pydantic model, each of whose fields is one of
-                the form, or the type of a single field; or a flat JSON Schema of an object (client/elicitation,
-                "Requested Schema"), or what `trimcp.form` returns.
-            key: the question's name in the re-run style; by default it follows from what is asked.
+            message: the question for the user.
+            schema: an attrs class, dataclass, TypedDict, NamedTuple or Pydantic model, each of whose fields becomes a
+                field of the form; or the type of a single field; or a flat JSON Schema of an object
+                (client/elicitation, "Requested Schema"); or what `trimcp.form` returns.
+            key: the question's name when re-running; by default derived from what is asked.
 
         Raises:
-            LocalError: the client cannot be asked, or not from here; or a form cannot hold a field, which is named.
+            LocalError: the client cannot be asked, or not from here; or a form does not support a field, which is
+                named.
             ToolError: the answer does not fit the class.
         """
         form: Form[Any] | None = None
         if isinstance(schema, Mapping):
             requested = schema
         else:
-            from trimcp.schema.forms import Form, known_form  # a server that asks nothing need not load it
+            from trimcp.schema.forms import Form, known_form  # loaded only by servers that ask
 
             if isinstance(schema, Form):
                 requested = schema.schema
@@ -377,7 +378,7 @@ class Context(Admitted, Generic[StateT]):
     async def elicit_url(
         self, message: str, url: str, *, elicitation_id: str | None = None, key: str | None = None
     ) -> ElicitResult:
-        """Ask the user to open a URL (client/elicitation, "URL Mode"), for what must not pass through the client."""
+        """Ask the user to open a URL (client/elicitation, "URL Mode"), for data that the client must not see."""
         params = ElicitURLParams(
             message=message, url=url, elicitation_id=ABSENT if elicitation_id is None else elicitation_id
         )
@@ -385,10 +386,10 @@ class Context(Admitted, Generic[StateT]):
         return result
 
     async def elicitation_complete(self, elicitation_id: str) -> None:
-        """Tell the client that what its user did at a URL is done (2025-11-25); in other revisions nothing is sent.
+        """Tell the client that its user has finished at a URL (2025-11-25); in other revisions nothing is sent.
 
         Args:
-            elicitation_id: as it was given to `elicit_url`.
+            elicitation_id: the one passed to `elicit_url`.
         """
         name = "notifications/elicitation/complete"
         if name in vocabulary(self.revision):
@@ -406,13 +407,13 @@ class Context(Admitted, Generic[StateT]):
         return list(result.roots)
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
-        """Ask the peer anything: `name` is the method, `params` its payload."""
+        """Send the peer any request: `name` is the method, `params` its payload."""
         return await ask(self._session, self._job, name, params, key=key)
 
     async def once(self, key: str, function: Callable[[], Awaitable[_T]]) -> _T:
         """Return `await function()`, calling it only once even if the handler runs again after a question.
 
-        The result travels to the client and back, signed but readable, so it must be JSON and no secret.
+        The result is sent to the client and back, signed but readable, so it must be JSON and not secret.
 
         Raises:
             LocalError: the result is not JSON.
@@ -429,7 +430,7 @@ class Context(Admitted, Generic[StateT]):
 
 
 def client_key(ctx: Context[Any]) -> Hashable:
-    """Return what tells clients apart: the session, or where each request has its own, the principal or address."""
+    """Return a key for the client: its session, or its principal or address if each request has its own session."""
     session, job = ctx.internals
     if not session.brief:
         return session

@@ -87,7 +87,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         return len(self._queue) + parked >= self.max_requests or self.bytes_queued >= self.max_bytes
 
     def leave_room(self, requests: int, size: int) -> None:
-        """Reserve room for so many requests with so many bytes of text, but at most half of the bounds.
+        """Lower the bound so that these requests, with `size` bytes of text, still fit; at most by half.
 
         They are what the last read may bring, and what the channel holds unread meanwhile.
         """
