@@ -1,7 +1,7 @@
-"""Reads Accept and Content-*: which forms of answer a client takes, and which its body has.
+"""Reads Accept and Content-*: the reply formats that a client accepts, and the format of its body.
 
-The headers are a stranger's. They are read once from left to right; a part that makes no sense is ignored.
-(RFC 9110, sections 8.3, 8.4 and 12.5.1.)
+The headers come from an untrusted peer. They are read once from left to right; invalid parts are ignored. (RFC 9110,
+sections 8.3, 8.4 and 12.5.1.)
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from trimcp.bounds import TOKEN
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 
-# Anchored at both ends, and no part of one can be taken for the next: what does not match costs its length once.
+# Anchored at both ends, and without ambiguity between parts: the cost of a failed match is linear.
 _RANGE: Final = re.compile(rf"({TOKEN})/({TOKEN})", re.ASCII)
 _PARAMETER: Final = re.compile(rf'({TOKEN})[ \t]*=[ \t]*(?:({TOKEN})|"([^"\\]*)")', re.ASCII)
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 
 def accepts(header: str | None) -> tuple[bool, bool]:
-    """Return whether a client takes JSON, and whether it takes a stream of events, by the value of Accept.
+    """Return whether a client accepts JSON, and whether it accepts a stream of events, by the value of Accept.
 
-    The most specific range decides, with `q=0` for no; of equal ones the kindest. A parameter other than `q` makes no
-    range another one. A missing header, an empty one, and one without a readable range mean any form.
+    The most specific range decides, and `q=0` means no; of equal ranges an accepting one wins. Parameters other than
+    `q` are ignored. A missing or empty header, and one without a valid range, accept every format.
     """
     if header is None:
         return True, True
@@ -47,7 +47,7 @@ def _decide(found: dict[str, bool], kind: str) -> bool:
 
 
 def _read_range(part: str) -> tuple[str | None, str, bool]:
-    """Return a media range in lower case (None for what is none), its charset, and whether its weight is above 0."""
+    """Return a media range in lower case (None if invalid), its charset, and whether its weight is above 0."""
     kind: str | None = None
     charset, wanted = "", True
     for number, piece in enumerate(_split(part, ";")):
@@ -69,10 +69,11 @@ def _read_range(part: str) -> tuple[str | None, str, bool]:
 
 
 def is_json(content_type: str | None) -> bool:
-    """Return whether a body may be a JSON-RPC message: `application/json`, in UTF-8 if it says so.
+    """Return whether a body may be a JSON-RPC message: `application/json`, with no charset or UTF-8.
 
-    A body without a Content-Type is not: the specification's requests all have it, and without it a page could send one
-    with `fetch(..., {mode: "no-cors"})`, which asks nobody for permission. Nor is `application/...+json`.
+    A body without a Content-Type is refused. All requests of the specification have one. Without this check a page
+    could send a message with `fetch(..., {mode: "no-cors"})`, for which the browser makes no preflight.
+    `application/...+json` is refused too.
     """
     if content_type is None:
         return False
@@ -83,12 +84,12 @@ def is_json(content_type: str | None) -> bool:
 
 
 def is_compressed(content_encoding: str | None) -> bool:
-    """Return whether a body is in a coding: none is undone here, for what is small compressed may be huge after it."""
+    """Return whether a body has a coding. None is decompressed here: a small body may be huge when decompressed."""
     return content_encoding is not None and content_encoding.strip().lower() not in ("", "identity")
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
-    """Yield what stands between separators, leaving alone those inside quoted strings."""
+    """Yield the parts between separators; separators inside quoted strings do not count."""
     if '"' not in text:
         yield from text.split(separator)
         return

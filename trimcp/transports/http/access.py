@@ -1,7 +1,7 @@
-"""The access log: one line for each request that was answered, with fields that programs can read.
+"""The access log: one line for each completed request, with fields that programs can read.
 
-What a client wrote is escaped and cut. A reader of the log learns no secrets: the query's values (HTTP+SSE has its
-session there) are masked, and a session is named by a digest of its id.
+Text from clients is escaped and cut. Secrets are masked: the values of the query (HTTP+SSE has its session id there),
+and session ids, which are replaced by a digest.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _QUERY_VALUE: Final = re.compile(r"=[^&]*")
 class AccessLog:
     """Writes a record at INFO for each response, once it has ended.
 
-    The record's own attributes are what a formatter can name: `peer`, `http_method`, `path`, `query`, `status`, `sent`
-    (bytes of body), `duration` (seconds), and, where there is one, `principal`, `rpc_method`, `session`, `user_agent`
-    and `protocol_version`. All texts among them are ASCII without control characters.
+    A formatter can use these attributes of the record: `peer`, `http_method`, `path`, `query`, `status`, `sent` (bytes
+    of body), `duration` (seconds), and, if known, `principal`, `rpc_method`, `session`, `user_agent` and
+    `protocol_version`. All texts among them are ASCII without control characters.
 
     Args:
         logger: the logger's name.
@@ -42,7 +42,7 @@ class AccessLog:
         self._logger = logging.getLogger(self.logger)
 
     def record(self, head: Head, status: int, sent: int) -> None:
-        """Note that a response has ended: its status (0 if there was none), and the bytes of its body."""
+        """Log that a response has ended, with its status (0 if there was none) and the bytes of its body."""
         if not self._logger.isEnabledFor(logging.INFO):
             return
         duration = 0.0 if head.began is None else trio.current_time() - head.began
@@ -51,7 +51,7 @@ class AccessLog:
         text = f'{fields["peer"]} "{fields["http_method"]} {fields["path"]}{query}" {status} {sent}'
         text += f" {1_000 * fields['duration']:.1f}ms"
         for name in ("rpc_method", "principal"):
-            if name in fields:  # what has a blank could pretend to be the next field
+            if name in fields:  # a value with a space could imitate the next field
                 text += f" {name}={fields[name].replace(' ', _BLANK)}"
         self._logger.info("%s", text, extra=fields)
 
@@ -94,5 +94,5 @@ class JsonFormatter(logging.Formatter):
             ours["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             ours["stack"] = self.formatStack(record.stack_info)
-        # Ours first, and ours where an application has given one of its fields the same name.
+        # Our members come first, and win if the application's fields have the same names.
         return json.dumps({**ours, **extra, **ours}, default=repr, skipkeys=True)

@@ -1,8 +1,8 @@
-"""The clock of HTTP: the deadlines of many connections, requests and streams, watched by one task.
+"""Deadlines of many connections, requests and streams, watched by one task.
 
-A cancel scope for each request would cost a tenth of what a request costs, and nearly no deadline is ever reached. So
-moving a deadline stores a number; the watching task looks at it when it would have been due as it stood before. Where
-many things have the same time (`DeadlineQueue`), one deadline, that of the oldest, stands for all.
+A cancel scope for each request would cost a tenth of the request's time, and few deadlines ever pass. So moving a
+deadline only stores a number; the watching task checks it at the earlier time. Things with equal times
+(`DeadlineQueue`) share one deadline, that of the oldest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Deadlines:
             self._sleep.deadline = when
 
     def _forget_one(self) -> None:
-        """Throw out closed ones before they outnumber the others: connections may come and go much faster."""
+        """Remove closed deadlines before they outnumber the others: short connections may leave many behind."""
         self._closed += 1
         if self._closed > max(100, len(self._heap) // 2):
             self._closed = 0
@@ -58,13 +58,13 @@ class Deadlines:
 
 @attrs.define(eq=False)
 class Deadline:
-    """A time that may pass."""
+    """A deadline that can be set, moved and cleared at low cost."""
 
     _watch: Deadlines
     _on_passed: Callable[[], None] | None
-    passed: bool = attrs.field(init=False, default=False)  # whether it did, since it was set or cleared
+    passed: bool = attrs.field(init=False, default=False)  # whether it passed since it was set or cleared
     _due: float = attrs.field(init=False, default=math.inf)
-    _looked_at: float = attrs.field(init=False, default=math.inf)  # when the watch looks next; never later than due
+    _looked_at: float = attrs.field(init=False, default=math.inf)  # when the watch checks it next; never later than due
 
     def set(self, seconds: float) -> None:
         """Let it pass in so many seconds, whatever was set before."""
@@ -79,11 +79,11 @@ class Deadline:
         return self._due < math.inf
 
     def put_off(self, seconds: float) -> None:
-        """Let it pass so many seconds later than was set."""
+        """Move it later by so many seconds."""
         self._due += seconds
 
     def clear(self) -> None:
-        """Let it never pass."""
+        """Unset it."""
         self.passed = False
         self._due = math.inf
 
@@ -92,16 +92,16 @@ class Deadline:
         return self._on_passed is None
 
     def close(self) -> None:
-        """Let it never pass, and forget what would be called."""
+        """Unset it for good, and forget its callback."""
         if self._on_passed is not None:
             self._due = math.inf
             self._on_passed = None
             self._watch._forget_one()
 
     def come(self, when: float, now: float) -> None:
-        """For the watch, which looks because of what was due at `when`."""
+        """Called by the watch at the time `when`: pass, or be checked again at the new time."""
         if when != self._looked_at:
-            return  # it was moved to an earlier time since, and looked at then
+            return  # it was moved to an earlier time and checked then
         self._looked_at = math.inf
         if self._due > now:
             if self._due < math.inf:
@@ -115,12 +115,12 @@ class Deadline:
 
 class Timed(Protocol):
     def timed_out(self) -> None:
-        """Note that its time in a `DeadlineQueue` has passed. Must not raise."""
+        """Called when the item's time in a `DeadlineQueue` has passed. Must not raise."""
 
 
 @attrs.define(eq=False)
 class DeadlineQueue:
-    """Gives each of many things the same time, for no more than an entry in a dict."""
+    """Gives each item the same time limit, at the cost of one entry in a dict."""
 
     _deadlines: Deadlines
     _seconds: float
@@ -132,14 +132,14 @@ class DeadlineQueue:
         self._deadline = self._deadlines.new(self._look)
 
     def add(self, item: Timed) -> None:
-        """Call `item.timed_out` once its time has passed, unless it is removed before."""
+        """Call `item.timed_out` after the queue's time, unless it is removed before."""
         self._since[item] = trio.current_time()
         if not self._is_set:
             self._is_set = True
             self._deadline.set(self._seconds)
 
     def remove(self, item: Timed) -> None:
-        """Forget it, if it is still there."""
+        """Remove an item; no effect if it is not there."""
         self._since.pop(item, None)
 
     def _look(self) -> None:

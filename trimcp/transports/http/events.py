@@ -1,7 +1,7 @@
-"""What was sent on the streams of a session, kept for a client that comes back (specification, "Resumability").
+"""Sent events of a session's streams, kept for a client that reconnects (specification, "Resumability").
 
-It knows sessions, streams and numbers. It does not know what an event says or who may read it: whoever asks has made
-sure that the session is the asker's.
+This module knows sessions, streams and numbers. It neither parses events nor checks access: the caller makes sure that
+the client owns the session.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from trimcp.bounds import checked
 K = TypeVar("K")
 
 OVERHEAD: Final = 500
-"""Bytes that keeping an event costs beside its data (measured: 340 to 560), for a flood of empty ones is no gift."""
+"""Bytes counted for each kept event besides its data (measured: 340 to 560), so that empty events cost something too.
+"""
 
-# Bounded, and what it costs does not depend on what it is shown.
+# The number of digits is bounded, so the cost of a match is, too.
 _EVENT_ID: Final = re.compile(r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})")
 
 
 def event_id(stream: int, seq: int) -> str:
-    """Return the id of an event as it stands in an `id:` line: "3-17". Unique in its session; it names its stream."""
+    """Return the id of an event for its `id:` line: "3-17", stream and number. Unique in its session."""
     return f"{stream}-{seq}"
 
 
 def parse_event_id(text: str) -> tuple[int, int] | None:
-    """Return the stream and number that a `Last-Event-ID` names, or None if `event_id` never wrote such a text."""
+    """Return the stream and number of a `Last-Event-ID`, or None if it is no id of `event_id`."""
     found = _EVENT_ID.fullmatch(text)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 @attrs.frozen
 class EventStatistics:
-    """What an event store holds.
+    """The contents of an event store.
 
     Attributes:
-        events: how many events are kept now.
-        bytes: what they cost, each with `OVERHEAD` bytes beside its data. This is what the bounds count.
-        evicted: how many were given up while their stream could still be asked for: for want of room, or because the
-            disk did not take them.
+        events: the number of kept events.
+        bytes: their size, each with `OVERHEAD` bytes besides its data. The bounds count these bytes.
+        evicted: events dropped while their stream could still be resumed: for lack of room, or because a write to disk
+            failed.
     """
 
     events: int
@@ -52,56 +53,56 @@ class EventStatistics:
 
 
 class EventStore(ABC):
-    """Where a legacy session's events wait for a client that reconnects.
+    """Keeps a legacy session's events for a client that reconnects.
 
-    Synchronous on purpose: it is called in the middle of writing, from the event loop, and must return at once. A
-    store on another machine is none; it would hold up every stream. No method raises for want of room or disk:
-    what cannot be kept is counted and cannot be resumed, and the session lives on. Bounded by its implementation, for
-    the face above appends whatever is sent.
+    Synchronous on purpose: it is called from the event loop during writes, and must return at once. A store on another
+    machine is not suitable, because it would block every stream. No method raises for lack of room or disk errors: an
+    event that cannot be kept is counted and cannot be resumed, and the session goes on. The implementation must be
+    bounded, since the server appends every sent event.
     """
 
     @abstractmethod
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
-        """Keep an event, giving up others if there is no room.
+        """Keep an event, and evict others if there is no room.
 
         Args:
             session: the session's id.
             stream: the stream's number in its session.
             seq: the event's number in its stream, used once.
-            data: the event as it was or would have been written.
-            reply: whether it answers a request, which a client misses more than anything else.
+            data: the event's bytes, as sent.
+            reply: whether it answers a request; such events are evicted last.
         """
 
     @abstractmethod
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
-        """Return the number and data of each kept event of a stream with a larger number than `seq`, in order.
+        """Return the number and data of each kept event of a stream after number `seq`, in order.
 
-        Nothing if there is no such session or stream. What was evicted is missing.
+        Empty if the session or stream is unknown. Evicted events are missing.
         """
 
     @abstractmethod
     def drop_stream(self, session: str, stream: int) -> None:
-        """Forget a stream's events: nobody will come back for them."""
+        """Forget a stream's events: the stream can no longer be resumed."""
 
     @abstractmethod
     def drop_session(self, session: str) -> None:
         """Forget all of a session's events."""
 
     def held(self, session: str) -> int:
-        """Return how many bytes of this process's memory a session's events take; 0 where they are elsewhere."""
+        """Return how many bytes of this process's memory a session's events use; 0 if they are stored elsewhere."""
         return 0
 
     @abstractmethod
     def statistics(self) -> EventStatistics:
-        """Return what is held now."""
+        """Return the current counts."""
 
     def close(self) -> None:  # noqa: B027 - a store without resources has nothing to do
-        """Give back what the store holds. Afterwards it keeps nothing and finds nothing; closing again is harmless."""
+        """Release the store's resources. Afterwards it keeps nothing and finds nothing; safe to call twice."""
 
 
 @attrs.define(eq=False)
 class Entry(Generic[K]):
-    """One event; `kept` is its data, or where its data is."""
+    """One event; `kept` is its data, or where its data is stored."""
 
     stream: int
     seq: int
@@ -112,7 +113,7 @@ class Entry(Generic[K]):
 
 @attrs.define(eq=False)
 class _Held(Generic[K]):
-    """What one session holds: its events by stream, and in the order in which they go."""
+    """The events of one session, by stream and in the order of eviction."""
 
     streams: dict[int, dict[int, Entry[K]]] = attrs.field(init=False, factory=dict)
     replies: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
@@ -146,7 +147,7 @@ class _Held(Generic[K]):
 
 @attrs.define(eq=False)
 class _Total:
-    """What all sessions of a store hold together."""
+    """The counts over all sessions of a store."""
 
     events: int = 0
     weight: int = 0
@@ -157,9 +158,9 @@ class _Total:
     eq=False, field_transformer=checked(zero=("max_events", "max_bytes", "max_reply_bytes", "max_total_bytes"))
 )
 class BoundedEvents(EventStore, Generic[K]):
-    """Decides which events are kept, and counts them; where their data is, is the store's own business.
+    """Decides which events are kept, and counts them; subclasses store the data.
 
-    Each event is put and taken once, at constant cost. The bounds are those of `MemoryEvents`.
+    Each event is added and removed once, at constant cost. The bounds are those of `MemoryEvents`.
     """
 
     max_events: int = attrs.field(default=1_000, kw_only=True)
@@ -168,10 +169,10 @@ class BoundedEvents(EventStore, Generic[K]):
     max_total_bytes: int = attrs.field(default=256 * 1024 * 1024, kw_only=True)
     _closed: bool = attrs.field(init=False, default=False)
     _sessions: dict[str, _Held[K]] = attrs.field(init=False, factory=dict)
-    # Sessions by the number of bits of what they hold. To know the largest exactly would take a heap with an entry
-    # per event; for fairness a factor of two is exact enough.
+    # Sessions by the number of bits of their size. To know the largest exactly would need a heap with an entry per
+    # event; within a factor of two is fair enough.
     _by_size: dict[int, OrderedDict[str, None]] = attrs.field(init=False, factory=dict)
-    # Apart, for to set an attribute here costs a validation.
+    # A separate object, because setting an attribute here runs a validator.
     _total: _Total = attrs.field(init=False, factory=_Total)
 
     def drop_stream(self, session: str, stream: int) -> None:
@@ -189,7 +190,7 @@ class BoundedEvents(EventStore, Generic[K]):
         return EventStatistics(self._total.events, self._total.weight, self._total.evicted)
 
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
-        """Add an entry; return those that had to go for it, which may include itself."""
+        """Add an entry; return the evicted entries, which may include it."""
         bound = self.max_reply_bytes if entry.reply else self.max_bytes
         weight = entry.weight
         if weight > bound or weight > self.max_total_bytes or (not entry.reply and self.max_events < 1):
@@ -213,7 +214,7 @@ class BoundedEvents(EventStore, Generic[K]):
         return gone
 
     def _entries_after(self, session: str, stream: int, seq: int) -> list[Entry[K]]:
-        """Return the entries of a stream beyond a number, in order."""
+        """Return the entries of a stream after a number, in order."""
         if (held := self._sessions.get(session)) is None:
             return []
         found = [entry for entry in held.streams.get(stream, {}).values() if entry.seq > seq]
@@ -221,7 +222,7 @@ class BoundedEvents(EventStore, Generic[K]):
         return found
 
     def _drop(self, session: str, stream: int | None) -> None:
-        """Take out one stream of a session, or all of them."""
+        """Remove one stream of a session, or all of them."""
         if (held := self._sessions.get(session)) is None:
             return
         streams = list(held.streams.values()) if stream is None else [held.streams.get(stream, {})]
@@ -231,7 +232,7 @@ class BoundedEvents(EventStore, Generic[K]):
         self._remove([entry.kept for entry in gone])
 
     def _remove(self, kept: list[K]) -> None:
-        """Remove the data of entries that were dropped."""
+        """Remove the data of evicted entries."""
 
     def _evict(self, session: str, held: _Held[K], entry: Entry[K]) -> Entry[K]:
         self._total.evicted += 1
@@ -239,7 +240,7 @@ class BoundedEvents(EventStore, Generic[K]):
         return entry
 
     def _change(self, session: str, held: _Held[K], entry: Entry[K], *, put: bool) -> None:
-        """Put an entry or take it, and keep the sums. A session that holds nothing costs nothing."""
+        """Add or remove an entry, and update the counts. A session without entries uses no memory."""
         total, weight = self._total, held.reply_weight + held.other_weight
         before = weight.bit_length()
         if put:
@@ -270,12 +271,12 @@ class MemoryEvents(BoundedEvents[bytes]):
     """Events in this process's memory.
 
     Args:
-        max_events: events per session that are no replies; beyond it the oldest go.
-        max_bytes: bytes of a session's events that are no replies.
-        max_reply_bytes: bytes of a session's replies. They are bounded by themselves, so that no flood of notifications
-            costs a client the result it came back for.
-        max_total_bytes: bytes of all sessions together; beyond it the oldest events of a session that holds most go,
-            replies last.
+        max_events: events per session other than replies; beyond it the oldest are evicted.
+        max_bytes: bytes of a session's events other than replies.
+        max_reply_bytes: bytes of a session's replies. They have a bound of their own, so that a flood of notifications
+            cannot evict the result that a client reconnects for.
+        max_total_bytes: bytes of all sessions together; beyond it the oldest events of one of the largest sessions are
+            evicted, replies last.
 
     An event that alone exceeds its bound is not kept. All bytes as in `EventStatistics`.
     """

@@ -20,17 +20,17 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 class SqliteEvents(BoundedEvents[int]):
     """Events in a file, for sessions whose replies are too many or too large for memory.
 
-    The file is a place to put things, not a record: it is private to the user, emptied at the start (the sessions of
-    an earlier process are gone, so nobody can ask for their events) and removed at the end, and it names no session.
-    An event costs some hundred bytes of memory still. Appending takes 20 microseconds, and 4 milliseconds per MiB.
+    The file is temporary: private to the user, emptied at the start and removed at the end. Sessions of an earlier
+    process are gone, so their events are of no use. It contains no session ids. Each event still uses some hundred
+    bytes of memory. Appending takes 20 microseconds, and 4 milliseconds per MiB.
 
     Args:
-        path: the file; created if it is not there. Each process needs its own.
-        max_events: as in `MemoryEvents`, and so are the others.
+        path: the file; created if it does not exist. Each process needs its own.
+        max_events: this and the other bounds are those of `MemoryEvents`.
 
     Raises:
-        OSError: it cannot be created, or another store has it.
-        ValueError: there is something else at `path`, which was left alone.
+        OSError: the file cannot be created, or another store uses it.
+        ValueError: `path` is a different kind of file, which was not changed.
     """
 
     path: Path = attrs.field(converter=Path)
@@ -43,7 +43,7 @@ class SqliteEvents(BoundedEvents[int]):
         self._file = _File(self.path)
 
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
-        """Keep an event, or count it if the disk does not take it."""
+        """Keep an event, or count it as evicted if the write fails."""
         if self._closed:
             return
         entry = Entry(stream, seq, len(data) + OVERHEAD, reply, next(self._rows))
@@ -54,7 +54,7 @@ class SqliteEvents(BoundedEvents[int]):
             self._evict(session, self._sessions[session], entry)
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
-        """Return what follows an event, as far as it can be read."""
+        """Return the events after an event, as far as they can be read."""
         found: list[tuple[int, bytes]] = []
         for entry in self._entries_after(session, stream, seq):
             try:
@@ -77,7 +77,7 @@ class SqliteEvents(BoundedEvents[int]):
         self._write([])
 
     def _write(self, rows: list[tuple[int, bytes]]) -> bool:
-        """Put rows into the file, and take out what is unwanted; False if the disk refused, to be tried again."""
+        """Write rows to the file, and delete unwanted ones; return False if the disk failed, to be tried again."""
         if self._closed or not (rows or self._unwanted):
             return True
         try:
@@ -89,7 +89,7 @@ class SqliteEvents(BoundedEvents[int]):
         return True
 
     def _complain(self, error: Exception) -> None:
-        # Once: a full disk fails every event of every session, and its log is often on it.
+        # Logged once: a full disk fails every event of every session, and the log is often on the same disk.
         if not self._complained:
             self._complained = True
             log.error(
@@ -101,10 +101,10 @@ class _File:
     """An SQLite file with one table: row number and data."""
 
     MARK: Final = 0x7472696D
-    """What says that a file is ours and may be emptied ("trim"; SQLite keeps it at byte 68 of the file)."""
+    """Marks a file as ours, which may be emptied ("trim"; SQLite stores it at byte 68 of the file)."""
 
     def __init__(self, path: Path) -> None:
-        # Not at the top: some builds of Python have none, and most servers need none.
+        # Not imported at the top: some builds of Python lack it, and most servers do not need it.
         import sqlite3
 
         self._path = path
@@ -124,10 +124,10 @@ class _File:
     def _prepare(self) -> None:
         for pragma in (
             f"application_id = {self.MARK}",
-            # Nobody else reads it, so there need be no shared memory beside it.
+            # No other process reads it, so no shared-memory file is needed.
             "locking_mode = EXCLUSIVE",
             "journal_mode = WAL",
-            # After a crash of the machine nobody will ask for any of it.
+            # After a crash of the machine its contents are of no use.
             "synchronous = OFF",
             "journal_size_limit = 1048576",
             "cache_size = -256",
@@ -136,19 +136,19 @@ class _File:
         self._connection.execute("CREATE TABLE events (row INTEGER PRIMARY KEY, data BLOB NOT NULL)")
 
     def write(self, rows: list[tuple[int, bytes]], unwanted: list[int]) -> None:
-        """Delete and insert, both or neither."""
+        """Delete and insert in one transaction."""
         with self._connection:
             self._connection.executemany("DELETE FROM events WHERE row = ?", [(row,) for row in unwanted])
             self._connection.executemany("INSERT INTO events VALUES (?, ?)", rows)
 
     def read(self, row: int) -> bytes | None:
-        """Return the data of a row, if it is there."""
+        """Return the data of a row, or None if it is missing."""
         found = self._connection.execute("SELECT data FROM events WHERE row = ?", (row,)).fetchone()
         return None if found is None else bytes(found[0])
 
     def close(self) -> None:
         self._connection.close()
-        # On a full disk the log may be left.
+        # On a full disk the write-ahead log may be left over.
         for path in (Path(f"{self._path}-wal"), self._path):
             try:
                 path.unlink(missing_ok=True)
@@ -158,8 +158,8 @@ class _File:
 
 
 def _claim(path: Path, mark: int) -> int:
-    """Empty the file, or create it, for this process alone; return a descriptor that holds the claim until closed."""
-    # No following of links: in a directory where others can write they would name the file that is emptied.
+    """Empty or create the file, for this process alone; return a descriptor that holds the lock until it is closed."""
+    # Do not follow links: in a directory where others can write, a link could name another file to be emptied.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o600)
     try:
@@ -168,17 +168,17 @@ def _claim(path: Path, mark: int) -> int:
             raise ValueError(f"{str(path)!r} is no event store; name a file that may be overwritten")
         try:
             import fcntl
-        except ImportError:  # Windows, where no file that another has open can be replaced anyway
+        except ImportError:  # Windows, where a file that another process has open cannot be replaced anyway
             pass
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(descriptor, 0o600)
-        # SQLite throws away the log that lies beside an empty file.
+        # SQLite discards the log beside an empty file.
         os.ftruncate(descriptor, 0)
     except BlockingIOError as error:
         os.close(descriptor)
         raise OSError(f"another process keeps its events in {str(path)!r}; each needs a file of its own") from error
-    except BaseException:  # an interrupt too: the lock is the descriptor's
+    except BaseException:  # an interrupt too: the descriptor holds the lock
         os.close(descriptor)
         raise
     return descriptor

@@ -1,9 +1,9 @@
-"""What answers requests to the endpoint of Streamable HTTP: a POST by an exchange, a GET by a stream, a DELETE.
+"""Handlers of requests to the endpoint of Streamable HTTP: a POST's exchange, a GET's stream, and a DELETE.
 
-Once its message is there a POST is given a plan (`routing`) and a session, and its exchange is the sink of all that
-belongs to its request. The answer is JSON until there is something to say before it; then the response becomes a stream
-of events (`Exchange.become_stream`). Until 2025-11-25 the stream belongs to a session and the call goes on without its
-reader; since 2026-07-28 the reader's leaving cancels it, as `Revision.disconnect_cancels` says.
+After its body was read, a POST gets a plan (`routing`) and a session, and its exchange becomes the sink of all messages
+of its request. The response is JSON if the answer is the first message; otherwise it becomes a stream of events
+(`Exchange.become_stream`). Until 2025-11-25 the stream belongs to a session, and the call goes on when its reader
+disconnects. Since 2026-07-28 a disconnect cancels the call, as `Revision.disconnect_cancels` defines.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 
 @attrs.frozen
 class Forms:
-    """The forms in which a POST may be answered, as its headers and our settings say."""
+    """The allowed formats of a POST's response, from its headers and our settings."""
 
-    events: bool  # whether the client takes a stream of events
-    may_stream: bool  # whether the response may become one
-    as_event: bool  # whether an answer with nothing before it is an event, too
+    events: bool  # whether the client accepts a stream of events
+    may_stream: bool  # whether the response may become a stream
+    as_event: bool  # whether an answer that is the first message is also sent as an event
 
 
 @attrs.define(eq=False)
 class Exchange(Handler, StreamSink):
-    """A POST and its answer: its `Handler`, then the `Sink` and `Origin` of all that belongs to its request."""
+    """A POST and its response: the request's `Handler`, then the `Sink` and `Origin` of its messages."""
 
     shared: Shared
     head: Head
     forms: Forms
-    plan: PostPlan = attrs.field(init=False)  # once its message is there
-    session: HttpSession | None = attrs.field(init=False, default=None)  # the legacy session it came in for
-    # The session made for it alone, until that has ended.
+    plan: PostPlan = attrs.field(init=False)  # set after the body was read
+    session: HttpSession | None = attrs.field(init=False, default=None)  # the legacy session named by the request
+    # The session made for this request alone, until it has ended.
     own: PushedSession | None = attrs.field(init=False, default=None)
     awaited: int = attrs.field(init=False, default=0)  # requests in the body that are not answered yet
-    at_rest: bool = attrs.field(init=False, default=True)  # nothing is owed: not asked yet, or answered
-    _reply: HttpReply | None = attrs.field(init=False, default=None)  # forgotten when nothing more is owed
+    # no handler is running: before the request, or after the answer
+    at_rest: bool = attrs.field(init=False, default=True)
+    _reply: HttpReply | None = attrs.field(init=False, default=None)  # None once nothing more will be sent
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _gone: bool = attrs.field(init=False, default=False)
 
-    # For the host
+    # Called by the host
 
     @property
     def max_body(self) -> int:
         return self.shared.service.max_message
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        """Give the message to the session it is meant for, or answer why there is none."""
+        """Deliver the message to its session, or respond with the reason why there is none."""
         shared, head = self.shared, self.head
         settings = shared.settings
         message = parse(body, settings.limits)
@@ -88,10 +89,10 @@ class Exchange(Handler, StreamSink):
         return self.shared.too_large(self.head, beginning)
 
     def disconnected(self, slow: str | None = None) -> None:
-        """Cancel the request, or let it go on without its reader, as its revision wants."""
+        """Cancel the request, or let it go on without its reader, as its revision defines."""
         self._gone = True
         stream = self._stream
-        if stream is not None and stream.reply is self._reply:  # else another connection has taken it up
+        if stream is not None and stream.reply is self._reply:  # otherwise another connection has resumed it
             stream.detach()
         own, self.own = self.own, None
         if own is not None and not self.at_rest:
@@ -99,7 +100,7 @@ class Exchange(Handler, StreamSink):
             own.disconnect(slow or "the client closed its request", slow=slow is not None)
 
     def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
-        """Find or make the session that the plan names, or say why there is none."""
+        """Find or make the session that the plan names, or return the response that refuses it."""
         shared, head, sessions = self.shared, self.head, self.shared.sessions
         self.plan, self.awaited = plan, plan.awaited
         if plan.place == "known":
@@ -133,14 +134,14 @@ class Exchange(Handler, StreamSink):
             self.shared.show("-->", response.body)
         reply.send(response)
 
-    # For the clock
+    # Called by the deadline queue
 
     def timed_out(self) -> None:
-        """Become a stream, since nothing was said for so long."""
+        """Become a stream, because nothing was sent for the time `silence`."""
         if not self.at_rest:
             self.become_stream()
 
-    # For the session
+    # Called by the session
 
     @property
     def name(self) -> str:
@@ -176,7 +177,7 @@ class Exchange(Handler, StreamSink):
             self._drop(outgoing)
 
     def unanswered(self, request_id: RequestId) -> None:
-        """End the response without an answer, once nothing else in the body waits for one."""
+        """End the response without an answer, unless another request in the body still waits for one."""
         self.awaited -= 1
         if self.awaited > 0 or self.at_rest:
             return
@@ -188,16 +189,16 @@ class Exchange(Handler, StreamSink):
             reply.send(HttpResponse(200, (*SSE_HEADERS, *self.head.reply_headers)))
 
     def release(self) -> None:
-        """Let the client's connection go, if it can come back for the rest of the stream."""
+        """Close the client's connection, if it can resume the stream later."""
         if self.session is not None and self.session.can_poll and not self.at_rest:
             stream = self.become_stream()
             if stream is not None:
                 stream.release(self.shared.settings.retry)
 
-    # Its own
+    # Private
 
     def become_stream(self) -> EventStream | None:
-        """Return the stream of events that the response is from now on, or None if it cannot be one."""
+        """Return the stream that the response is from now on, or None if it cannot be one."""
         if self._stream is not None:
             return self._stream
         reply, session, forms = self._reply, self.session, self.forms
@@ -213,7 +214,7 @@ class Exchange(Handler, StreamSink):
                 first = stream.prime(self.shared.settings.retry)
         self._stream = stream
         stream.open(reply, self.head.reply_headers, first)
-        if self.plan.always_streams:  # a call that was let in may finish; who listens may do so until the token ends
+        if self.plan.always_streams:  # an admitted call may finish after its token expires; a subscription may not
             stream.until, stream.on_lapse = self.head.until, self._lapse
         return stream
 
@@ -242,7 +243,7 @@ class Exchange(Handler, StreamSink):
             own.disconnect("the access token has expired")
 
     def _open(self, error: int | None) -> None:
-        """Let the new session be found from now on, and tell the client its id."""
+        """Register the new session, and send its id to the client."""
         session = self.session
         assert session is not None
         if error is None:
@@ -252,16 +253,16 @@ class Exchange(Handler, StreamSink):
             session.pushed.close()
 
     def _close_stream(self, stream: EventStream, data: bytes | None) -> None:
-        delivered = stream.read  # maybe by another connection than the one it began on
+        delivered = stream.read  # perhaps by another connection than the first one
         stream.end(data)
         if self.session is not None:
             self.session.stream_ended(stream, delivered=delivered)
 
     def _whole(self, outgoing: Outgoing) -> HttpResponse:
-        """Return a response that says all there is to say, in one write."""
+        """Return the complete response with an answer, to be sent in one write."""
         status, headers, data = 200, self.head.reply_headers, outgoing.data
         if outgoing.error == FORBIDDEN:
-            status = 403  # in every revision, as for a token that is no good
+            status = 403  # in every revision, as for a token without the rights
             auth, scope = self.shared.settings.auth, (outgoing.headers or {}).get("scope")
             if auth is not None and scope:
                 headers = (*headers, *auth.insufficient(scope.split()).headers)
@@ -281,14 +282,14 @@ class Exchange(Handler, StreamSink):
         return HttpResponse(200, (*SSE_HEADERS, *headers), body)
 
     def _accept(self, message: Message, own: PushedSession | None) -> None:
-        """Answer what asked for nothing, now that its session has it."""
+        """Respond to a message without requests, after its session has received it."""
         if type(message) is Malformed:
             data = {"reason": message.reason}
             response = refusal(400, message.message, *self.head.reply_headers, code=message.code, data=data)
             self.shared.show("-->", response.body)
         else:
             response = HttpResponse(202, self.head.reply_headers)
-        self.own, reply = None, self._reply  # its session is not closed: what the message began goes on
+        self.own, reply = None, self._reply  # the session is not closed: handlers of the message go on
         self._end()
         if reply is not None:
             reply.send(response)
@@ -296,7 +297,7 @@ class Exchange(Handler, StreamSink):
             own.leave()
 
     def _drop(self, outgoing: Outgoing) -> None:
-        """Count what nobody can be told: the client wants no stream, or it is over."""
+        """Count a message that cannot be sent: the client accepts no stream, or the response is over."""
         counts = self._counts
         if counts is not None:
             counts.drop(lane_of(outgoing))
@@ -309,7 +310,7 @@ class Exchange(Handler, StreamSink):
         return None if own is None else own.counts
 
     def _end(self) -> None:
-        """Note that nothing more is owed. What it held is let go, so that no cycle is left."""
+        """Note that nothing more will be sent, and drop all references, to leave no cycle."""
         self.at_rest = True
         self._reply = None
         own, self.own = self.own, None
@@ -324,9 +325,9 @@ class Exchange(Handler, StreamSink):
 
 @attrs.define(eq=False)
 class SessionGet(Handler):
-    """A GET: the stream of what belongs to no request, or the rest of one the client lost.
+    """A GET: the stream for messages that belong to no request, or the rest of a lost stream.
 
-    With `Last-Event-ID` it continues the stream that event was on, and no other.
+    With `Last-Event-ID` it resumes the stream of that event, and no other.
     """
 
     session: HttpSession
@@ -368,7 +369,7 @@ class SessionGet(Handler):
 
 @attrs.define(eq=False)
 class SessionDelete(Handler):
-    """A DELETE: the client needs its session no longer."""
+    """A DELETE: the client ends its session."""
 
     session: HttpSession
     head: Head

@@ -1,7 +1,7 @@
-"""The HTTP face of a server: which paths there are, and who may come in. Knows no server software.
+"""The HTTP face of a server: its paths, and which requests are admitted. Independent of the HTTP server software.
 
-A request is judged by its head: path, Host and Origin, method, identity, content types. What is left is a handler that
-answers it, and does not come back here. (basic/transports, "Streamable HTTP".)
+Requests are admitted by their head: path, Host and Origin, method, identity, content types. An admitted request gets a
+handler, which answers it without this module. (basic/transports, "Streamable HTTP".)
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("trimcp.http")
 _SUBPROTOCOL: Final = "mcp"
 _KEY: Final = re.compile(r"[+/0-9A-Za-z]{22}==")  # 16 bytes in base64 (RFC 6455, section 4.2.1)
 
-# Clients send the same two headers with each request; a stranger may send others, of which few and short are kept.
+# Clients send the same two headers with each request. An untrusted one may vary them, so few and short ones are cached.
 _MOST_FORMS: Final = 256
 _LONGEST_FORM: Final = 256
 
@@ -44,15 +44,15 @@ class HttpFace:
     """One server over HTTP. A `Face` to its host.
 
     Args:
-        service: what is served.
-        settings: how.
+        service: the server.
+        settings: paths, checks and bounds.
 
     Attributes:
         shared: what its requests share: clock, tables and settings.
-        sse2024: what there is of HTTP+SSE.
-        connections: open now, where our own listener is the host.
+        sse2024: the paths and streams of HTTP+SSE.
+        connections: open connections, if our own listener is the host.
         deadlines: the clock; `run` runs it.
-        budget: counts what all peers make us keep.
+        budget: counts the memory used for all peers.
     """
 
     service: Service
@@ -73,7 +73,7 @@ class HttpFace:
         self._hook = self.settings.authenticate or self.settings.auth
 
     def statistics(self) -> dict[str, int]:
-        """Return how many connections, exchanges, sessions and streams of HTTP+SSE there are now."""
+        """Return the numbers of open connections, exchanges, sessions and streams of HTTP+SSE."""
         return {
             "connections": self.connections,
             "exchanges": self.shared.exchanges,
@@ -81,14 +81,14 @@ class HttpFace:
             "streams": len(self.sse2024.streams),
         }
 
-    # For the host
+    # Called by the host
 
     async def admit(self, head: Head) -> Admitted:
-        """Judge a request by its head; see `Face.admit`."""
+        """Admit or refuse a request by its head; see `Face.admit`."""
         settings = self.settings
         if settings.access_log is not None:
             head.began = trio.current_time()
-        # A probe names whatever address it was given as its Host. It is no page.
+        # A health probe sends any address as its Host, and is not sent by a page.
         health = settings.health and head.path in ("/healthz", "/readyz")
         reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
         if reason is not None:
@@ -103,7 +103,7 @@ class HttpFace:
         return admitted
 
     def done(self, head: Head, status: int, sent: int) -> None:
-        """Note a response in the access log; see `Face.done`."""
+        """Log a response in the access log; see `Face.done`."""
         access = self.settings.access_log
         if access is not None:
             access.record(head, status, sent)
@@ -127,7 +127,8 @@ class HttpFace:
             return preflight
         identity = None if self._hook is None else await identify(self._hook, head)
         if isinstance(identity, Refused):
-            # Who shows no credentials is only asking which are wanted, and a check that broke has an ERROR of its own.
+            # A request without credentials only asks which are required, and a check that crashed is logged as an
+            # ERROR.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
                 security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
             return refusal(identity.status, identity.message, *identity.headers)
@@ -179,7 +180,7 @@ class HttpFace:
         return Exchange(shared, head, forms)
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
-        """Return in which forms a POST may be answered, None if in none: the same at each request of a client."""
+        """Return the allowed formats of a POST's response, or None. Cached, because clients repeat their headers."""
         json, events = accepts(accept)
         forms = None
         if is_json(content) and (json or events):
@@ -192,7 +193,7 @@ class HttpFace:
     def _websocket(self, head: Head) -> Admitted:
         if not head.websocket:
             return refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
-        # Over HTTP/2 there is none (RFC 8441, section 5); where there has to be one, whoever shakes hands misses it.
+        # HTTP/2 has no key (RFC 8441, section 5); over HTTP/1.1 the handshake refuses a missing one.
         key = head.headers.get("sec-websocket-key")
         if key is not None and not _KEY.fullmatch(key):
             return refusal(400, "the header Sec-WebSocket-Key is no 16 bytes in base64")
@@ -219,10 +220,10 @@ class HttpFace:
             return HttpResponse(503, text, b"draining\n")
         return HttpResponse(200, text, b"ok\n")
 
-    # Its life
+    # Lifetime
 
     async def run(self) -> None:
-        """Run the clock, until cancelled: whoever serves runs this beside the host."""
+        """Run the clock until cancelled. The caller runs this beside the host."""
         async with trio.open_nursery() as nursery:
             self.budget.when_low = lambda: nursery.start_soon(give_back)
             try:
@@ -231,9 +232,9 @@ class HttpFace:
                 self.budget.when_low = None
 
     async def drain(self, grace: float) -> None:
-        """Take no more work, let calls under way answer for `grace` seconds, cancel them, and end every stream.
+        """Accept no more work, let running calls answer for `grace` seconds, cancel them, and end every stream.
 
-        Cancelling it cuts the grace short.
+        Cancelling ends the grace at once.
         """
         self.shared.draining = True
         await self.service.drain(grace, self.shared.sessions)

@@ -1,7 +1,7 @@
-"""Who asks: a hook that is shown the head of each request, and static bearer tokens for tests and small deployments.
+"""Authentication: a hook that checks the head of each request, and static bearer tokens for small deployments.
 
-The hook's answer is the principal that owns sessions, streams, events and sealed state. No token is ever logged.
-(RFC 6750; specification, "Authorization".)
+The hook returns the principal that owns sessions, streams, events and sealed state. No token is ever logged. (RFC 6750;
+specification, "Authorization".)
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _REALM: Final = re.compile(r"[ !#-\[\]-~]*", re.ASCII)
 
 @attrs.frozen
 class Refused:
-    """What an identity hook answers to refuse a request.
+    """The return value of an identity hook that refuses a request.
 
     Attributes:
-        status: 401 for somebody unknown, 403 for somebody known who may not, 400 for credentials that are malformed.
+        status: 401 for an unknown caller, 403 for a known one without the rights, 400 for malformed credentials.
         headers: of the response; a 401 needs `WWW-Authenticate`.
         message: one line for the client.
     """
@@ -45,39 +45,39 @@ class Refused:
 Identity: TypeAlias = Principal | Refused
 
 Authenticate: TypeAlias = Callable[[Head], Identity | Awaitable[Identity]]
-"""The application's check, sync or async. It sees the head of each request before anything of the body is read."""
+"""The application's check, sync or async. It gets the head of each request before the body is read."""
 
 
 class TokenAuth(Protocol):
-    """Takes access tokens; `trimcp.auth.ResourceServer` is one. It is an `Authenticate` that is run and described."""
+    """Checks access tokens; `trimcp.auth.ResourceServer` is one. An `Authenticate` with a lifetime and metadata."""
 
     @property
     def metadata_paths(self) -> Collection[str]:
-        """The paths at which anybody may read what it says of itself."""
+        """The paths of its public metadata."""
         ...
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Return a context manager in which it can judge."""
+        """Return a context manager, inside which tokens can be checked."""
         ...
 
     async def describe(self, head: Head, /) -> HttpResponse:
-        """Answer a request for what it says of itself."""
+        """Answer a request for its metadata."""
         ...
 
     def insufficient(self, scopes: Sequence[str], /) -> Refused:
-        """Return the answer to a request whose token lacks some of these scopes, which it needs."""
+        """Return the refusal of a request whose token lacks some of these scopes."""
         ...
 
     def __call__(self, head: Head, /) -> Identity | Awaitable[Identity]:
-        """Return who asks, or the answer that refuses it."""
+        """Return the principal of a request, or its refusal."""
         ...
 
 
 async def identify(hook: Authenticate, head: Head) -> Identity:
-    """Return who asks, as the hook says.
+    """Return the principal of a request, or its refusal, from the hook.
 
-    A hook that raises, or returns something else, lets nobody in: the client gets a 500 that says nothing, and the
-    log everything. Waits only where the hook does; cancelling it cancels the hook.
+    A hook that raises, or returns a wrong type, admits nobody: the client gets a 500 without details, which are logged.
+    This waits only where the hook does; cancelling it cancels the hook.
     """
     try:
         found = hook(head)
@@ -85,24 +85,24 @@ async def identify(hook: Authenticate, head: Head) -> Identity:
             found = await found
         if not isinstance(found, Principal | Refused):
             raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
-    except Exception:  # anybody's function, and a check that crashed has let nobody in
+    except Exception:  # the hook is the user's function; a check that crashed admits nobody
         _log.exception("the identity check failed; the request was refused")
         return Refused(500, (), "the identity check failed")
     return found
 
 
 def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Callable[[Head], Identity]:
-    """Return a hook that knows its callers by a fixed token each (`Authorization: Bearer ...`).
+    """Return a hook that identifies callers by fixed tokens (`Authorization: Bearer ...`).
 
-    Made for tests and small deployments: each request is compared with every token, in a time that depends on their
-    number alone, and a token ends when the program is started without it. Only digests are kept in memory.
+    Made for tests and small deployments. Each request is compared with every token, in a time that depends only on
+    their number. A token stays valid until the program is restarted without it. Only digests are kept in memory.
 
     Args:
-        tokens: the id of a principal by token. Several tokens may mean the same one.
-        realm: what is protected, for the client to show.
+        tokens: the id of a principal by token. Several tokens may have the same principal.
+        realm: a name for the protected area, for the client to show.
 
     Raises:
-        ValueError: a token or id is empty or cannot stand in a header; the text does not contain the token.
+        ValueError: a token or id is empty or cannot be sent in a header; the text does not contain the token.
     """
     known = []
     for token, id in tokens.items():
@@ -121,14 +121,14 @@ def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Cal
 
     def identify_bearer(head: Head) -> Identity:
         match = _CREDENTIALS.fullmatch(head.headers.get("authorization", ""))
-        if match is None or match[1].lower() != "bearer":  # RFC 6750, 3: not tried, so no error code
+        if match is None or match[1].lower() != "bearer":  # RFC 6750, 3: no token was sent, so no error code
             return refused(401, "a bearer token is required")
         token = match[2] or ""
         if not _TOKEN.fullmatch(token):
             return refused(400, "the bearer token is malformed", "invalid_request")
         presented = _digest(token)
         found: Principal | None = None
-        for digest, principal in known:  # to the end: when it stops must not tell which one it was
+        for digest, principal in known:  # compare all: the time must not reveal which token matched
             if hmac.compare_digest(digest, presented):
                 found = principal
         return found or refused(401, "the bearer token is not valid", "invalid_token")

@@ -1,9 +1,9 @@
-"""Who may reach a server from inside a browser: Origin, Host and CORS.
+"""Protection from pages in browsers: Origin, Host and CORS.
 
-A page anywhere on the web can make its reader's browser send requests to a server on the reader's own machine, and by
-rebinding its own host name it can even read the answers. Both show in the head of the request, as an Origin that is
-somebody else's and a Host that is not ours. (Specification, "Transports", "Security Warning"; RFC 6454; Fetch, "CORS
-protocol".) Everything is parsed and compared whole: nothing is matched by its beginning.
+Any page can make a browser send requests to a server on the user's own machine. By rebinding its own host name it can
+even read the responses. Both are visible in the head of the request: a foreign Origin, and a Host that is not ours.
+(Specification, "Transports", "Security Warning"; RFC 6454; Fetch, "CORS protocol".) Values are parsed and compared as a
+whole, never by prefix.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trimcp.transports.http.seams import Head, HttpResponse
 
 _ANY: Final = "*"
 _MAX_AGE: Final = 7_200
-"""Seconds a browser may remember a preflight: what Chromium allows at most."""
+"""Seconds a browser may cache a preflight: the maximum of Chromium."""
 
 _PORTS: Final = {"http": 80, "https": 443}
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\\\s]+)", re.IGNORECASE | re.ASCII)
 _AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
-_LONGEST: Final = 262  # of what _AUTHORITY matches
+_LONGEST: Final = 262  # characters that _AUTHORITY can match
 _LONGEST_PARAMETER: Final = 128
 
 _METHODS: Final = "GET, POST, DELETE"
@@ -40,7 +40,7 @@ _MAX_PARAMETERS: Final = 64
 _EXPOSED: Final = "Mcp-Session-Id, MCP-Protocol-Version, Retry-After, WWW-Authenticate"
 
 _Place: TypeAlias = tuple[str, int | None]
-"""A host in its one spelling, and the port that was named with it."""
+"""A host in normalized spelling, and the port given with it."""
 
 
 def _as_tuple(entries: str | Iterable[str]) -> tuple[str, ...]:
@@ -49,23 +49,23 @@ def _as_tuple(entries: str | Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen
 class Origins:
-    """Which pages and which host names may reach a server.
+    """The pages and host names that may reach a server.
 
-    A request without Origin is no cross-origin request of a browser and passes. With one, it passes if the page comes
-    from this very server, or from one of `allow_origins`.
+    A request without Origin is no cross-origin request of a browser and is admitted. With an Origin, it is admitted if
+    the page was loaded from this server, or from one of `allow_origins`.
 
-    The Host is checked where a stranger's page could have rebound its name to us: on a loopback address, where
-    "localhost" and loopback addresses pass with any port, and everywhere once `allowed_hosts` is set. Over a Unix
-    socket, which no browser reaches, any Host passes unless `allowed_hosts` is set.
+    The Host is checked where an untrusted page could have rebound its name to us. On a loopback address, "localhost"
+    and loopback addresses are admitted with any port. Once `allowed_hosts` is set, the Host is checked everywhere. Over
+    a Unix socket, which no browser reaches, any Host is admitted unless `allowed_hosts` is set.
 
     **Behind a proxy**, name the public host in `allowed_hosts`. The Host is then known to be ours, and a page of the
-    same host that was loaded over https counts as this server's although the proxy speaks plain http to us.
+    same host that was loaded over https counts as this server's, although the proxy uses plain http to us.
 
     Args:
         allow_origins: pages of other origins that may call, as a browser writes them ("https://app.example",
             "http://localhost:6274"), or "*" for all. Any of them turns CORS on.
         allowed_hosts: "mcp.example" (with any port), "mcp.example:8443" (with this one), "*.example" (all names below
-            it, not itself), or "*" for all, which gives up the protection.
+            it, not itself), or "*" for all, which turns the protection off.
 
     Raises:
         ValueError: an entry is none of these; the text says what to write.
@@ -111,14 +111,14 @@ class Origins:
         return tuple(found)
 
     def refuse(self, head: Head) -> str | None:
-        """Say why a request must not be served (403), or None. The text is fit for logs and for the peer."""
+        """Return why a request must be refused (403), or None. The text is safe for logs and for the peer."""
         host = head.headers.get("host")
         if (head.loopback or self.allowed_hosts) and not self._knows(host, head):
             return f"the Host {in_quotes(host)} is not allowed here" if host else "there is no Host"
         return self.refuse_origin(head)
 
     def refuse_origin(self, head: Head) -> str | None:
-        """Say why a request is from a page that may not call (403), or None, whatever Host it names."""
+        """Return why a request's Origin is refused (403), or None. The Host is not checked."""
         origin = head.headers.get("origin")
         if origin is None or self._allows(origin) or self._is_ours(origin, head):
             return None
@@ -135,7 +135,7 @@ class Origins:
         return (("Access-Control-Allow-Origin", allowed), ("Access-Control-Expose-Headers", _EXPOSED), *vary)
 
     def preflight(self, head: Head) -> HttpResponse | None:
-        """Return the answer to a browser that asks whether a page may send a request, or None if this is no such."""
+        """Return the response to a CORS preflight, or None if this request is none."""
         if head.method != "OPTIONS" or "access-control-request-method" not in head.headers:
             return None
         allowed = self._allowed(head)
@@ -160,20 +160,20 @@ class Origins:
     def _allows(self, origin: str) -> bool:
         if not self.allow_origins:
             return False
-        if origin == "null":  # a page in a sandbox or from a file: it has no name, so only "*" means it
+        if origin == "null":  # a page in a sandbox or from a file has no origin, so only "*" allows it
             return _ANY in self.allow_origins
         parsed = _parse_origin(origin)
         return parsed is not None and (_ANY in self.allow_origins or parsed in self._origins)
 
     def _is_ours(self, origin: str, head: Head) -> bool:
-        """Whether the page was loaded from this very server."""
+        """Whether the page was loaded from this server."""
         parsed = _parse_origin(origin)
         place = _parse_authority(head.headers.get("host", ""))
         if parsed is None or place is None or parsed[0] not in _PORTS:
             return False
         scheme, host, port = parsed
         reached = "https" if head.secure else "http"
-        # A proxy may have taken TLS off on the way, but never put it on.
+        # A proxy may have removed TLS, but never added it.
         unwrapped = (scheme, reached) == ("https", "http") and bool(self.allowed_hosts)
         if scheme != reached and not unwrapped:
             return False
@@ -185,7 +185,7 @@ class Origins:
         place = _parse_authority(host) if host else None
         if place is None:
             return False
-        if head.loopback and _is_loopback(place[0]):  # no name server can make these names mean somebody else
+        if head.loopback and _is_loopback(place[0]):  # no name server can change the address of these names
             return True
         name, port = place
         return (
@@ -207,7 +207,7 @@ def _named(entry: str) -> _Place:
 
 
 def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
-    """Return scheme, host and port of an origin, or None for what is none. A port left out is the scheme's."""
+    """Return scheme, host and port of an origin, or None if it is invalid. The default port is the scheme's."""
     match = _ORIGIN.fullmatch(text)
     if match is None:
         return None
@@ -219,11 +219,11 @@ def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
 
 
 def _parse_authority(text: str) -> _Place | None:
-    """Return a host in its one spelling, with its port if it names one, or None for what is no host."""
+    """Return a host in normalized spelling, with its port if given, or None if it is invalid."""
     return _read_authority(text) if len(text) <= _LONGEST else None
 
 
-@lru_cache(256)  # clients name the same host with each request
+@lru_cache(256)  # clients send the same host with each request
 def _read_authority(text: str) -> _Place | None:
     match = _AUTHORITY.fullmatch(text)
     if match is None:
@@ -242,7 +242,7 @@ def _parse_host(host: str) -> str | None:
         return None
 
 
-@lru_cache(256)  # clients name the same host with each request; it is 255 characters long at most
+@lru_cache(256)  # clients send the same host with each request; at most 255 characters each
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -253,7 +253,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _parameters(requested: str) -> Iterator[str]:
-    """Yield the headers with tool arguments among those a page asks to send: each tool has its own."""
+    """Yield the headers with tool arguments among the requested ones: each tool has its own."""
     names = [name.strip(" \t") for name in requested.split(",")]
     wanted = (
         name

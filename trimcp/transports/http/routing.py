@@ -1,9 +1,9 @@
-"""What is done with a POST, decided from its head and its message alone: in which session, or why in none.
+"""Which session a POST belongs to, or why it is refused, decided from its head and message alone.
 
-Since 2026-07-28 a request says in its body who asks and in which revision, and its headers have to say the same.
-Before, the session was made by `initialize` and is named by `Mcp-Session-Id`. The order of the checks is the
-specification's: message, envelope, headers against body; what comes after is the engine's. This is one of the three
-places that may ask about an era.
+Since 2026-07-28 the body of a request contains its client and revision, and its headers must agree with that. Before,
+`initialize` makes the session, and `Mcp-Session-Id` names it. The order of the checks is the specification's: message,
+envelope, headers against body; later checks are the engine's. This is one of the three modules that may ask about an
+era.
 """
 
 from __future__ import annotations
@@ -27,31 +27,36 @@ _LISTEN: Final = "subscriptions/listen"
 _NO_SESSION: Final = "send initialize first, and its Mcp-Session-Id with everything after"
 
 Place: TypeAlias = Literal["brief", "assumed", "new", "known"]
-"""The session of a POST: one for it alone (since 2026-07-28); one for it alone, as if a legacy handshake had been here
-(stateless); a new one (`initialize`); or the one that its `Mcp-Session-Id` names."""
+"""The session of a POST.
+
+- "brief": one for this request alone (since 2026-07-28).
+- "assumed": one for this request alone, as if after a legacy handshake (stateless).
+- "new": a new one (`initialize`).
+- "known": the one that its `Mcp-Session-Id` names.
+"""
 
 
 @attrs.frozen
 class PostPlan:
-    """What is done with a POST."""
+    """How a POST is handled."""
 
-    place: Place  # in which session
-    awaited: int = 0  # how many requests are in the body
+    place: Place  # the kind of its session
+    awaited: int = 0  # the number of requests in the body
     statuses: bool = False  # whether errors have the HTTP status of the specification's table
-    always_streams: bool = False  # whether even without a question or notice (`subscriptions/listen`)
-    revision: Revision | None = None  # what an assumed handshake agreed on; None if the message is one
+    always_streams: bool = False  # whether the response is always a stream (`subscriptions/listen`)
+    revision: Revision | None = None  # the revision of an assumed handshake; None if the message has one
 
 
-_plan = lru_cache(maxsize=64)(PostPlan)  # there are few
+_plan = lru_cache(maxsize=64)(PostPlan)  # there are few different plans
 _NEW: Final = PostPlan("new", awaited=1)
 
 
 @attrs.frozen
 class Routing:
-    """Decides what is done with each POST of one face."""
+    """Decides how each POST of one face is handled."""
 
-    modern: frozenset[Revision]  # the revisions served in which each POST is on its own
-    legacy: frozenset[Revision]  # those with sessions
+    modern: frozenset[Revision]  # the served revisions without sessions
+    legacy: frozenset[Revision]  # the served revisions with sessions
     stateless: bool  # whether legacy clients get no session
 
     @classmethod
@@ -66,7 +71,7 @@ class Routing:
         return bool(self.legacy) and not self.stateless
 
     def route(self, head: Head, message: Message, *, events: bool) -> PostPlan | HttpResponse:
-        """Return what to do with a POST, or the answer that refuses it; `events`: the client takes a stream of them."""
+        """Return the plan of a POST, or the response that refuses it; `events`: the client accepts a stream of them."""
         version, id = head.headers.get("mcp-protocol-version"), head.headers.get("mcp-session-id")
         if self._is_modern(message, version, id):
             return self._alone(head, message, version, events)
@@ -127,7 +132,7 @@ class Routing:
 
 
 def _malformed(message: Malformed, version: str | None, *, modern: bool) -> HttpResponse:
-    """Return the refusal of what is no message, by its id if that can be read."""
+    """Return the refusal of a malformed message, with its id if that can be read."""
     revision = None if version is None else find(version)
     null_id = not modern and (revision is None or not revision.error_without_id)
     id = message.id if message.answerable else None
@@ -137,7 +142,7 @@ def _malformed(message: Malformed, version: str | None, *, modern: bool) -> Http
 
 
 def _mismatch(head: Head, message: Request) -> str | None:
-    """Say how headers and body differ. Where the body lacks its envelope there is nothing to compare with."""
+    """Return how headers and body differ, or None. A body without its envelope is not compared."""
     params = message.params
     meta = params and params.get("_meta")
     if params is None or type(meta) is not dict or META_CLIENT_CAPABILITIES not in meta:
@@ -157,5 +162,5 @@ def _requests(message: Message) -> int:
 
 
 def id_of(message: Message) -> RequestId | None:
-    """Return the id by which a message that cannot be taken is answered."""
+    """Return the id for the answer to a message that is refused."""
     return message.id if type(message) is Request or type(message) is Malformed else None

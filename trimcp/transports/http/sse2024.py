@@ -1,7 +1,7 @@
 """HTTP+SSE of 2024-11-05: a stream to listen on, and an endpoint to post to (basic/transports, "HTTP with SSE").
 
-The stream is the session: its first event says where to post, and the session ends with it. Deprecated since
-2025-03-26; many clients still speak it.
+The stream is the session: its first event names the URL to post to, and the session ends with it. Deprecated since
+2025-03-26, but many clients still use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ESCAPED: Final = re.compile(r"[%&+]")
 
 @attrs.define(eq=False)
 class Sse2024:
-    """Admits requests to the two paths of HTTP+SSE, and knows the streams that are open."""
+    """Admits requests to the two paths of HTTP+SSE, and keeps the open streams."""
 
     shared: Shared
     streams: Table[LegacyStream] = attrs.field(init=False)
@@ -42,7 +42,7 @@ class Sse2024:
         self.streams = Table("event stream", self.shared.settings.max_sessions)
 
     def admit(self, head: Head) -> Admitted:
-        """Return what answers a request to one of the paths, or why it is refused."""
+        """Return the handler of a request to one of the paths, or its refusal."""
         wanted = "GET" if head.path == self.shared.settings.sse_path else "POST"
         if head.method != wanted:
             return refusal(405, f"{head.method[:20]!r} is no method of this endpoint", ("Allow", wanted))
@@ -68,7 +68,7 @@ class Sse2024:
 
 @attrs.define(eq=False)
 class LegacyStream(Handler, StreamSink):
-    """A GET: one session for as long as it is read, and the session's `Sink`."""
+    """A GET: one session for as long as its stream is read, and the session's `Sink`."""
 
     shared: Shared
     table: Table[LegacyStream]
@@ -76,11 +76,11 @@ class LegacyStream(Handler, StreamSink):
     principal: Principal | None
     owner: str
     fresh: bool = attrs.field(init=False, default=True)
-    id: str = attrs.field(init=False, factory=new_session_id)  # in the address to post to; secret
+    id: str = attrs.field(init=False, factory=new_session_id)  # part of the URL to post to; secret
     session: PushedSession = attrs.field(init=False)
     _stream: EventStream = attrs.field(init=False)
 
-    # For the host
+    # Called by the host
 
     @property
     def at_rest(self) -> bool:
@@ -91,7 +91,7 @@ class LegacyStream(Handler, StreamSink):
         return not self.session.busy
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        """Make the session, and say where to post to it."""
+        """Make the session, and send the URL to post to."""
         shared = self.shared
         self.session = session = shared.service.open(self, self.head.holding, shared.sessions)
         self._stream = EventStream(shared.open_streams, event="message", counts=session.counts)
@@ -102,18 +102,18 @@ class LegacyStream(Handler, StreamSink):
         self._stream.on_lapse = partial(self.end, "the access token has expired")
 
     def disconnected(self, slow: str | None = None) -> None:
-        """End the session: the stream is all there is of it."""
+        """End the session together with its stream."""
         self._stream.detach()
         self.session.disconnect(slow or "the client closed its stream", slow=slow is not None)
 
     def end(self, why: str) -> None:
         self.session.disconnect(why)
 
-    # For the session
+    # Called by the session
 
     @property
     def flooded(self) -> bool:
-        """Whether so much is unread that the client has to read before it may ask for more."""
+        """Whether so much is unread that the client has to read before it may send more requests."""
         reply = self._stream.reply
         return reply is not None and reply.waiting >= _FLOOD * self._stream.open_streams.bound
 
@@ -124,7 +124,7 @@ class LegacyStream(Handler, StreamSink):
 
 @attrs.define(eq=False)
 class LegacyPost(Handler):
-    """A POST of a message to a session; answers come on its stream."""
+    """A POST of a message to a session; answers are sent on its stream."""
 
     stream: LegacyStream
     head: Head
@@ -143,7 +143,7 @@ class LegacyPost(Handler):
         message = parse(body, shared.settings.limits)
         if stream.fresh and type(message) is Request and message.method != "initialize":
             stream.table.use(stream)
-        # First the status, so that a client that reads both in turn has it before the answer.
+        # The status first, so that a client that reads both in turn has it before the answer.
         reply.send(HttpResponse(202, self.head.reply_headers))
         shared.show("<--", message)
         stream.session.deliver((Incoming(message, len(body), None, self.head.headers, stream.principal),))
@@ -153,7 +153,7 @@ class LegacyPost(Handler):
 
 
 def _session_id(query: str) -> str:
-    """Return the id of the session that a POST names, "" if it names none."""
+    """Return the session id in a POST's query, "" if there is none."""
     if query.startswith(_ID) and _ESCAPED.search(query) is None:
-        return query[len(_ID) :]  # as we gave it
+        return query[len(_ID) :]  # in the form that we sent
     return parse_qs(query).get("session_id", [""])[0]
