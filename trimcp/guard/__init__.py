@@ -1,4 +1,4 @@
-"""Optional guards of a server: filters of what leaves it, confirmation by the user, and an audit of calls."""
+"""Optional guards of a server: filters of results, confirmation by the user, permissions, and an audit of calls."""
 
 from trimcp.lazy import lazy_names as _lazy_names
 

@@ -1,7 +1,7 @@
-"""One record per call: who asked for what, how it ended, how long it took and how large it was.
+"""One record per call: client, method and target, outcome, duration and size.
 
-What peers wrote is escaped in every record, so that no text can pass for a record of its own. Of arguments only
-kind and size are recorded, unless more is asked for.
+Text from peers is escaped, so that it cannot imitate a record. By default only kinds and sizes of arguments are
+recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trimcp.session.queues import Outbox
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 
 AUDITED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
-"""The methods that are recorded unless others are named."""
+"""The methods that are recorded by default."""
 
 Arguments: TypeAlias = Literal["none", "shapes", "masked", "whole"]
 
@@ -37,32 +37,33 @@ log: logging.Logger = logging.getLogger("trimcp.server")
 class Audit:
     """Keeps a record of each call of a server: `Server("files", audit=trimcp.guard.Audit(file="audit.jsonl"))`.
 
-    A record is a dict for JSON. Always there: `time` (UTC, ISO 8601, when the call ended), `method`, `request_id`,
-    `revision`, `transport` ("http", "sse", "websocket", or "stream" for standard input and output and what is like
-    it), `outcome`, `duration` and `waited` (seconds of work, and of waiting for a turn before), `request_bytes`
-    (roughly what the request took) and `reply_bytes`. Where it is known: `principal`, `address` (over HTTP), `client`
-    and `client_version` (as the client says), `target` (the tool's, resource's or prompt's name), `arguments`, `code`
-    (of the error), `reason` and `detail` (why it was cancelled or refused, and what the canceller said).
+    A record is a dict for JSON. Members always present: `time` (UTC, ISO 8601, when the call ended), `method`,
+    `request_id`, `revision`, `transport` ("http", "sse", "websocket", or "stream" for standard input and output and
+    other byte streams), `outcome`, `duration` (seconds of work), `waited` (seconds of waiting for a turn before),
+    `request_bytes` (approximate) and `reply_bytes`. Members present if known: `principal`, `address` (over HTTP),
+    `client` and `client_version` (as the client declares them), `target` (the tool's, resource's or prompt's name),
+    `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given).
 
-    `outcome` is "ok", "tool_error" (the result says so), "error", "cancelled", "refused" (nothing was done; `reason` is
-    "overload", "quota", "drain" or "audit") or "asked" (answered with questions; the call comes again).
+    `outcome` is "ok", "tool_error" (a result with `isError`), "error", "cancelled", "refused" (the handler did not run;
+    `reason` is "overload", "quota", "drain" or "audit") or "asked" (answered with questions; the client repeats the
+    call).
 
-    Records go to one place, by default the logger "trimcp.audit" at INFO with each member as an attribute of the
-    record, as `JsonFormatter` writes them. If records cannot be written, that is one ERROR in the log until they can be
-    again; no call fails for it.
+    There is one destination, by default the logger "trimcp.audit" at INFO, with each member as an attribute of the log
+    record, as `JsonFormatter` writes them. The first of several failed writes is logged as one ERROR; no call fails for
+    it.
 
     Args:
         logger: the name of another logger.
-        file: appended to, a line of JSON each, in one write that is not buffered. Made for its owner alone, opened when
-            the server begins to run and closed when it ends.
-        write: called with each record instead, in the event loop: it must not wait.
+        file: a file to append to, one line of JSON per record, each in one unbuffered write. It is created readable for
+            its owner only, opened when the server begins to run and closed when it ends.
+        write: a function called with each record, in the event loop; it must not wait.
         methods: the methods to record.
-        arguments: "shapes" gives names, kinds and sizes; "masked" values as a trace shows them, secrets masked by name
-            and long texts cut; "whole" everything; "none" nothing.
-        required: once a record could not be written, calls are refused until one can be. Those under way go on.
+        arguments: "shapes" records names, kinds and sizes; "masked" the values, with secrets masked by name and long
+            texts cut; "whole" all values; "none" nothing.
+        required: after a failed write refuse calls until a write succeeds. Running calls continue.
 
     Raises:
-        ValueError: more than one place is given, or `required` with a logger, which hides whether it wrote.
+        ValueError: more than one destination is given, or `required` with a logger, which hides failed writes.
     """
 
     def __init__(
@@ -95,12 +96,12 @@ class Audit:
 
     @property
     def lost(self) -> int:
-        """Records in a row that could not be written."""
+        """The number of records lost since the last successful write."""
         return self._lost
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Hold the file open, for as long as a server runs. Raises OSError where it cannot be opened."""
+        """Keep the file open while the block runs. Raises OSError if it cannot be opened."""
         if self._file is not None and not self._users:
             self._file.open()
         self._users += 1
@@ -112,7 +113,7 @@ class Audit:
                 self._file.close()
 
     def guarded(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Return a handler that refuses while records cannot be written. Each refusal's record tries again."""
+        """Return a handler that refuses calls while writing fails. The record of each refusal is the next attempt."""
 
         async def call(ctx: Any, params: Any) -> Any:
             if self._lost:
@@ -123,7 +124,7 @@ class Audit:
         return call
 
     def finished(self, job: Job, reply: bytes | None) -> None:
-        """Record a call that ended (`Session.on_finished`). Raises nothing if it cannot be written."""
+        """Record a call that ended (`Session.on_finished`). A failed write is logged, not raised."""
         if job.request.verb.name not in self.methods:
             return
         logger = self._logger
@@ -180,7 +181,7 @@ class Audit:
 
     def _add_target(self, record: dict[str, Any], raw: Mapping[str, Any]) -> None:
         target = next((raw[key] for key in _TARGETS if key in raw), None)
-        if isinstance(target, Mapping):  # a completion's reference
+        if isinstance(target, Mapping):  # the reference of a completion
             target = target.get("name", target.get("uri"))
         if isinstance(target, str):
             record["target"] = harmless(mask(target))
@@ -233,7 +234,7 @@ def _transport(job: Job) -> str:
 
 
 class _LineFile:
-    """A file to which whole lines are appended, each with one call of the system."""
+    """A file to which whole lines are appended, each with one system call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -252,7 +253,7 @@ class _LineFile:
         if self._fd is None:
             raise OSError("the audit's file is closed: the server does not run")
         line = _line(record)
-        if self._torn:  # the last line was written in part
+        if self._torn:  # the last line was only partly written
             line = b"\n" + line
         written = os.write(self._fd, line)
         self._torn = 0 < written < len(line)
@@ -261,7 +262,7 @@ class _LineFile:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    """Return a record as a line of ASCII, whatever its strings hold."""
+    """Return a record as one line of ASCII."""
     line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
     if not line.isascii() or b"\x7f" in line:
         line = json.dumps(record, separators=(",", ":")).replace("\x7f", "\\u007f").encode("ascii") + b"\n"

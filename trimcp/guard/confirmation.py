@@ -1,7 +1,7 @@
-"""Asking the user before a tool runs that may destroy something.
+"""Asking the user for confirmation before a tool runs.
 
-The question is an elicitation, and the tool begins only after the answer. It is bound to the tool and all arguments: a
-call that comes again with others is asked anew.
+The question is an elicitation, and the tool begins only after the answer. The answer is bound to the tool and all
+arguments: if the client repeats the call with other arguments, the user is asked again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST: Final = 80  # characters of one
 
 @attrs.frozen(eq=False, repr=False)
 class Confirmation:
-    """What is asked before one tool runs. `fallback` is for calls whose client cannot ask its user."""
+    """The confirmation of one tool's calls. `fallback` is for clients that cannot ask the user."""
 
     tool: Tool
     fallback: Fallback = "refuse"
@@ -69,7 +69,7 @@ class Confirmation:
         }
 
     def _message(self, arguments: Mapping[str, Any]) -> str:
-        """Say what is about to happen, on a few short lines and with nothing hidden among them."""
+        """Return the question: the tool and its arguments on a few short lines, with hidden characters escaped."""
         tool = self.tool
         title = tool.title if tool.title is not ABSENT else tool.annotations is not ABSENT and tool.annotations.title
         named = f"{tool.name} ({title})" if title else tool.name
@@ -92,13 +92,13 @@ def _shown(text: str) -> str:
 
 
 def _key(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return the question's name, made from all of the arguments, of which the message shows some shortened."""
+    """Return the question's key, a hash of all arguments in full; the message shows long ones shortened."""
     whole = orjson.dumps([name, arguments], option=orjson.OPT_SORT_KEYS)
     return f"confirm-{hashlib.sha256(whole).hexdigest()[:32]}"
 
 
 def _forget_unasked(ctx: Context[Any], key: str) -> None:
-    """Drop an answer to a question that we did not ask: its sealed state does not name it."""
+    """Drop an answer to a question that was not asked: the sealed `requestState` does not contain its key."""
     session, job = ctx.internals
     memory = open_questions(session, job).memory
     if key not in memory.asked:

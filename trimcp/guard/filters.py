@@ -1,7 +1,7 @@
-"""Filters: they see each result of a tool, resource or prompt before it leaves, and may change or withhold it.
+"""Filters: functions that get each result of a tool, resource or prompt before it is sent, to change or withhold it.
 
-They run around the handler and its middleware, in the order they were added; errors that a tool reports are results. A
-filter that crashes withholds the result. Protocol errors and questions to the user are not filtered.
+They run outside the handler and its middleware, in the order they were added. A tool error is a result and is filtered.
+A filter that crashes withholds the result. Protocol errors and questions to the user are not filtered.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult
 
 Filter: TypeAlias = Callable[[Any, Any, Any], Any]
-"""`def function(ctx, params, result)`, sync or async: returns the result to send, or raises to keep it back."""
+"""`def function(ctx, params, result)`, sync or async: returns the result to send, or raises to withhold it."""
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 _LINK_TEXTS: Final = ("name", "title", "description", "uri")
 
-# mypy does not take a payload class for one of attrs.
+# mypy does not recognise a payload class as an attrs class.
 _evolve: Callable[..., Any] = attrs.evolve
 
 FILTERED: Final[Mapping[str, type[Any]]] = {
@@ -40,12 +40,12 @@ FILTERED: Final[Mapping[str, type[Any]]] = {
     "resources/read": ReadResourceResult,
     "prompts/get": GetPromptResult,
 }
-"""The methods whose results are filtered, with their payloads."""
+"""The methods whose results are filtered, with the classes of their results."""
 
 
 @attrs.frozen(eq=False)
 class AppliedFilter:
-    """A filter, the methods it is for, and patterns of the names or addresses it is for; no pattern means all."""
+    """A filter with its methods and its patterns of names or URIs; no pattern means all."""
 
     function: Filter
     methods: frozenset[str]
@@ -53,7 +53,7 @@ class AppliedFilter:
 
     @classmethod
     def of(cls, function: Filter, names: str | Sequence[str] | None, methods: Sequence[str] | None) -> AppliedFilter:
-        """Return it, checked. Raises TypeError and ValueError as `Server.filter` does."""
+        """Check the arguments and return the filter. Raises TypeError and ValueError as `Server.filter` does."""
         if not callable(function):
             raise TypeError(f"a filter is a function of (ctx, params, result), not {function!r}")
         chosen = frozenset(FILTERED if methods is None else methods)
@@ -84,7 +84,7 @@ def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) ->
 
 
 async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: type[Any]) -> Any:
-    """Return what a filter makes of a result. Whatever it raises withholds the result."""
+    """Return the filtered result. Any exception of the filter withholds the result."""
     named = getattr(function, "__qualname__", type(function).__name__)
     try:
         if not isinstance(result, payload):
@@ -98,7 +98,7 @@ async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: 
         if payload is not CallToolResult:
             raise ErrorReply(INTERNAL_ERROR, str(refusal), {"reason": "filter"}) from refusal
         return CallToolResult(content=[TextContent(str(refusal))], is_error=True)
-    except Exception as error:  # a user's function, perhaps made to crash by what it should withhold
+    except Exception as error:  # a user's function; the content to withhold may be what crashed it
         error.add_note(f"in the filter {named}; the result was kept back")
         raise
     return found
@@ -108,7 +108,7 @@ async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: 
 
 
 def map_texts(result: Any, change: Callable[[str], str]) -> Any:
-    """Return a result in which every text is changed: content, structured content with its keys, and `_meta`."""
+    """Return a result with `change` applied to every text: content, structured content with its keys, and `_meta`."""
     changed = {}
     if result.meta is not ABSENT:
         changed["meta"] = _map_json(result.meta, change)
@@ -137,7 +137,7 @@ def _blocks(result: Any) -> list[Any]:
 
 
 def _with_blocks(result: Any, blocks: list[Any]) -> Any:
-    """Return a result with these blocks in place of its own; a prompt's messages beyond them are left out."""
+    """Return a result with its blocks replaced; a prompt's messages without a block are left out."""
     if isinstance(result, GetPromptResult):
         pairs = zip(result.messages, blocks, strict=False)
         return _evolve(result, messages=[_evolve(message, content=block) for message, block in pairs])
@@ -157,16 +157,16 @@ def _map_json(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-# Secrets. No pattern can be slow: each match is bounded in length and never goes back over what it read.
+# Secrets. No pattern can be slow: each match is bounded in length and never backtracks.
 
 
 class SecretPattern(NamedTuple):
     """One kind of secret.
 
     Attributes:
-        name: shown in its place.
-        marks: lower-case texts, one of which must occur before the pattern is tried.
-        pattern: its first group, if it has one, is the secret, and the rest stays.
+        name: shown in place of the secret.
+        marks: lower-case texts; the pattern is tried only if one of them occurs.
+        pattern: its first group, if it has one, is the secret; the rest is kept.
     """
 
     name: str
@@ -174,13 +174,13 @@ class SecretPattern(NamedTuple):
     pattern: re.Pattern[str]
 
 
-# Where a word begins, also after a line's end that JSON wrote as two characters.
+# The beginning of a word, also after a newline escaped by JSON as two characters.
 _WORD: Final = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))"
 
 SECRETS: Final = tuple(
     SecretPattern(name, marks.split(), re.compile(pattern, re.ASCII))
     for name, marks, pattern in (
-        # A key without its end is one that was cut.
+        # The end is optional: the key may be cut off.
         (
             "private key",
             "-----begin",
@@ -211,7 +211,7 @@ SECRETS: Final = tuple(
         ("Hugging Face token", "hf_", rf"{_WORD}hf_\w{{30,255}}+"),
     )
 )
-"""The kinds that are known, in the order in which they are looked for."""
+"""The known kinds of secrets, in the order in which they are tried."""
 
 
 # The filters
@@ -219,9 +219,9 @@ SECRETS: Final = tuple(
 
 @attrs.frozen
 class HiddenTextFilter:
-    """Takes out what a person would not see: escape sequences, control characters, text without a shape.
+    """Removes text that is not visible: escape sequences, control characters, invisible characters.
 
-    `trimcp.hidden.hidden_text` says what that is.
+    `trimcp.hidden.hidden_text` defines it.
     """
 
     def __call__(self, ctx: Any, params: Any, result: Any) -> Any:
@@ -230,12 +230,12 @@ class HiddenTextFilter:
 
 @attrs.frozen
 class SecretsFilter:
-    """Masks what looks like a secret: private keys, tokens of well-known services, bearer tokens, passwords in URLs.
+    """Masks texts that look like secrets: private keys, tokens of well-known services, bearer tokens, URL passwords.
 
-    It finds what it knows, and no other secret. Its patterns are bounded: no text can make it slow.
+    It finds only the kinds in `SECRETS`. Its patterns are bounded: no text can make it slow.
 
     Args:
-        on_found: "mask" puts "[masked: GitHub token]" in its place, "refuse" keeps the whole result back.
+        on_found: "mask" replaces a secret with a text such as "[masked: GitHub token]"; "refuse" withholds the result.
     """
 
     on_found: Literal["mask", "refuse"] = attrs.field(
@@ -264,14 +264,14 @@ class SecretsFilter:
 
 @attrs.frozen(eq=False)
 class PatternFilter:
-    """Replaces what a pattern of your own matches.
+    """Replaces the matches of a pattern of your own.
 
-    Results hold texts that others wrote, and for most patterns with two `*` or `+` some text takes `re` for ever. Bound
-    them (`{1,64}`), or compile them with google-re2, whose time is linear.
+    Results contain untrusted text, and most patterns with two `*` or `+` can be made extremely slow in `re`. Bound the
+    repetitions (`{1,64}`), or compile the pattern with google-re2, whose time is linear.
 
     Args:
-        pattern: compiled by `re`, or anything with its `sub`.
-        replacement: as `sub` takes it.
+        pattern: compiled by `re`, or an object with the same `sub` method.
+        replacement: the replacement for `sub`.
     """
 
     pattern: Any = attrs.field()
@@ -288,13 +288,13 @@ class PatternFilter:
 
 @attrs.frozen
 class SizeFilter:
-    """Bounds how large a result is: texts are cut, and say so; what cannot be cut is refused.
+    """Bounds the size of a result: texts are cut, with a note that says so; other content is refused.
 
-    Structured content, pictures, sound and binary resources cannot be cut. A tool's result that is refused becomes a
-    tool error, any other an error of the protocol.
+    Structured content, images, audio and binary resources cannot be cut. A refused result of a tool becomes a tool
+    error, any other a protocol error.
 
     Args:
-        max_bytes: of texts in UTF-8, of base64, and of structured content as JSON, together. The note is extra.
+        max_bytes: the sum of texts in UTF-8, base64, and structured content as JSON, without the note.
         on_excess: "cut" or "refuse".
     """
 

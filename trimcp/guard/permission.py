@@ -1,4 +1,4 @@
-"""Who may use a tool, resource, prompt or completion: by their token's scopes, and by a function of the request."""
+"""Authorization for a tool, resource, prompt or completion: by the token's scopes and by an `allow` function."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
 @attrs.frozen
 class AccessRequest:
-    """A request on which an `allow` function decides.
+    """The request that an `allow` function decides on.
 
     Attributes:
         method: "tools/call", "resources/read", "prompts/get" or "completion/complete".
-        name: of the tool or prompt, or the URI.
-        principal: who asks; None where nobody is asked who they are.
-        arguments: that the request has; of a tool they are valid.
-        annotations: hints on what a tool does, where it has them.
-        context: the request's.
+        name: the name of the tool or prompt, or the URI.
+        principal: the authenticated sender; None if the server does not authenticate.
+        arguments: the arguments of the request; those of a tool are already validated.
+        annotations: the tool's annotations, if any.
+        context: the context of the request.
     """
 
     method: str
@@ -42,29 +42,29 @@ class AccessRequest:
 
 @attrs.frozen
 class Denied:
-    """What an `allow` function returns to deny a request: why, in one line that the client is told."""
+    """Returned by an `allow` function to deny a request, with a reason: one line, sent to the client."""
 
     reason: str = "this is not allowed"
 
 
 ASK: Final = "ask"
-"""What an `allow` function returns to have the user asked first: of tools, by a confirmation."""
+"""Returned by an `allow` function to ask the user for confirmation first; only for tools."""
 
 Decision: TypeAlias = bool | Denied | Literal["ask"]
-"""What an `allow` function returns: True, False, `Denied("why")`, or `ASK`."""
+"""The result of an `allow` function: True, False, `Denied("why")`, or `ASK`."""
 
 Allow: TypeAlias = Callable[[AccessRequest], Decision | Awaitable[Decision]]
-"""Decides on a request, sync or async: True, False, `Denied("why")`, or `ASK`. What it raises denies the request."""
+"""Decides on a request, sync or async: True, False, `Denied("why")`, or `ASK`. An exception denies the request."""
 
 
 @attrs.frozen(eq=False)
 class Permission:
-    """What somebody needs to use one tool, resource, prompt or completion.
+    """The requirements for using one tool, resource, prompt or completion.
 
     Attributes:
-        scopes: all of which a token has to have. Without them it does not stand in the list either.
-        allow: decides on each request, after the scopes.
-        confirmation: asks the user where `allow` wants it; tools only.
+        scopes: the scopes that a token needs, all of them; without them it is not listed either.
+        allow: decides on each request, after the scopes were checked.
+        confirmation: asks the user if `allow` returns `ASK`; tools only.
     """
 
     scopes: frozenset[str] = frozenset()
@@ -72,14 +72,15 @@ class Permission:
     confirmation: Confirmation | None = None
 
     def shown_to(self, principal: Principal | None) -> bool:
-        """Return whether somebody may see that it exists."""
+        """Return whether it is listed to this principal."""
         return principal is None or principal.may(self.scopes)
 
     def check_scopes(self, ctx: Context[Any], name: str) -> None:
         """Refuse a request whose token lacks scopes.
 
         Raises:
-            ErrorReply: with all scopes that it needs in `data`; over HTTP it is a 403 (RFC 6750 section 3.1).
+            ErrorReply: scopes are missing; `data` has all that are needed. Over HTTP it is a 403 (RFC 6750 section
+                3.1).
         """
         principal = ctx.principal
         if not self.shown_to(principal):
@@ -91,8 +92,8 @@ class Permission:
         """Return once a request is allowed.
 
         Raises:
-            ErrorReply: it is not.
-            ToolError, CannotAsk: the user was asked; see `Confirmation.obtain`.
+            ErrorReply: the request is denied.
+            ToolError, CannotAsk: from `Confirmation.obtain`.
         """
         if self.allow is None:
             return
@@ -119,15 +120,15 @@ def permission_of(
     tool: Tool | None = None,
     confirmation: Confirmation | None = None,
 ) -> Permission | None:
-    """Return what is needed to use something, or None where everybody may.
+    """Return a permission, or None if there are neither scopes nor an `allow` function.
 
     Args:
         scopes, allow: see `Permission`.
-        tool: the tool that it is, to ask its user.
-        confirmation: what asks already.
+        tool: the tool it is for, to make a confirmation if `allow` asks for one.
+        confirmation: the tool's existing confirmation.
 
     Raises:
-        TypeError: the scopes are one text, or `allow` cannot be called.
+        TypeError: the scopes are a single string, or `allow` is not callable.
     """
     if isinstance(scopes, str):
         raise TypeError(f"scopes is a list of scopes, such as [{scopes!r}]")

@@ -1,4 +1,4 @@
-"""Watching a running program: statistics, a watchdog, the task tree."""
+"""Observing a running program: statistics, a watchdog, the task tree."""
 
 from trimcp.lazy import lazy_names as _lazy_names
 

@@ -1,4 +1,4 @@
-"""Snapshots of a whole server: what is under way, what waits, what was refused or dropped, and who holds memory."""
+"""Snapshots of a whole server: running, waiting and refused requests, dropped messages, and memory by owner."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SUMS: Final = (
 @attrs.frozen
 @valued
 class MemoryStatistics:
-    """The memory that the peers of a server make it keep, in bytes.
+    """The memory held for the peers of a server, in bytes.
 
     Attributes:
-        bound: the most there may be, `Server(memory=...)`.
-        held: how much there is now.
-        owners: the ten principals or addresses that hold most, the largest first.
-        refused: bodies and messages refused so far because there was no room.
-        ended: connections and sessions ended so far because they held most.
+        bound: the maximum, `Server(memory=...)`.
+        held: the bytes held now.
+        owners: the ten principals or addresses with the most bytes, the largest first.
+        refused: bodies and messages refused so far because the bound was reached.
+        ended: connections and sessions ended so far because they held the most.
     """
 
     bound: int = 0
@@ -43,22 +43,22 @@ class MemoryStatistics:
 @attrs.frozen
 @valued
 class ServerStatistics:
-    """A snapshot of a server, over all its runs (mostly one).
+    """A snapshot of a server, over all its runs (usually one).
 
     Attributes:
-        sessions: connections and sessions there are now; over HTTP since 2026-07-28 each request is one.
+        sessions: open connections and sessions; over HTTP since 2026-07-28 each request is one.
         running, parked, waiting, pending: sums over the sessions; see `Statistics`.
-        abandoned_threads: threads whose call is over but which cannot be stopped, also of sessions that have ended.
+        abandoned_threads: threads whose call has ended but which cannot be stopped, also of ended sessions.
         waiting_turns: requests that wait for a turn of a quota, a thread or a process.
-        refused: requests refused so far because too much was under way in their session, for a quota, or for threads or
-            processes, or because the server ends. What HTTP refuses with 503 is not counted.
-        quotas: each quota in use, by what it bounds ("tool forecast").
+        refused: requests refused so far because of the bounds of their session, of a quota, or of threads or processes,
+            or because the server drains. Requests that HTTP refuses with 503 are not counted.
+        quotas: each quota in use, by its kind and name ("tool forecast").
         threads: sync handlers in threads; None before the first.
         processes: worker processes; None before the first.
-        lanes: what waits for slow peers, and what was merged and dropped so far, also in sessions that have ended.
-        memory: what peers make it keep.
-        hosts: what network hosts hold: over HTTP `connections`, `exchanges` (POSTs under way), `sessions` and `streams`
-            (HTTP+SSE).
+        lanes: messages that wait for slow peers, and those merged and dropped so far, also in ended sessions.
+        memory: the memory held for peers.
+        hosts: counts of the network hosts: over HTTP `connections`, `exchanges` (running POSTs), `sessions` and
+            `streams` (HTTP+SSE).
     """
 
     sessions: int = 0
@@ -77,13 +77,13 @@ class ServerStatistics:
     hosts: Mapping[str, int] = attrs.field(factory=dict)
 
     def __add__(self, other: ServerStatistics) -> ServerStatistics:
-        """Return two runs of one server as one snapshot. Each run has quotas, threads and processes of its own."""
+        """Return the sum of two runs of one server. Each run has quotas, threads and processes of its own."""
         return ServerStatistics(
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
             quotas={**self.quotas, **other.quotas},
             threads=other.threads or self.threads,
             processes=other.processes or self.processes,
             lanes=self.lanes + other.lanes,
-            memory=other.memory,  # the server's, so the same for each run
+            memory=other.memory,  # of the server, so equal in each run
             hosts={name: self.hosts.get(name, 0) + other.hosts.get(name, 0) for name in {**self.hosts, **other.hosts}},
         )

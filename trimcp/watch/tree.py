@@ -1,7 +1,7 @@
-"""What a process is busy with, as lines of text: sessions, their requests with their age, and where each one waits.
+"""The work of a process as lines of text: sessions, their requests with their age, and where each one waits.
 
-Looked up when somebody asks, from the tasks as Trio knows them, so that nobody pays for it before. It is made for a
-terminal and for logs: what a peer wrote is escaped and cut.
+It is read from Trio's tasks on demand, so it costs nothing until it is used. It is safe for terminals and logs: text
+from peers is escaped and cut.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MOST_LINES_EACH: Final = 100
 _MOST_CALLS: Final = 5
 _LONGEST: Final = 100
 _OURS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(trio.__file__).parent, Path(__file__).parents[1]))
-_PROCESS: Final = "worker_process"  # what `server.remote` calls the process that a call is in
-_THREAD: Final = "sync_fn"  # what `trio.to_thread.run_sync` calls its function, in the task and in the thread
+_PROCESS: Final = "worker_process"  # the name of the local variable in `server.remote` that holds the call's process
+_THREAD: Final = "sync_fn"  # the local variable of `trio.to_thread.run_sync` for the function, in task and thread
 
 
 @attrs.define(eq=False, repr=False)
 class Overdue:
-    """Logs, once, what is still under way in these sessions when their grace is over. Called by each that drains."""
+    """Logs, once, the requests still running in these sessions when the grace period ends. Each session calls it."""
 
     sessions: Iterable[Session]
     grace: float
@@ -51,15 +51,15 @@ class Overdue:
 
 
 def work_tree(sessions: Iterable[Session], now: float | None = None) -> list[str]:
-    """Return lines that name every request under way in these sessions, and the calls it waits in.
+    """Return lines with every running request of these sessions, and the calls it waits in.
 
-    Of the calls only those outside trimcp and Trio are shown, the innermost five, with their line in the source; a
-    sync handler's are those of its thread. What has been at work longest comes first; a session with nothing under way
-    has no line. After 500 lines it says how many requests are left.
+    Only calls outside trimcp and Trio are shown, the innermost five, with their source lines; for a sync handler they
+    are those of its thread. The oldest requests are first; a session without running requests has no line. After 500
+    lines only the number of remaining requests is given.
 
     Args:
-        sessions: whose requests.
-        now: the time on Trio's clock, for who asks from another thread.
+        sessions: the sessions to describe.
+        now: the time on Trio's clock; required when called from another thread.
     """
     now = trio.current_time() if now is None else now
     lines: list[str] = []
@@ -86,7 +86,7 @@ def _describe_client(job: Job) -> str:
 
 
 def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: float) -> Iterator[list[str]]:
-    """Yield the lines of each request until there is no room for more."""
+    """Yield the lines of each request, at most `room` lines."""
     tasks = _tasks_of_work(session.nursery) if session.driven else {}
     for job in jobs:
         if room <= 0:
@@ -98,7 +98,7 @@ def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: flo
 
 
 def _tasks_of_work(nursery: trio.Nursery) -> dict[int, trio.lowlevel.Task]:
-    """Return the tasks that run what was started for requests, by the identity of their `Work`."""
+    """Return the tasks that run requests, by the identity of their `Work`."""
     found = {}
     for task in nursery.child_tasks:
         frame = getattr(task.coro, "cr_frame", None)
@@ -120,7 +120,7 @@ def _describe_job(job: Job, tasks: Iterable[trio.lowlevel.Task], now: float) -> 
 
 
 def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
-    """Yield the calls a task waits in, and below them those of the tasks it waits for."""
+    """Yield the calls that a task waits in, and below them those of its child tasks."""
     calls: list[tuple[FrameType, int]] = []
     thread: object = None
     process: Any = None
@@ -142,14 +142,14 @@ def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
     for nursery in task.child_nurseries:
         for child in nursery.child_tasks:
             below = list(_describe_task(child, depth + 1))
-            if below:  # else it is one of ours
+            if below:  # a task without calls of the user's is internal
                 yield f"task {child.name}"
                 for text in below:
                     yield _STEP + text
 
 
 def _calls_in_thread(function: object) -> list[tuple[FrameType, int]]:
-    """Return the calls of the thread that runs a function, outermost first; none if it has ended."""
+    """Return the stack of the thread that runs a function, outermost first; empty if it has ended."""
     for innermost in sys._current_frames().values():
         calls: list[tuple[FrameType, int]] = []
         frame: FrameType | None = innermost
@@ -170,6 +170,6 @@ def _describe_call(file: str, line: int, function: str) -> str:
     source = linecache.getline(file, line).strip()
     try:
         file = str(Path(file).relative_to(Path.cwd()))
-    except (OSError, ValueError):  # it is somewhere else, or the directory is gone
+    except (OSError, ValueError):  # outside the current directory, or the directory was deleted
         pass
     return f"{file}:{line} in {function}{f': {source[:_LONGEST]}' if source else ''}"

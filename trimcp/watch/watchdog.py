@@ -1,7 +1,8 @@
-"""A watchdog for the event loop: a thread that notices when the loop is blocked, and reports by what.
+"""A watchdog for the event loop: a thread that detects when the loop is blocked, and logs the cause.
 
-The loop notes when each of its turns begins and ends; the thread reads that ten times a second. A turn that takes long
-because of a tool is a warning, once for each tool; one that does not end is an error with everything known about it.
+An instrument notes when each turn of the loop begins and ends; the thread reads that ten times a second. A long turn
+caused by a tool is logged as a warning, once for each tool. A turn that does not end is logged as an error with stacks,
+requests and tasks.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from trimcp.watch.tree import work_tree
 
 log: logging.Logger = logging.getLogger("trimcp.watchdog")
 
-_PAUSE: Final = 0.1  # between two looks, in seconds
+_PAUSE: Final = 0.1  # seconds between two checks
 _MOST_FRAMES: Final = 30
 _MOST_TASKS: Final = 200
 _TRIO: Final = f"{Path(trio.__file__).parent}{os.sep}"
-_BUSY: Final = 0.5  # of the time: then threads compute rather than wait
+_BUSY: Final = 0.5  # share of the time; from here on threads compute rather than wait
 
 
 class Watched(Protocol):
-    """What the watchdog asks a `Server`, from its thread."""
+    """The part of `Server` that the watchdog uses, from its thread."""
 
     def sessions(self) -> list[Session]: ...
     def runs_in_thread(self, tool: str) -> bool: ...
@@ -50,18 +51,16 @@ def watchdog(
 ) -> Iterator[None]:
     """Watch the event loop of the task that enters, from a thread, for as long as the block runs.
 
-    A loop that stands still for `seconds` is an error on the logger "trimcp.watchdog", once: the stack of the thread
-    that holds it, what every session is busy with, and the tree of tasks. When it goes on, that is a warning which says
-    how long it took. Below that, a tool that holds the loop for `lag` seconds is a warning that says what to do;
-    each tool is named once.
+    A loop that is blocked for `seconds` is logged once as an error by the logger "trimcp.watchdog": the stack of the
+    blocking thread, the running requests of every session, and the task tree. When it continues, a warning has the
+    duration. A tool that blocks the loop for `lag` seconds is logged as a warning with advice, once for each tool.
 
     Args:
-        servers: whose sessions to show and whose tools to name.
-        seconds: how long the loop may stand still.
-        lag: how long one tool may hold it, give or take a tenth of a second; None for not looking at single tools.
-        whole_process: also write all stacks to standard error when nothing in this process can run any more, because
-            something holds the interpreter lock. It takes `faulthandler.dump_traceback_later`, which serves one user in
-            a process, for itself.
+        servers: the servers whose sessions and tools are named.
+        seconds: how long the loop may be blocked.
+        lag: how long one tool may block it, with a tolerance of 0.1 s; None to ignore single tools.
+        whole_process: also write all stacks to standard error when no thread of this process can run, because one holds
+            the interpreter lock. It uses `faulthandler.dump_traceback_later`, which has one user per process.
 
     Raises:
         ValueError: a time is not positive.
@@ -90,7 +89,7 @@ def watchdog(
 
 @attrs.define(eq=False, repr=False)
 class _Watchdog(trio.abc.Instrument):
-    """The thread's loop, and an instrument that tells it when the current turn of the event loop began."""
+    """The watching thread, and the instrument that notes when the current turn of the event loop began."""
 
     servers: tuple[Watched, ...]
     seconds: float
@@ -106,7 +105,7 @@ class _Watchdog(trio.abc.Instrument):
     _reported: set[str] = attrs.field(init=False, factory=set)
     _rearm: float = attrs.field(init=False, default=0.0)
 
-    # This is all that the event loop itself pays for.
+    # The only cost in the event loop itself.
 
     def after_io_wait(self, timeout: float) -> None:
         self._turn_began = time.monotonic()
@@ -125,9 +124,9 @@ class _Watchdog(trio.abc.Instrument):
             self._disarm()
 
     def _pause(self) -> bool:
-        """Wait a moment, report if it took long, and return whether to stop."""
+        """Wait `_PAUSE`, report if that took too long, and return whether to stop."""
         if self.whole_process and time.monotonic() >= self._rearm and self._stalled is None:
-            # It writes from a thread in C, which needs no interpreter lock.
+            # It writes from a C thread, which does not need the interpreter lock.
             faulthandler.dump_traceback_later(self.seconds + 1, exit=False)
             self._rearm = time.monotonic() + self.seconds / 4
         before, used = time.monotonic(), time.process_time()
@@ -141,7 +140,7 @@ class _Watchdog(trio.abc.Instrument):
                 late,
             )
         elif late >= self.lag and time.process_time() - used >= _BUSY * late:
-            # This thread is as late as the loop: both wait for the lock.
+            # Like the loop, this thread waited for the interpreter lock.
             self._guarded(self._report_threads, late)
         return False
 
@@ -169,7 +168,7 @@ class _Watchdog(trio.abc.Instrument):
     def _guarded(self, function: Any, *args: float) -> None:
         try:
             function(*args)
-        except Exception:  # what is looked at may change meanwhile; the watch goes on
+        except Exception:  # the inspected objects may change meanwhile; keep watching
             log.exception("the watchdog could not say what holds the event loop")
 
     # Reports
@@ -179,7 +178,7 @@ class _Watchdog(trio.abc.Instrument):
         job = _job_in(frame)
         if job is None:
             return
-        if self._in_thread(job):  # the loop waits for the start of its thread
+        if self._in_thread(job):  # the loop waits until the handler's thread has started
             self._report_threads(late)
             return
         name = _name_of(job)
@@ -234,7 +233,7 @@ class _Watchdog(trio.abc.Instrument):
 
 
 def _retried(look: Any) -> list[str]:
-    """Return `look()`, tried three times: what it reads may change meanwhile."""
+    """Return `look()`, tried up to three times: the inspected objects may change meanwhile."""
     for _ in range(3):
         try:
             found: list[str] = look()
@@ -245,7 +244,7 @@ def _retried(look: Any) -> list[str]:
 
 
 def _job_in(frame: FrameType | None) -> Job | None:
-    """Return the request whose handler is being run by a thread with this innermost frame."""
+    """Return the request whose handler runs in the thread with this innermost frame, or None."""
     while frame is not None:
         if frame.f_code is Job.attempt.__code__:
             job: Job | None = frame.f_locals.get("self")
@@ -262,7 +261,7 @@ def _name_of(job: Job) -> str:
 
 
 def _stack(frame: FrameType | None, most: int) -> str:
-    """Show the innermost calls, as far as they are below the event loop."""
+    """Return the innermost calls as text, without the event loop's own."""
     calls: list[tuple[FrameType, int]] = []
     while frame is not None and not (calls and frame.f_code.co_filename.startswith(_TRIO)):
         calls.append((frame, frame.f_lineno))
@@ -272,7 +271,7 @@ def _stack(frame: FrameType | None, most: int) -> str:
 
 
 def _task_tree(task: trio.lowlevel.Task | None, depth: int = 0, room: list[int] | None = None) -> Iterator[str]:
-    """Yield a line for each task with where it waits, those it has started below it."""
+    """Yield a line for each task with where it waits, and below it its child tasks."""
     room = [_MOST_TASKS] if room is None else room
     if task is None or room[0] < 0:
         return
