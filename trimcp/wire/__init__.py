@@ -1,11 +1,11 @@
-"""Every message and payload of the five revisions, as inert attrs values. No I/O, no Trio.
+"""Every message and payload of the five revisions, as plain attrs values. No I/O, no Trio.
 
-The payloads that programs make or read are here; what else there is stands in the modules (`content`, `tools`, ...).
+The payloads that programs create or read are exported here; the others are in the modules (`content`, `tools`, ...).
 """
 
 from trimcp.lazy import lazy_names as _lazy_names
 
-# The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
+# The only list of names; the stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.wire.common": "Annotations Icon Implementation",
     "trimcp.wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent ResourceLink TextContent "

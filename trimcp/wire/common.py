@@ -1,4 +1,4 @@
-"""What payloads of every feature share: `_meta`, names, icons, pages, the bases of params and results."""
+"""Types shared by the payloads of every feature: `_meta`, names, icons, pages, base classes of params and results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
 Meta: TypeAlias = dict[str, Any]
-"""A `_meta` object, as the JSON it is."""
+"""A `_meta` object, as JSON."""
 ProgressToken: TypeAlias = str | int
 Role: TypeAlias = Literal["user", "assistant"]
 LoggingLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
@@ -24,22 +24,22 @@ META_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 META_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 META_TIMEOUT: Final = "trimcp/timeout"
-"""Ours: the seconds for which the caller still waits for the answer, so that nobody works for whom nobody waits."""
+"""A key of trimcp: the seconds for which the caller still waits for the answer, so that no work is done in vain."""
 META_TRACE: Final = ("traceparent", "tracestate", "baggage")
-"""The W3C trace context, whose three keys alone need no prefix (basic, "_meta")."""
+"""The W3C trace context. Only these three keys need no prefix (basic, "_meta")."""
 
 RESULT_COMPLETE: Final = "complete"
 RESULT_INPUT_REQUIRED: Final = "input_required"
 
 
 def only_object(value: Any) -> Any:
-    """For `field(narrow=...)`: the value if it is a JSON object, else nothing."""
+    """For `field(narrow=...)`: return the value if it is a JSON object, else `ABSENT`."""
     return value if isinstance(value, dict) else ABSENT
 
 
 @wire
 class Annotations:
-    """Hints for whoever shows or weighs a piece of content (server/resources, "Annotations")."""
+    """Hints for displaying or ranking a piece of content (server/resources, "Annotations")."""
 
     audience: list[Role] | Absent = field(default=ABSENT)
     priority: float | Absent = field(default=ABSENT)
@@ -48,7 +48,7 @@ class Annotations:
 
 @wire(since=V2025_11_25)
 class Icon:
-    """A picture that stands for a thing: its address (`https:` or `data:`), and what is known of it."""
+    """An icon: its URL (`https:` or `data:`), and what is known about it."""
 
     src: str
     mime_type: str | Absent = field(default=ABSENT)
@@ -58,7 +58,7 @@ class Icon:
 
 @wire
 class Implementation:
-    """A program that speaks MCP, as it describes itself: for display, never for decisions."""
+    """The name and version of a program, as sent by itself: for display, never for decisions."""
 
     name: str
     version: str
@@ -70,35 +70,35 @@ class Implementation:
 
 @wire
 class Params:
-    """What all params have: `_meta`, raw, for the protocol engine to stamp and check."""
+    """Base class of all params: `_meta`, raw, which the protocol engine sets and checks."""
 
     meta: Meta | Absent = field(default=ABSENT, kw_only=True)
 
 
 @wire
 class RequestParams(Params):
-    """The params of a request that has none of its own: `ping`, `server/discover`, `roots/list`."""
+    """The params of a request without params of its own: `ping`, `server/discover`, `roots/list`."""
 
     extra: dict[str, Any] = field(factory=dict, kw_only=True)
 
 
 @wire
 class NotificationParams(Params):
-    """The params of a notification that has none of its own: `initialized`, `list_changed`."""
+    """The params of a notification without params of its own: `initialized`, `list_changed`."""
 
     extra: dict[str, Any] = field(factory=dict, kw_only=True)
 
 
 @wire
 class PageParams(Params):
-    """The params of every list request: where to go on (server/utilities/pagination)."""
+    """The params of every list request: a cursor (server/utilities/pagination)."""
 
     cursor: str | Absent = field(default=ABSENT)
 
 
 @wire
 class Result:
-    """What every result has: `_meta` and, since 2026-07-28, what kind of result it is."""
+    """Base class of all results: `_meta` and, since 2026-07-28, the result type."""
 
     meta: Meta | Absent = field(default=ABSENT, kw_only=True)
     result_type: str = field(default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
@@ -106,16 +106,16 @@ class Result:
 
 @wire
 class EmptyResult(Result):
-    """A result that says no more than "done"; what else a peer puts in it survives in `extra`."""
+    """A result without members of its own; other members that a peer sends are kept in `extra`."""
 
     extra: dict[str, Any] = field(factory=dict, kw_only=True)
 
 
 @wire
 class Cacheable(Result):
-    """A result a client may keep: for how many milliseconds, and for whom (server/utilities/caching).
+    """A result that a client may cache: for how many milliseconds, and for whom (server/utilities/caching).
 
-    The schema requires both members, the page tells clients what their absence means: stale at once, and private.
+    The schema requires both members. The page says what their absence means to clients: stale at once, and private.
     """
 
     ttl_ms: int = field(default=0, since=V2026_07_28, kw_only=True)

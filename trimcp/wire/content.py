@@ -1,4 +1,4 @@
-"""The kinds of content that results, prompts and sampling carry, each with the revision that brought it."""
+"""The content types of results, prompts and sampling, each with the revision that introduced it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_0
 
 @wire
 class TextContent:
-    """Text, as a person or a model reads it."""
+    """Text, for a person or a model."""
 
     text: str
     annotations: Annotations | Absent = field(default=ABSENT)
@@ -25,7 +25,7 @@ Text = TextContent
 
 @wire
 class ImageContent:
-    """A picture: `data` is base64 text."""
+    """An image: `data` is base64 text."""
 
     data: str
     mime_type: str
@@ -36,7 +36,7 @@ class ImageContent:
 
 @wire(since=V2025_03_26)
 class AudioContent:
-    """Sound: `data` is base64 text."""
+    """Audio: `data` is base64 text."""
 
     data: str
     mime_type: str
@@ -47,7 +47,7 @@ class AudioContent:
 
 @wire
 class TextResourceContents:
-    """What a resource holds, when it is text."""
+    """The contents of a text resource."""
 
     uri: str
     text: str
@@ -57,7 +57,7 @@ class TextResourceContents:
 
 @wire
 class BlobResourceContents:
-    """What a resource holds, when it is binary: `blob` is base64 text."""
+    """The contents of a binary resource: `blob` is base64 text."""
 
     uri: str
     blob: str
@@ -82,9 +82,9 @@ def _link_as_text(link: Any) -> TextContent:
 
 @wire(since=V2025_06_18, instead=_link_as_text)
 class ResourceLink:
-    """A resource the server can read, which need not be in its list (server/tools, "Resource Links").
+    """A resource that the server can read, which need not be in its list (server/tools, "Resource Links").
 
-    An older peer gets its title, address and description as text.
+    For an older peer its title, URI and description are sent as text.
     """
 
     name: str
@@ -101,7 +101,7 @@ class ResourceLink:
 
 @wire
 class EmbeddedResource:
-    """A resource's contents, carried along."""
+    """A resource's contents, included in the message."""
 
     resource: ResourceContents
     annotations: Annotations | Absent = field(default=ABSENT)
@@ -110,12 +110,12 @@ class EmbeddedResource:
 
 
 ContentBlock: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
-"""What tool results and prompt messages are made of."""
+"""The content types of tool results and prompt messages."""
 
 
 @wire(since=V2025_11_25)
 class ToolUseContent:
-    """A model asks, in a sampling answer, for a tool to be called (client/sampling, "Tool Use Content")."""
+    """A model's call of a tool, in a sampling answer (client/sampling, "Tool Use Content")."""
 
     id: str
     name: str
@@ -126,7 +126,7 @@ class ToolUseContent:
 
 @wire(since=V2025_11_25)
 class ToolResultContent:
-    """What that tool answered, for the next sampling request (client/sampling, "Tool Result Content")."""
+    """The result of that call, for the next sampling request (client/sampling, "Tool Result Content")."""
 
     tool_use_id: str
     content: list[ContentBlock] = field(factory=list, required=True)
@@ -137,9 +137,9 @@ class ToolResultContent:
 
 
 SamplingContent: TypeAlias = TextContent | ImageContent | AudioContent | ToolUseContent | ToolResultContent
-"""What sampling messages are made of."""
+"""The content types of sampling messages."""
 
 
 def joined_text(parts: Iterable[Any]) -> str:
-    """Return the text among blocks of content, or contents of a resource, joined with line ends."""
+    """Return the text among content blocks, or among the contents of a resource, joined with line ends."""
     return "\n".join(part.text for part in parts if isinstance(part, TextContent | TextResourceContents))

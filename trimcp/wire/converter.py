@@ -1,10 +1,10 @@
-"""From JSON values to payload classes and back, for one revision: `converter_for(revision)`.
+"""Converts JSON values to payload classes and back, for one revision: `converter_for(revision)`.
 
-Names become camelCase. Members the revision lacks are left out on the way out and ignored on the way in.
-Primitives are strict. Members no class declares survive in `extra` where the class has one, else are dropped.
-What to do with a kind of content that the revision lacks (audio before 2025-03-26) is one rule, both ways:
-*in a list it is left out as long as something remains; anywhere else, or if nothing would remain, it is refused*. The
-refusal on the way out is `NotInRevision`. Where a class says what stands for it, as text does for a link, that is sent.
+Names become camelCase. Members that the revision lacks are omitted when dumping and ignored when loading.
+Primitives are strict. Undeclared members are kept in `extra` if the class has it, else dropped.
+There is one rule for a content type that the revision lacks (audio before 2025-03-26), in both directions:
+*in a list it is omitted as long as something remains; elsewhere, or if nothing would remain, it is refused*. When
+dumping, the refusal is `NotInRevision`. If a class declares a substitute, such as text for a link, that is sent.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from trimcp.wire.revisions import LATEST, Revision
 
 T = TypeVar("T")
 
-_SHOWN = 64  # characters of a peer's key that a problem repeats
+_SHOWN = 64  # characters of a peer's key that a problem quotes
 
 
 class WireError(ValueError):
-    """A value does not fit what the revision allows.
+    """A value does not match what the revision allows.
 
     Attributes:
         problems: one line each with its place, such as `must be an integer, not a string @ $.arguments.n`.
-            They name members and JSON types and quote no values, so they may be sent to a peer. At most ten.
+            They name members and JSON types but no values, so they may be sent to a peer. At most ten.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -42,7 +42,7 @@ class WireError(ValueError):
 
 
 class NotInRevision(LocalError, WireError):
-    """A valid payload, or something in it, that the revision in use does not have. Nothing was sent.
+    """A valid payload, or a part of it, does not exist in the revision in use. Nothing was sent.
 
     Attributes:
         problems: as of `WireError`.
@@ -64,31 +64,31 @@ class WireConverter:
     @overload
     def load(self, value: Any, tp: Any) -> Any: ...
     def load(self, value: Any, tp: Any) -> Any:
-        """The payload in this JSON value: of that class, or of a union, list or dict of classes.
+        """Return the payload in a JSON value: of class `tp`, or of a union, list or dict of classes.
 
         Raises:
-            WireError: it does not fit.
+            WireError: it does not match.
         """
         return self.loader(tp)(value)
 
     def dump(self, payload: Any) -> Any:
-        """The JSON value of this payload, as the revision writes it. Open JSON in it is not copied.
+        """Return the JSON value of a payload in this revision. Open JSON in it is not copied.
 
         Raises:
-            NotInRevision: the revision has no such payload, or none for something in it.
-            WireError: so it is, or something in it is not of its type.
+            NotInRevision: the revision does not have this payload, or a part of it.
+            WireError: as above, or a value in it does not have its declared type.
         """
         return self.dumper(type(payload))(payload)
 
     def loader(self, tp: Any) -> Callable[[Any], Any]:
-        """`load` for one type, prepared: keep it where that type is loaded often."""
+        """Return `load` for one type, prepared: keep it if that type is loaded often."""
         found = self._loaders.get(tp)
         if found is None:
             found = self._loaders[tp] = self._make_loader(tp)
         return found
 
     def dumper(self, tp: Any) -> Dump:
-        """`dump` for one type, prepared: keep it where that type is dumped often."""
+        """Return `dump` for one type, prepared: keep it if that type is dumped often."""
         found = self._dumpers.get(tp)
         if found is None:
             found = self._dumpers[tp] = self._make_dumper(tp)
@@ -99,11 +99,11 @@ class WireConverter:
 
         def load(value: Any) -> Any:
             nonlocal hook
-            if hook is None:  # made at the first use: a program meets few of the methods it could
+            if hook is None:  # created at first use: a program needs only a few
                 hook = self._loading.get_structure_hook(tp)
             try:
                 return hook(value, tp)
-            except Exception:  # whatever it was, the slower converter finds it again and says where
+            except Exception:  # any error: the slower converter finds it again, with its place
                 return self._explain(value, tp)
 
         return load
@@ -111,7 +111,7 @@ class WireConverter:
     def _explain(self, value: Any, tp: Any) -> Any:
         try:
             return _explaining(self.revision).structure(value, tp)
-        except Exception as error:  # a hook may raise any; `_problems` knows how to tell each
+        except Exception as error:  # a hook may raise anything; `_problems` describes each
             raise WireError(list(islice(_problems(error, "$"), MAX_PROBLEMS))) from None
 
     def _make_dumper(self, tp: Any) -> Dump:
@@ -133,14 +133,14 @@ class WireConverter:
 
 
 def to_json(payload: Any, *, revision: Revision = LATEST) -> JSON:
-    """The JSON value of a payload, or of a list of payloads, as a revision writes it: what `json.dumps` takes.
+    """Return the JSON value of a payload, or of a list of payloads, in a revision: input for `json.dumps`.
 
     Args:
         payload: such as a `CallToolResult` or a `Tool`.
-        revision: the one to write it for; what that lacks is left out.
+        revision: the revision to write; what it lacks is omitted.
 
     Raises:
-        WireError: it is no payload, or holds what the revision cannot carry.
+        WireError: it is not a payload, or contains something that the revision cannot express.
     """
     if isinstance(payload, list | tuple):
         return [to_json(each, revision=revision) for each in payload]
@@ -155,22 +155,22 @@ def from_json(value: JSON, tp: type[T], *, revision: Revision = ...) -> T: ...
 @overload
 def from_json(value: JSON, tp: Any, *, revision: Revision = ...) -> Any: ...
 def from_json(value: Any, tp: Any, *, revision: Revision = LATEST) -> Any:
-    """The payload in a JSON value, which is checked.
+    """Return the payload in a JSON value, after checking it.
 
     Args:
-        value: what `json.loads` gives.
+        value: output of `json.loads`.
         tp: the payload's class, or a union, `list[...]` or `dict[str, ...]` of such.
-        revision: the one it is written in.
+        revision: the revision it is written in.
 
     Raises:
-        WireError: it does not fit. It is a ValueError, and its `problems` name the places.
+        WireError: it does not match. It is a ValueError, and its `problems` name the places.
     """
     return converter_for(revision).load(value, tp)
 
 
 @cache
 def converter_for(revision: Revision) -> WireConverter:
-    """The one converter of that revision."""
+    """Return the converter of a revision, always the same object."""
     return WireConverter(revision)
 
 
@@ -180,7 +180,7 @@ def _explaining(revision: Revision) -> Converter:
 
 
 def _problems(error: BaseException, place: str) -> Iterator[str]:
-    """Every problem in what cattrs raised, with its place in the JSON that came."""
+    """Yield every problem in an exception of cattrs, with its place in the JSON value."""
     if isinstance(error, ClassValidationError):
         names = {attribute.name: wire_name(attribute) for attribute in attrs.fields(error.cl)}
         noted, bare = error.group_exceptions()

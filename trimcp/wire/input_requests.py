@@ -1,6 +1,6 @@
-"""What a server asks of its client: an answer of its model, of its user, or the roots (client/sampling, ...).
+"""A server's questions to its client: to the model, to the user, or for the roots (client/sampling, ...).
 
-Requests of their own until 2025-11-25; since 2026-07-28 they stand in a result, `InputRequiredResult`
+They are requests until 2025-11-25. Since 2026-07-28 they are part of a result, `InputRequiredResult`
 (basic/patterns/mrtr).
 """
 
@@ -18,7 +18,7 @@ from trimcp.wire.tools import Tool, ToolChoice
 
 @wire
 class Root:
-    """A place a server may work in; a `file://` address for now."""
+    """A directory or file that a server may work in; for now a `file://` URI."""
 
     uri: str
     name: str | Absent = field(default=ABSENT)
@@ -35,7 +35,7 @@ class ListRootsResult:
 
 @wire(since=V2026_07_28)
 class ListRootsRequest:
-    """The question as it stands inside an `InputRequiredResult`."""
+    """The question as part of an `InputRequiredResult`."""
 
     params: RequestParams | Absent = field(default=ABSENT)
     method: Literal["roots/list"] = field(default="roots/list", required=True)
@@ -70,7 +70,7 @@ class _Message:
 class SamplingMessage(_Message):
     """One message of the conversation.
 
-    Until 2025-06-18 it had exactly one content: a list of one is unwrapped for an older peer, any other refused.
+    Until 2025-06-18 it had exactly one content: for an older peer a list of one is unwrapped, any other is refused.
     """
 
     meta: Meta | Absent = field(default=ABSENT, since=V2025_11_25)
@@ -85,7 +85,7 @@ class ModelHint:
 
 @wire
 class ModelPreferences:
-    """What matters in choosing a model; each priority from 0 to 1."""
+    """Criteria for choosing a model; each priority is from 0 to 1."""
 
     hints: list[ModelHint] | Absent = field(default=ABSENT)
     cost_priority: float | Absent = field(default=ABSENT)
@@ -95,7 +95,7 @@ class ModelPreferences:
 
 @wire
 class CreateMessageParams:
-    """What the model is asked."""
+    """The question to the model, and options."""
 
     messages: list[SamplingMessage]
     max_tokens: int
@@ -113,7 +113,7 @@ class CreateMessageParams:
 
 @wire
 class CreateMessageResult(_Message):
-    """What the model said; its content as in `SamplingMessage`."""
+    """The model's answer; its content as in `SamplingMessage`."""
 
     model: str
     stop_reason: str | Absent = field(default=ABSENT)
@@ -122,7 +122,7 @@ class CreateMessageResult(_Message):
 
 @wire(since=V2026_07_28)
 class CreateMessageRequest:
-    """The question as it stands inside an `InputRequiredResult`."""
+    """The question as part of an `InputRequiredResult`."""
 
     params: CreateMessageParams
     method: Literal["sampling/createMessage"] = field(default="sampling/createMessage", required=True)
@@ -132,16 +132,16 @@ class CreateMessageRequest:
 
 
 class Choice(NamedTuple):
-    """A value that a field chooses from, and the name a person sees: its title, or the value itself."""
+    """One value to choose from, and its name for people: its title, or the value itself."""
 
     value: str
     title: str
 
 
 class Bounds(NamedTuple):
-    """The least and the most of a field, both allowed; None where there is no such bound.
+    """The smallest and the largest value of a field, both allowed; None if there is no such bound.
 
-    They count characters of a text and items of a selection; a number's are its own.
+    For text they count characters, for a selection items; for a number they are numbers.
     """
 
     least: float | None = None
@@ -153,22 +153,22 @@ def _bounds(least: float | Absent, most: float | Absent) -> Bounds:
 
 
 class _FormField:
-    """A field of a form, whose kind need not be known to show it."""
+    """Base class of a form's fields, with what is needed to display any of them."""
 
     @property
     def choices(self) -> list[Choice]:
-        """What is chosen from; empty where the field is free."""
+        """The values to choose from; empty for a free field."""
         return []
 
     @property
     def bounds(self) -> Bounds:
-        """How many characters, how large a number or how many choices there may be."""
+        """The bounds on the number of characters, on the number, or on the number of choices."""
         return Bounds()
 
 
 @wire(since=V2025_06_18)
 class StringSchema(_FormField):
-    """A line of text, perhaps of a known format."""
+    """A line of text, which may have a known format."""
 
     title: str | Absent = field(default=ABSENT)
     description: str | Absent = field(default=ABSENT)
@@ -185,7 +185,7 @@ class StringSchema(_FormField):
 
 @wire(since=V2025_06_18)
 class NumberSchema(_FormField):
-    """A number, or a whole one."""
+    """A number or an integer."""
 
     title: str | Absent = field(default=ABSENT)
     description: str | Absent = field(default=ABSENT)
@@ -211,7 +211,7 @@ class BooleanSchema(_FormField):
 
 @wire(since=V2025_06_18)
 class UntitledSingleSelectEnumSchema(_FormField):
-    """One of some values."""
+    """One of several values."""
 
     enum: list[str]
     title: str | Absent = field(default=ABSENT)
@@ -226,7 +226,7 @@ class UntitledSingleSelectEnumSchema(_FormField):
 
 @wire(since=V2025_06_18)
 class LegacyTitledEnumSchema(_FormField):
-    """One of some values, with names beside them: the older spelling, and the only one of 2025-06-18."""
+    """One of several values, with names: the older notation, and the only one of 2025-06-18."""
 
     enum: list[str]
     enum_names: list[str] | Absent = field(default=ABSENT)
@@ -243,7 +243,7 @@ class LegacyTitledEnumSchema(_FormField):
 
 @wire(since=V2025_11_25)
 class EnumOption:
-    """A value and the name a person sees."""
+    """A value and its name for people."""
 
     const: str
     title: str
@@ -261,7 +261,7 @@ def _as_legacy(field: Any) -> LegacyTitledEnumSchema:
 
 @wire(since=V2025_11_25, instead=_as_legacy)
 class TitledSingleSelectEnumSchema(_FormField):
-    """One of some values, each with its name. An older peer gets the older spelling."""
+    """One of several values, each with a name. For an older peer it is written in the older notation."""
 
     one_of: list[EnumOption]
     title: str | Absent = field(default=ABSENT)
@@ -276,7 +276,7 @@ class TitledSingleSelectEnumSchema(_FormField):
 
 @wire(since=V2025_11_25)
 class UntitledItems:
-    """What a selection is made from."""
+    """The values of a selection."""
 
     enum: list[str]
     type: Literal["string"] = field(default="string", required=True)
@@ -284,14 +284,14 @@ class UntitledItems:
 
 @wire(since=V2025_11_25)
 class TitledItems:
-    """What a selection is made from, each value with its name."""
+    """The values of a selection, each with its name."""
 
     any_of: list[EnumOption]
 
 
 @wire(since=V2025_11_25)
 class UntitledMultiSelectEnumSchema(_FormField):
-    """Several of some values."""
+    """A selection of several values."""
 
     items: UntitledItems
     title: str | Absent = field(default=ABSENT)
@@ -312,7 +312,7 @@ class UntitledMultiSelectEnumSchema(_FormField):
 
 @wire(since=V2025_11_25)
 class TitledMultiSelectEnumSchema(_FormField):
-    """Several of some values, each with its name."""
+    """A selection of several values, each with a name."""
 
     items: TitledItems
     title: str | Absent = field(default=ABSENT)
@@ -341,7 +341,7 @@ PrimitiveSchema: TypeAlias = (
     | UntitledMultiSelectEnumSchema
     | TitledMultiSelectEnumSchema
 )
-"""What a form may ask for: flat values only. Each tells its `choices` and its `bounds`."""
+"""The fields that a form may have: flat values only. Each has `choices` and `bounds`."""
 
 
 @chooses(*get_args(PrimitiveSchema))
@@ -366,7 +366,7 @@ def _primitive(value: dict[str, Any]) -> Any:
 
 @wire(since=V2025_06_18)
 class FormSchema:
-    """What a form asks: named flat values, some of them required."""
+    """The fields of a form: flat values by name, some of them required."""
 
     properties: dict[str, PrimitiveSchema]
     required: list[str] | Absent = field(default=ABSENT)
@@ -376,7 +376,7 @@ class FormSchema:
 
 @wire(since=V2025_06_18)
 class ElicitFormParams:
-    """A question answered in the client. Its `mode` may be left unsaid."""
+    """A question that is answered in the client. Its `mode` may be omitted."""
 
     message: str
     requested_schema: FormSchema
@@ -387,9 +387,9 @@ class ElicitFormParams:
 
 @wire(since=V2025_11_25)
 class ElicitURLParams:
-    """A question answered elsewhere; the client shows the address and never opens it unasked.
+    """A question that is answered at a URL; the client displays the URL and never opens it without consent.
 
-    `elicitation_id` is required in 2025-11-25 and gone since.
+    `elicitation_id` is required in 2025-11-25 and removed since.
     """
 
     message: str
@@ -401,7 +401,7 @@ class ElicitURLParams:
 
 
 ElicitParams: TypeAlias = ElicitFormParams | ElicitURLParams
-"""What a client's elicitation handler is asked: to fill in a form, or to send its user to a URL."""
+"""The argument of a client's elicitation handler: a form to fill in, or a URL for its user."""
 
 
 @chooses(*get_args(ElicitParams))
@@ -415,7 +415,7 @@ ElicitAnswer: TypeAlias = str | int | float | bool | list[str]
 
 @wire(since=V2025_06_18)
 class ElicitResult:
-    """What the user did, and what they filled in."""
+    """The user's action, and what they filled in."""
 
     action: Literal["accept", "decline", "cancel"]
     content: dict[str, ElicitAnswer] | Absent = field(default=ABSENT)
@@ -424,7 +424,7 @@ class ElicitResult:
 
 @wire(since=V2026_07_28)
 class ElicitRequest:
-    """The question as it stands inside an `InputRequiredResult`."""
+    """The question as part of an `InputRequiredResult`."""
 
     params: ElicitParams
     method: Literal["elicitation/create"] = field(default="elicitation/create", required=True)
@@ -432,7 +432,7 @@ class ElicitRequest:
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class ElicitationCompleteParams(Params):
-    """Which question answered elsewhere is settled."""
+    """Which question at a URL has been answered."""
 
     elicitation_id: str
 
@@ -459,7 +459,7 @@ def _response(value: dict[str, Any]) -> Any:
 
 @wire(since=V2026_07_28)
 class InputRequiredResult:
-    """The questions, by names the server chose, and what it wants handed back unread with the answers."""
+    """Questions, by names that the server chose, and a state that the client returns unread with the answers."""
 
     input_requests: dict[str, InputRequest] | Absent = field(default=ABSENT)
     request_state: str | Absent = field(default=ABSENT)

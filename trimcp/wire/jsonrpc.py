@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0 messages as inert values, read from bytes and written to bytes (MCP, "Basic Protocol").
+"""JSON-RPC 2.0 messages as plain values, parsed from bytes and encoded to bytes (MCP, "Basic Protocol").
 
-`parse` takes any bytes and never raises: what is no message becomes a `Malformed`, a message like any other.
-What is allowed when, by which revision and in which state, is decided elsewhere.
+`parse` accepts any bytes and never raises: invalid input becomes a `Malformed`, which is also a message. Other modules
+decide which messages are allowed, by revision and state.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ JSON: TypeAlias = Any
 
 
 class Unencodable(LocalError):
-    """A value that JSON cannot carry: NaN, an integer beyond 64 bits, a lone surrogate, a foreign type."""
+    """A value that JSON cannot represent: NaN, an integer beyond 64 bits, a lone surrogate, an unknown type."""
 
 
-# What every message needs is mutable only because making a frozen value takes attrs three times as long.
+# The most frequent messages are mutable only because attrs takes three times as long to create a frozen object.
 @attrs.define
 class Request:
-    """A call that wants exactly one answer (JSON-RPC 2.0 section 4).
+    """A request, which must get exactly one answer (JSON-RPC 2.0 section 4).
 
     Attributes:
-        id: names it among the sender's requests under way.
-        method: what is called.
-        params: its arguments by name, or None where there were none.
+        id: unique among the sender's requests in progress.
+        method: the method's name.
+        params: its parameters by name, or None if there are none.
     """
 
     id: RequestId
@@ -48,7 +48,7 @@ class Request:
 
 @attrs.define
 class Notification:
-    """A message without an id that nobody answers (JSON-RPC 2.0 section 4.1)."""
+    """A message without an id, which gets no answer (JSON-RPC 2.0 section 4.1)."""
 
     method: str
     params: dict[str, Any] | None = None
@@ -68,10 +68,10 @@ class ErrorResponse:
     """The error that answers a request (JSON-RPC 2.0 section 5.1).
 
     Attributes:
-        id: the request it answers; None where its sender could not read one (null or absent on the wire).
-        code: an integer, see `trimcp.wire.codes`.
-        message: one line for a person. Untrusted text.
-        data: whatever was attached; None where there was nothing.
+            id: the request it answers; None if its sender could not read the id (null or absent on the wire).
+            code: an integer, see `trimcp.wire.codes`.
+            message: one line for a person. Untrusted text.
+            data: additional data, or None.
     """
 
     id: RequestId | None
@@ -83,12 +83,12 @@ class ErrorResponse:
 @attrs.frozen
 @valued
 class Lost:
-    """No message of the peer's, but what a transport knows instead: an answer that will not come.
+    """Not a message of the peer, but a report of the transport: an answer will not arrive.
 
     Attributes:
-        id: the request of ours that gets no answer; None where the peer has lost our subscriptions.
-        message: why, as one line for a person.
-        authorization: where no access token could be had: the authorization server's code, or ""; else None.
+        id: the request of ours that gets no answer; None if the peer has lost our subscriptions.
+        message: the reason, as one line for a person.
+        authorization: if no access token could be obtained, the authorization server's error code or ""; else None.
     """
 
     id: RequestId | None
@@ -99,17 +99,17 @@ class Lost:
 @attrs.frozen
 @valued
 class Malformed:
-    """Input that is no message, with the error that answers it.
+    """Input that is not a valid message, with the error that answers it.
 
     Attributes:
         code: the error code for the answer.
-        message: the error's message: one line for a person, without the offending text.
-        id: the id that could be read in spite of all, or None.
+        message: the error's message: one line for a person, without the invalid text.
+        id: the id, if it could be read anyway, or None.
         reason: a short name for programs: "json", "utf8", "number", "depth", "members", "size", "id",
             "shape", "params" or "batch".
-        is_response: it was meant as a response. Nobody answers it; the call with its id has failed.
-        is_notification: it was a notification with wrong parameters. Nobody answers it.
-        is_request: it names a method and no outcome, so that `id` is a request's: who sent it waits for an answer.
+        is_response: it was meant as a response. It gets no answer; the call with its id has failed.
+        is_notification: it was a notification with invalid parameters. It gets no answer.
+        is_request: it has a method and no outcome, so `id` is that of a request whose sender waits for an answer.
     """
 
     code: int
@@ -122,7 +122,7 @@ class Malformed:
 
     @property
     def answerable(self) -> bool:
-        """Whether JSON-RPC wants an error in return. A client all the same answers none but requests."""
+        """Whether JSON-RPC requires an error as the answer. A client nevertheless answers only requests."""
         return not (self.is_response or self.is_notification)
 
 
@@ -131,14 +131,14 @@ class Malformed:
 class Batch:
     """A JSON array of messages (JSON-RPC 2.0 section 6), not empty and not nested.
 
-    Whether the revision allows it is decided by the engine.
+    The engine decides whether the revision allows it.
     """
 
     members: tuple[Request | Notification | Response | ErrorResponse | Malformed, ...]
 
 
 Message: TypeAlias = Request | Notification | Response | ErrorResponse | Lost | Malformed | Batch
-"""Everything that may arrive."""
+"""Everything that may be received."""
 
 _Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malformed
 
@@ -146,12 +146,12 @@ _Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malform
 @attrs.frozen(field_transformer=checked())
 @valued
 class ParseLimits:
-    """What one message may cost its reader, beside its size in bytes.
+    """Bounds on one message, beside its size in bytes.
 
     Attributes:
         max_depth: levels of nested arrays and objects.
         max_members: array elements, object members and containers in a message over 256 KiB; a smaller one
-            cannot hold enough of them to matter.
+            cannot contain enough of them to matter.
         max_batch: messages in a batch.
     """
 
@@ -163,20 +163,20 @@ class ParseLimits:
 DEFAULT_LIMITS: Final = ParseLimits()
 
 PATIENCE: Final = 16
-"""A message of so many times its limit ends the connection; a smaller one is thrown away as it passes."""
+"""A message of this many times its limit ends the connection; a smaller one is discarded while it is received."""
 
 _COUNT_OVER: Final = 256 * 1024
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 digits
-_FEW: Final = 1_000  # places that are looked at one by one rather than all the text
-_PIECE: Final = 1 << 18  # bytes that are looked through at once: a copy is made of them
+_FEW: Final = 1_000  # up to so many candidates are checked one by one, instead of the whole text
+_PIECE: Final = 1 << 18  # bytes searched at once: they are copied
 _ABSENT: Final[Any] = object()
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[[Any, None, int], bytes]] = orjson.dumps
 
 
 def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
-    """One message from one JSON text in UTF-8. Never raises, whatever the bytes.
+    """Return one message from one JSON text in UTF-8. Never raises.
 
     Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
     UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
@@ -191,7 +191,7 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
         value = _loads(data)
     except ValueError as error:
         return _unparsable(data, str(error))
-    # Text that parsed needs two brackets a level, so a short one cannot be too deep.
+    # Each level needs two brackets, so a short valid text cannot be too deep.
     if size > 2 * limits.max_depth and structure > limits.max_depth and deeper_than(limits.max_depth, data):
         return _refused(data, INVALID_REQUEST, "depth", f"nested deeper than {limits.max_depth} levels")
     if _LONG_DIGITS in data.translate(_DIGITS) if size <= _PIECE else _has_long_digits(data):
@@ -204,10 +204,10 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
 
 
 def _has_long_digits(data: bytes) -> bool:
-    """Look in pieces, so that a large message is not in memory once more."""
+    """Return whether the text has a very long number. Searches in pieces, to avoid copying a large message."""
     length = len(_LONG_DIGITS)
     more = length - 1
-    # A run of so many digits has one of every nineteenth byte, so that most of a text need not be looked at.
+    # So many digits in a row include one at a multiple of nineteen, so most of a text need not be read.
     sample = data[more::length].translate(_DIGITS)
     if sample.count(b"0") <= _FEW:
         at = sample.find(b"0")
@@ -222,18 +222,18 @@ def _has_long_digits(data: bytes) -> bool:
 
 
 def scan_id(data: bytes) -> RequestId | None:
-    """The top-level id of text that cannot be parsed, wherever it stands; None without a single one."""
+    """Return the top-level id of text that cannot be parsed, at any position; None unless there is exactly one."""
     return _scan(data).id
 
 
 def oversize(scanner: IdScanner, max_size: int) -> Malformed:
-    """What stands for a message over `max_size` bytes that was shown to `scanner` and thrown away."""
+    """Return the `Malformed` for a message over `max_size` bytes that was fed to `scanner` and discarded."""
     text = f"message larger than {max_size:,} bytes"
     return _scanned(scanner, INVALID_REQUEST, "size", text)
 
 
 def too_large(data: bytes, max_size: int) -> Malformed:
-    """What stands for a message of more than `max_size` bytes that is here already, as inside one process."""
+    """Return the `Malformed` for a message over `max_size` bytes that is in memory, as inside one process."""
     return oversize(_scan(data), max_size)
 
 
@@ -253,7 +253,7 @@ def _scanned(scanner: IdScanner, code: int, reason: str, message: str) -> Malfor
 
 
 def _unparsable(data: bytes, complaint: str) -> Malformed:
-    """Return an error with a text of ours for what the parser complained about."""
+    """Return a `Malformed` with our own text for the parser's error."""
     if "infinity" in complaint:
         return _refused(data, INVALID_REQUEST, "number", "a number is too large to be read")
     if "depth" in complaint or "ecursion" in complaint:
@@ -284,7 +284,7 @@ def _batch(values: list[Any], limits: ParseLimits) -> Batch | Malformed:
 
 
 def _member(value: Any) -> _Member:
-    """One message from a parsed JSON value."""
+    """Return one message from a parsed JSON value."""
     if type(value) is not dict:
         return _invalid("a message must be an object", None)
     id = value.get("id", _ABSENT)
@@ -304,7 +304,7 @@ def _member(value: Any) -> _Member:
 
 
 def _bad_params(id: Any, is_list: bool) -> Malformed:
-    """JSON-RPC allows arrays and MCP does not, so those are wrong parameters of a right request."""
+    """JSON-RPC allows arrays and MCP does not, so they are invalid parameters of a valid request."""
     code = INVALID_PARAMS if is_list else INVALID_REQUEST
     known, text = _readable(id), "params must be an object"
     return Malformed(code, text, known, "params", is_notification=id is _ABSENT, is_request=known is not None)
@@ -315,7 +315,7 @@ def _readable(id: Any) -> RequestId | None:
 
 
 def _response(value: dict[str, Any], id: Any, method: Any) -> Response | ErrorResponse | Malformed:
-    """A response, or what is wrong with an object that is no request."""
+    """Return a response, or a `Malformed` for an object that is neither a request nor a response."""
     has_result, has_error = "result" in value, "error" in value
     known = _readable(id)
     response = method is _ABSENT and (has_result or has_error)
@@ -348,14 +348,14 @@ def _error(error: Any, id: RequestId | None) -> ErrorResponse | Malformed:
     return ErrorResponse(id, code, message, error.get("data"))
 
 
-# Plain JSON values only: what else orjson could write, its reader would not get back.
+# Plain JSON values only: orjson could write other types, which would be different when read back.
 _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _FINITE: Final = frozenset((str, int, bool, type(None)))
-_ROOMY: Final = 32 * 1024  # bytes; larger results lie in pages of their own, where unused room costs nothing
+_ROOMY: Final = 32 * 1024  # bytes; larger results are in memory pages of their own, where unused room costs nothing
 
 
 def encode(value: JSON) -> bytes:
-    """JSON text in UTF-8 on one line. An `orjson.Fragment` anywhere inside is taken as it is.
+    """Return JSON text in UTF-8 on one line. An `orjson.Fragment` anywhere inside is inserted unchanged.
 
     Raises:
         Unencodable: for NaN and Infinity, integers beyond 64 bits, lone surrogates, keys that are no strings, types
@@ -365,12 +365,12 @@ def encode(value: JSON) -> bytes:
         data = _dumps(value, None, _OPTIONS)
     except TypeError as error:
         raise Unencodable(f"JSON cannot carry this value: {error}") from None
-    # orjson writes NaN and Infinity as null, so only text with a null in it can hide one.
+    # orjson writes NaN and Infinity as null, so only text with a null in it can contain one.
     if b"null" in data and _has_nonfinite(value):
         raise Unencodable("JSON cannot carry this value: NaN and Infinity are not numbers in JSON")
-    if b"\n" in data:  # from a Fragment, as white space between tokens; a line break would end the message
+    if b"\n" in data:  # from a Fragment, as white space between tokens; it would end the message
         data = data.replace(b"\n", b" ")
-    # orjson hands over its whole buffer cut short: kept, a text of 50 bytes would occupy 4 KiB of the heap.
+    # orjson returns its whole buffer, truncated: if kept, a text of 50 bytes would occupy 4 KiB of the heap.
     return b"%b" % data if len(data) < _ROOMY else data
 
 
@@ -391,34 +391,34 @@ def _has_nonfinite(value: Any) -> bool:
 
 
 def encode_request(id: RequestId, method: str, params: JSON = None) -> bytes:
-    """A request's text; `params` None for no such member. Raises `Unencodable` as `encode` does."""
+    """Return a request's text; without a `params` member if it is None. Raises `Unencodable` as `encode` does."""
     if params is None:
         return encode({"jsonrpc": "2.0", "id": id, "method": method})
     return encode({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 
 
 def encode_notification(method: str, params: JSON = None) -> bytes:
-    """A notification's text; `params` None for no such member. Raises `Unencodable` as `encode` does."""
+    """Return a notification's text; without a `params` member if it is None. Raises `Unencodable` as `encode` does."""
     if params is None:
         return encode({"jsonrpc": "2.0", "method": method})
     return encode({"jsonrpc": "2.0", "method": method, "params": params})
 
 
 def encode_result(id: RequestId, result: JSON) -> bytes:
-    """A successful answer's text. Raises `Unencodable` as `encode` does."""
+    """Return a successful answer's text. Raises `Unencodable` as `encode` does."""
     return encode({"jsonrpc": "2.0", "id": id, "result": result})
 
 
 def encode_error(id: RequestId | None, code: int, message: str, data: JSON = None, *, null_id: bool = False) -> bytes:
-    """An error answer's text; `data` None for no such member.
+    """Return an error answer's text; without a `data` member if it is None.
 
     Args:
         id: the request it answers, or None if that could not be read.
         code: an integer, see `trimcp.wire.codes`.
         message: one line for a person.
         data: any JSON value for a program.
-        null_id: where `id` is None, whether to say `"id": null` as JSON-RPC has it, or to leave it out as MCP
-            has it from 2025-11-25 on.
+            null_id: if `id` is None, whether to write `"id": null` as in JSON-RPC, or to omit it as in MCP from
+                2025-11-25 on.
 
     Raises:
         Unencodable: as `encode` does.

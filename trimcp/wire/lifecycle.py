@@ -21,7 +21,7 @@ class InitializeParams(Params):
 
 @wire(until=V2026_07_28)
 class InitializeResult(Result):
-    """The server's side of the handshake: the revision it chose, what it can do, who it is."""
+    """The server's answer to `initialize`: the revision it chose, its capabilities, its name and version."""
 
     protocol_version: str
     capabilities: ServerCapabilities
@@ -31,7 +31,7 @@ class InitializeResult(Result):
 
 @wire(since=V2026_07_28)
 class DiscoverResult(Cacheable):
-    """What a modern server says about itself when asked (server/discover)."""
+    """A modern server's capabilities, name and revisions (server/discover)."""
 
     supported_versions: list[str]
     capabilities: ServerCapabilities
@@ -40,9 +40,9 @@ class DiscoverResult(Cacheable):
 
 @wire
 class CancelledParams(Params):
-    """Which request its sender gave up, and why (basic/utilities/cancellation).
+    """Which request its sender cancelled, and why (basic/utilities/cancellation).
 
-    In 2025-11-25 alone the id may be missing, when a task is meant; such a notification cancels nothing here.
+    In 2025-11-25 only, the id may be missing, for a task; such a notification cancels nothing here.
     """
 
     request_id: str | int | Absent = field(default=ABSENT, required_from=V2026_07_28)
@@ -51,7 +51,7 @@ class CancelledParams(Params):
 
 @wire
 class ProgressParams(Params):
-    """How far a request has come (basic/utilities/progress); it must increase with every message."""
+    """The progress of a request (basic/utilities/progress); it must increase with every message."""
 
     progress_token: ProgressToken
     progress: float
@@ -61,7 +61,7 @@ class ProgressParams(Params):
 
 @wire(since=V2026_07_28)
 class UnsupportedVersionData:
-    """`error.data` of -32022: the revisions the server supports, and the one it was asked for."""
+    """`error.data` of -32022: the revisions that the server supports, and the requested one."""
 
     supported: list[str]
     requested: str
@@ -69,14 +69,14 @@ class UnsupportedVersionData:
 
 @wire(since=V2026_07_28)
 class MissingCapabilityData:
-    """`error.data` of -32021: what the client would have to declare."""
+    """`error.data` of -32021: the capabilities that the client would have to declare."""
 
     required_capabilities: ClientCapabilities
 
 
 @wire(until=V2026_07_28)
 class SetLevelParams(Params):
-    """The least severe level a legacy connection wants; modern requests say it in their `_meta`."""
+    """The lowest log level that a legacy connection wants; modern requests have it in their `_meta`."""
 
     level: LoggingLevel
 
@@ -102,14 +102,14 @@ class SubscriptionFilter:
 
 @wire(since=V2026_07_28)
 class SubscriptionsListenParams(Params):
-    """What to watch for as long as the request is open."""
+    """The changes to report for as long as the request is open."""
 
     notifications: SubscriptionFilter
 
 
 @wire(since=V2026_07_28)
 class SubscriptionsAcknowledgedParams(Params):
-    """The first message of a subscription: the part of it that the server agreed to."""
+    """The first message of a subscription: the part of the filter that the server agreed to."""
 
     notifications: SubscriptionFilter
 
@@ -119,14 +119,14 @@ class SubscriptionsListenResult(Result):
     """The last message of a subscription; its `_meta` names the subscription."""
 
 
-# Tasks, the experimental ones of 2025-11-25 (basic/utilities/tasks): modelled to be read, never offered
+# Tasks, experimental in 2025-11-25 (basic/utilities/tasks): defined for reading, never declared
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class TaskMetadata:
-    """Asks that a request become a task, kept for `ttl` milliseconds."""
+    """Asks for a request to become a task, which is kept for `ttl` milliseconds."""
 
     ttl: int | Absent = field(default=ABSENT)
 
@@ -140,7 +140,7 @@ class RelatedTaskMetadata:
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class Task:
-    """How a task stands: times in ISO 8601, `ttl` (None: for ever) and `poll_interval` in milliseconds."""
+    """The state of a task: times in ISO 8601, `ttl` (None: for ever) and `poll_interval` in milliseconds."""
 
     task_id: str
     status: TaskStatus
@@ -160,7 +160,7 @@ class CreateTaskResult(Result):
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class TaskIdParams(Params):
-    """Which task is meant: the params of `tasks/get`, `tasks/result` and `tasks/cancel`."""
+    """The id of a task: the params of `tasks/get`, `tasks/result` and `tasks/cancel`."""
 
     task_id: str
 
@@ -172,7 +172,7 @@ class GetTaskResult(Result, Task):
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class GetTaskPayloadResult(Result):
-    """The result of the request that became the task, whatever its shape, in `extra`."""
+    """The result of the request that became the task, of any shape, in `extra`."""
 
     extra: dict[str, Any] = field(factory=dict, kw_only=True)
 
@@ -187,4 +187,4 @@ class ListTasksResult(Result):
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class TaskStatusParams(Params, Task):
-    """A task's new state, unasked."""
+    """A notification of a task's new state."""

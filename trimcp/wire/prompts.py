@@ -12,7 +12,7 @@ from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
 @wire
 class PromptArgument:
-    """One thing a prompt wants to know; its value is always text."""
+    """One argument of a prompt; its value is always text."""
 
     name: str
     title: str | Absent = field(default=ABSENT, since=V2025_06_18)
@@ -34,7 +34,7 @@ class Prompt:
 
 @wire
 class PromptMessage:
-    """One message of a prompt, ready for a model."""
+    """One message of a prompt, for a model."""
 
     role: Role
     content: ContentBlock
@@ -55,7 +55,7 @@ class ListPromptsResult(Cacheable):
 
 @wire
 class GetPromptParams(Params):
-    """Which prompt, with what; answers to earlier questions stay raw JSON, as in `CallToolParams`."""
+    """Which prompt, and its arguments; answers to earlier questions are raw JSON, as in `CallToolParams`."""
 
     name: str
     arguments: dict[str, str] | Absent = field(default=ABSENT)
@@ -65,7 +65,7 @@ class GetPromptParams(Params):
 
 @wire
 class GetPromptResult(Result):
-    """The messages of a prompt, filled in."""
+    """The messages of a prompt with its arguments filled in."""
 
     messages: list[PromptMessage]
     description: str | Absent = field(default=ABSENT)
@@ -73,7 +73,7 @@ class GetPromptResult(Result):
 
 @wire
 class PromptReference:
-    """The prompt whose argument is being typed."""
+    """The prompt whose argument is being completed."""
 
     name: str
     title: str | Absent = field(default=ABSENT, since=V2025_06_18)
@@ -82,7 +82,7 @@ class PromptReference:
 
 @wire
 class ResourceTemplateReference:
-    """The resource template whose variable is being typed (named `ResourceReference` until 2025-03-26)."""
+    """The resource template whose variable is being completed (named `ResourceReference` until 2025-03-26)."""
 
     uri: str
     type: Literal["ref/resource"] = field(default="ref/resource", required=True)
@@ -93,7 +93,7 @@ Reference: TypeAlias = PromptReference | ResourceTemplateReference
 
 @wire
 class CompletionArgument:
-    """The argument being typed, and what stands there so far."""
+    """The argument being completed, and the text typed so far."""
 
     name: str
     value: str
@@ -101,14 +101,14 @@ class CompletionArgument:
 
 @wire(since=V2025_06_18)
 class CompletionContext:
-    """What the other arguments are, as far as they are known."""
+    """The values of the other arguments, as far as known."""
 
     arguments: dict[str, str] | Absent = field(default=ABSENT)
 
 
 @wire
 class CompleteParams(Params):
-    """What is being typed, and where."""
+    """What to complete."""
 
     ref: Reference
     argument: CompletionArgument
@@ -117,7 +117,7 @@ class CompleteParams(Params):
 
 @wire
 class Completion:
-    """At most 100 suggestions, best first; how many there are in all, if known."""
+    """At most 100 suggestions, best first, and their total number, if known."""
 
     values: list[str]
     total: int | Absent = field(default=ABSENT)

@@ -1,4 +1,4 @@
-"""Resources: what a server lists, what a client reads and watches (server/resources)."""
+"""Resources: listing, reading and subscribing (server/resources)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Resource:
 
 @wire
 class ResourceTemplate:
-    """A family of resources, by an RFC 6570 template of their addresses."""
+    """A family of resources, by an RFC 6570 template of their URIs."""
 
     uri_template: str
     name: str
@@ -57,7 +57,7 @@ class ListResourceTemplatesResult(Cacheable):
 
 @wire
 class ReadResourceParams(Params):
-    """Which resource to read; answers to earlier questions stay raw JSON, as in `CallToolParams`."""
+    """Which resource to read; answers to earlier questions are raw JSON, as in `CallToolParams`."""
 
     uri: str
     input_responses: dict[str, dict[str, Any]] | Absent = field(default=ABSENT, since=V2026_07_28)
@@ -66,25 +66,25 @@ class ReadResourceParams(Params):
 
 @wire
 class ReadResourceResult(Cacheable):
-    """What the resource holds: one piece, or several for one that stands for many."""
+    """The contents of a resource: one item, or several if it stands for many."""
 
     contents: list[ResourceContents]
 
     @property
     def text(self) -> str:
-        """The contents that are text, joined with line ends; "" if none are."""
+        """The text contents, joined with line ends; "" if there are none."""
         return joined_text(self.contents)
 
 
 @wire(until=V2026_07_28)
 class SubscribeParams(Params):
-    """Which resource to watch, or to watch no longer, in the legacy era."""
+    """Which resource to subscribe to or unsubscribe from, in the legacy era."""
 
     uri: str
 
 
 @wire
 class ResourceUpdatedParams(Params):
-    """Which watched resource changed."""
+    """Which resource that the client subscribed to has changed."""
 
     uri: str

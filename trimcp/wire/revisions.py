@@ -1,7 +1,7 @@
-"""The five dated revisions of the specification and what differs in conduct between them, as data.
+"""The five dated revisions of the specification, and their differences in behaviour, as data.
 
-Which methods, fields and kinds of content a revision has is declared with those; here are the switches.
-Adding a sixth revision begins with one more constant in this file.
+Which methods, fields and content types a revision has is declared with those; this module has the switches.
+To add a sixth revision, begin with one more constant in this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import attrs
 
 
 class Era(Enum):
-    """The two families of conduct, named as the specification names them (basic/versioning)."""
+    """The two protocol eras, named as in the specification (basic/versioning)."""
 
     LEGACY = "legacy"
     """A handshake (`initialize`) fixes revision and capabilities for the whole connection."""
@@ -32,20 +32,20 @@ class Revision:
 
     Attributes:
         name: the date that names it on the wire.
-        era: which family of conduct it belongs to; `modern` says whether to the modern one.
+            era: its era; `modern` is whether that is the modern one.
         batching: a JSON array of messages is allowed (2025-03-26 alone).
         sessions: Streamable HTTP keeps sessions, `Mcp-Session-Id` (basic/transports).
         resumable: Streamable HTTP events have ids and can be replayed with `Last-Event-ID`.
-        priming_event: an SSE stream begins with an empty event that carries an id, and may be closed early.
-        version_header: HTTP requests after the handshake carry `MCP-Protocol-Version`.
-        method_headers: HTTP requests carry `Mcp-Method`, `Mcp-Name` and the headers tools ask for.
-        disconnect_cancels: on HTTP a dropped connection means that the caller gave up. It SHOULD NOT on
-            Streamable HTTP until 2025-11-25; in 2024-11-05 the stream is the session, later the request.
-        server_may_call: the server may send requests (sampling, elicitation, roots, ping).
-        error_without_id: an error whose request's id could not be read leaves `id` out; else it says null.
-        invalid_arguments_are_tool_errors: arguments that break a tool's schema are reported to the model as a
-            tool error rather than answered with -32602 (SEP-1303).
-        logs_on_request: log messages go only to requests that asked for a level in `_meta`; otherwise the level
+            priming_event: an SSE stream begins with an empty event that has an id, and may be closed early.
+            version_header: HTTP requests after the handshake carry `MCP-Protocol-Version`.
+            method_headers: HTTP requests carry `Mcp-Method`, `Mcp-Name` and the headers that tools require.
+            disconnect_cancels: on HTTP, a closed connection means that the caller cancelled. On Streamable HTTP it
+                SHOULD NOT until 2025-11-25. In 2024-11-05 the stream is the session, later the request.
+            server_may_call: the server may send requests (sampling, elicitation, roots, ping).
+            error_without_id: an error omits `id` if the request's id could not be read; otherwise it is null.
+            invalid_arguments_are_tool_errors: arguments that do not match a tool's schema are reported to the model as
+                a tool error instead of -32602 (SEP-1303).
+            logs_on_request: log messages are sent only for requests with a level in `_meta`; otherwise the level
             is the connection's (`logging/setLevel`) and the server may choose one until it is set.
         url_elicitation_error: -32042 may answer a request that needs the user to visit a URL first.
         resource_missing_code: the error code for a resource that does not exist.
@@ -110,13 +110,13 @@ OLDEST: Final = REVISIONS[0]
 LATEST: Final = REVISIONS[-1]
 """The newest revision, which both sides prefer."""
 LATEST_LEGACY: Final = max(revision for revision in REVISIONS if not revision.modern)
-"""What a legacy server offers to a client that asked for a revision it does not know (basic/lifecycle)."""
+"""The revision that a legacy server offers to a client with an unknown revision (basic/lifecycle)."""
 UNNAMED: Final = V2025_03_26
-"""What an HTTP request without `MCP-Protocol-Version` is taken for (2025-11-25 basic/transports)."""
+"""The revision of an HTTP request without `MCP-Protocol-Version` (2025-11-25 basic/transports)."""
 
 _BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
 
 
 def find(name: str) -> Revision | None:
-    """The revision of that name, or None if trimcp does not support it."""
+    """Return the revision of that name, or None if trimcp does not support it."""
     return _BY_NAME.get(name)

@@ -1,4 +1,4 @@
-"""Where JSON Schemas lie in a JSON Schema: by 2020-12, and what older drafts had besides."""
+"""Finds the subschemas of a JSON Schema: those of 2020-12, and those of older drafts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NAMED: Final = frozenset(
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (keyword, name, subschema) for each object right inside a schema that is a schema itself.
+    """Yield (keyword, name, subschema) for each direct subschema that is an object.
 
-    The name is "" except under keywords that give their schemas names, such as `properties`. What stands under any
-    other keyword, such as `default`, is data.
+    The name is "" except under keywords that name their subschemas, such as `properties`. Values of other keywords,
+    such as `default`, are data.
     """
     for keyword, value in schema.items():
         if isinstance(value, dict):
