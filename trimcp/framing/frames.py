@@ -1,15 +1,15 @@
-"""WebSocket frames as they arrive (RFC 6455, section 5), judged by their headers before their payload costs anything.
+"""WebSocket frames as they are received (RFC 6455, section 5), checked by their headers before the payload is kept.
 
-A WebSocket library behind this gate sees what came, except that
+The gate passes the frames on to a WebSocket library, with these changes:
 
-- a message over the limit is thrown away while it passes; an empty text frame stands in its place, and what is to be
-  reported about it waits in `oversized`;
-- a message in fragments becomes one frame, so a million fragments cost no more than the text in them;
-- a frame that comes in drops is handed on in pieces of some size, for the same reason;
-- what no peer of ours may send ends the stream of frames, and `fault` says with which close code;
-- of many tiny frames that came at once a few are let through at a time.
+- a message over the limit is discarded while it is received; an empty text frame replaces it, and the error to report
+  is in `oversized`;
+- a message in fragments becomes one frame, so a million fragments take no more memory than their text;
+- a frame that arrives in tiny pieces is passed on in larger ones, for the same reason;
+- an invalid frame ends the stream of frames, and `fault` has the close code;
+- of many tiny frames that arrive together, a few are passed on at a time.
 
-In the other direction `text_frame` makes a frame of a message, without copying it where a server sends it.
+In the other direction `text_frame` makes a frame of a message, without copying it when a server sends it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _FIN: Final = 0x80
 _RESERVED: Final = 0x70
 _CONTINUATION, _TEXT, _BINARY, _CLOSE, _PONG = 0x0, 0x1, 0x2, 0x8, 0xA
 _MASKED: Final = 0x80
-_MAX_SHORT: Final = 125  # bytes of the longest payload whose length needs no further bytes; none for a control frame
+_MAX_SHORT: Final = 125  # bytes of the longest payload without extended length; control frames may have no more
 _NO_KEY: Final = b"\0\0\0\0"
 
-_PIECE: Final = 4096  # a frame under way is handed on in pieces of at least so many bytes
-_EACH: Final = 64  # what a message weighs beside its bytes
-# Frames that are looked at at once. What a frame costs, here and in the library behind, goes by its number and not by
-# its bytes: of empty ones a single read can bring ten thousand, and others have to wait for a tenth of a second.
+_PIECE: Final = 4096  # an unfinished frame is passed on in pieces of at least so many bytes
+_EACH: Final = 64  # bytes counted for a message beside its payload
+# Frames processed at once. The cost of a frame, here and in the library, does not depend on its size: one read can
+# contain ten thousand empty ones, which would block other tasks for a tenth of a second.
 _FRAMES: Final = 16
 
 
 @attrs.frozen
 class FrameFault:
-    """Why a connection cannot go on.
+    """Why a connection must be closed.
 
     Attributes:
-        code: the close code that says so (RFC 6455, section 7.4.1).
+        code: the close code (RFC 6455, section 7.4.1).
         reason: one line that may be sent to the peer.
     """
 
@@ -51,33 +51,33 @@ class FrameFault:
 
 
 class _FrameKind(Enum):
-    """Kinds of frames. All but `PART` pass as they came."""
+    """Kinds of frames. All but `PART` are passed on unchanged."""
 
     CONTROL = auto()
     CLOSE = auto()
     WHOLE = auto()
     """A message in one frame, not too large."""
     PART = auto()
-    """Of a message in fragments, or of one that is thrown away."""
+    """Part of a message in fragments, or of one that is discarded."""
 
 
 @attrs.define(eq=False, repr=False)
 class FrameGate:
-    """Lets through the frames of one direction of one connection.
+    """Checks and passes on the frames of one direction of one connection.
 
     Args:
-        max_message: bytes one message may have. It may be changed.
+        max_message: the most bytes of one message. It may be changed.
         masked: whether frames must be masked (what clients send) or must not be.
 
     Attributes:
-        fault: why nothing more is let through; None while all is well.
-        closing: a Close frame was let through; nothing follows it.
-        behind: there is more to look at in what has arrived: feed it on, with nothing, once others have had their turn.
-        oversized: what to report about each message that was thrown away, in order.
-        signs: how many messages and control frames have become whole: a few bytes are no sign of life.
-        rounds: how often everything that had begun was whole.
-        messages: let through and not yet taken.
-        weight: of those, in bytes, with a little for each.
+        fault: why nothing more is passed on; None if there is no error.
+        closing: a Close frame was passed on; nothing follows it.
+        behind: received data is not processed yet: call `feed` with no data after other tasks have run.
+        oversized: the errors to report for discarded messages, in order.
+        signs: number of complete messages and control frames: a few bytes do not prove that the peer is alive.
+        rounds: how often everything that had begun was complete.
+        messages: messages passed on and not yet taken.
+        weight: bytes of those messages, with a little for each.
     """
 
     max_message: int
@@ -90,24 +90,24 @@ class FrameGate:
     rounds: int = attrs.field(init=False, default=0)
     messages: int = attrs.field(init=False, default=0)
     weight: int = attrs.field(init=False, default=0)
-    _rest: bytes = attrs.field(init=False, default=b"")  # the beginning of a header, or all that is behind
+    _rest: bytes = attrs.field(init=False, default=b"")  # an incomplete header, or all data not processed yet
     _out: list[bytes | memoryview] = attrs.field(init=False, factory=list)
     _waiting: int = attrs.field(init=False, default=0)  # bytes in it
     _ready: bool = attrs.field(init=False, default=False)  # it holds the end of a frame
-    # The frame under way, its kind None between two frames:
+    # The present frame; its kind is None between two frames:
     _kind: _FrameKind | None = attrs.field(init=False, default=None)
-    _left: int = attrs.field(init=False, default=0)  # bytes of payload still to come
-    _key: bytes = attrs.field(init=False, default=_NO_KEY)  # turned so that it fits the next byte
+    _left: int = attrs.field(init=False, default=0)  # bytes of payload not received yet
+    _key: bytes = attrs.field(init=False, default=_NO_KEY)  # rotated to match the next byte
     _final: bool = attrs.field(init=False, default=False)
-    # The message under way that does not pass as it came: its text so far, or what looks for its id.
+    # The present message, if it is not passed on unchanged: its text so far, or the scanner for its id.
     _message: Gathered | IdScanner | None = attrs.field(init=False, default=None)
-    _size: int = attrs.field(init=False, default=0)  # of the message under way
+    _size: int = attrs.field(init=False, default=0)  # of the present message
 
     def feed(self, data: bytes) -> None:
-        """Look at what has arrived. What follows a fault or a Close frame is dropped."""
+        """Process received bytes. Data after a fault or a Close frame is dropped."""
         if self._rest:
             data, self._rest = self._rest + data, b""
-        begin = at = 0  # what lies between them passes
+        begin = at = 0  # what is between them is passed on
         end = len(data)
         left = _FRAMES
         self.behind = False
@@ -143,22 +143,22 @@ class FrameGate:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a message or a frame has begun that is not whole."""
+        """Whether a message or a frame has begun and is not complete."""
         return self._kind is not None or self._message is not None or bool(self._rest)
 
     @property
     def begun(self) -> int:
-        """Bytes that are kept of a message whose end has not come, here or behind the gate."""
+        """Bytes kept of an incomplete message, here or in the library."""
         kept = 0 if self._message is None or isinstance(self._message, IdScanner) else self._message.size
         return kept + (self._size - self._left if self._kind is _FrameKind.WHOLE else 0)
 
     @property
     def empty(self) -> bool:
-        """Whether all that passed was handed on."""
+        """Whether everything was passed on."""
         return not self._out
 
     def take(self, max_bytes: int) -> bytes:
-        """Return what may be handed on now, at most so many bytes; b"" for nothing yet."""
+        """Return at most `max_bytes` that may be passed on now; b"" if there are none yet."""
         if not self._out or (not self._ready and self._waiting < _PIECE):
             return b""
         piece = self._out.pop(0)
@@ -171,12 +171,12 @@ class FrameGate:
         return bytes(piece)
 
     def taken(self, size: int) -> None:
-        """Note that somebody took a message of this many bytes."""
+        """Note that the consumer took a message of this many bytes."""
         self.messages -= 1
         self.weight -= size + _EACH
 
     def _judge(self, first: int, key: bytes | None, length: int) -> _FrameKind | FrameFault:
-        """Return the kind of the frame that begins, by its header and how long that is."""
+        """Return the kind of a frame from its header, whose size is `length`, or a fault."""
         opcode = first & 0x0F
         self._final = bool(first & _FIN)
         if (key is not None) is not self._masked:
@@ -214,7 +214,7 @@ class FrameGate:
         return _FrameKind.PART
 
     def _absorb(self, payload: bytes) -> None:
-        """Keep a piece of a message in fragments, or show a piece of one that is too large to what looks for its id."""
+        """Keep a piece of a message in fragments, or feed a piece of a too large one to the scanner."""
         if not payload:
             return
         if self._masked:
@@ -227,7 +227,7 @@ class FrameGate:
             self._message.feed(payload)
 
     def _finish(self) -> None:
-        """The frame under way is complete."""
+        """Process the end of the present frame."""
         kind, self._kind = self._kind, None
         if kind is _FrameKind.WHOLE:
             self._ready = True
@@ -253,7 +253,7 @@ class FrameGate:
             self.signs += 1
 
     def _replace(self, text: bytes) -> None:
-        """Let a frame through in place of what was kept or thrown away."""
+        """Pass on a frame in place of what was kept or discarded."""
         size = len(text)
         self._ready = True
         self._emit(_text_header(size, _NO_KEY if self._masked else None))
@@ -275,10 +275,10 @@ class FrameGate:
 
 
 def text_frame(text: bytes, *, masked: bool) -> tuple[bytes, bytes]:
-    """Return header and payload of a message in one frame; the payload is `text` itself where nothing is masked."""
+    """Return header and payload of a message in one frame; without a mask the payload is `text` itself."""
     if not masked:
         return _text_header(len(text)), text
-    key = os.urandom(4)  # nobody may be able to guess what appears on the wire (RFC 6455, section 5.3)
+    key = os.urandom(4)  # unpredictable, so that no one can choose the bytes on the wire (RFC 6455, section 5.3)
     return _text_header(len(text), key), _masked(text, key)
 
 
@@ -292,7 +292,7 @@ def _text_header(size: int, key: bytes | None = None) -> bytes:
 
 
 def _read_header(data: bytes, at: int) -> tuple[int, int, bytes | None, int] | None:
-    """Return a frame's first byte, payload length, masking key and header length; None if it is not all there."""
+    """Return a frame's first byte, payload length, masking key and header length; None if it is incomplete."""
     there = len(data) - at
     if there < 2:
         return None
@@ -313,7 +313,7 @@ def _read_header(data: bytes, at: int) -> tuple[int, int, bytes | None, int] | N
 
 
 def _masked(payload: bytes, key: bytes) -> bytes:
-    """Put a mask on, or take it off."""
+    """Apply or remove a mask."""
     size = len(payload)
     keys = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")

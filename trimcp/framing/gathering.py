@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, gathered without ever being moved.
+"""Collects text that arrives in pieces, without moving it.
 
-A buffer that grows is moved now and then, and where the memory around it is full of holes each place it had stays
-resident: a text of 4 MiB was seen to cost 8. Here what is full stays where it is, and another block begins.
+A growing buffer is moved from time to time, and in a fragmented heap its former places stay resident: a text of 4 MiB
+was measured to take 8. Here full blocks stay where they are, and a new one begins.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import attrs
 
 from trimcp.wire.jsonrpc import IdScanner
 
-# Bytes of a block: enough that malloc maps it by itself and gives it back at once, little beside a large text.
+# Bytes of a block: enough for malloc to map it separately and return it at once, little compared with a large text.
 _BLOCK: Final = 256 * 1024
 
 
 @attrs.define(eq=False, repr=False)
 class Gathered:
-    """The beginning of a text whose end has not come. Many tiny pieces cost no more than the bytes in them.
+    """The received part of an incomplete text. Many tiny pieces take no more memory than their bytes.
 
     Attributes:
-        size: bytes of it that are here.
+        size: its bytes.
     """
 
     size: int = attrs.field(init=False, default=0)
@@ -31,7 +31,7 @@ class Gathered:
     _tail: bytearray = attrs.field(init=False, factory=bytearray)
 
     def add(self, piece: bytes) -> None:
-        """Keep one more piece."""
+        """Append a piece."""
         self._tail += piece
         self.size += len(piece)
         if self.size >= self._full:
@@ -40,15 +40,15 @@ class Gathered:
             self._full = self.size + _BLOCK
 
     def endswith(self, end: bytes) -> bool:
-        """Return whether the last byte that has arrived is this."""
+        """Return whether the last received byte is `end`."""
         return (self._tail or (self._blocks[-1] if self._blocks else b"")).endswith(end)
 
     def beginning(self, size: int) -> bytes:
-        """Return its first bytes, at most so many, and at most those of its first block."""
+        """Return its first bytes: at most `size`, and only from the first block."""
         return bytes((self._blocks[0] if self._blocks else self._tail)[:size])
 
     def take(self) -> bytes:
-        """Return all of it, and forget it."""
+        """Return all of it, and clear it."""
         if self._blocks:
             return b"".join(self.drain())
         text = bytes(self._tail)
@@ -57,7 +57,7 @@ class Gathered:
         return text
 
     def drain(self) -> Iterator[bytearray]:
-        """Return it block by block, each of which is forgotten as it is taken."""
+        """Yield it block by block; each block is released when it is taken."""
         blocks, self._blocks = self._blocks, []
         blocks.append(self._tail)
         self._tail, self.size, self._full = bytearray(), 0, _BLOCK
@@ -66,7 +66,7 @@ class Gathered:
             yield blocks.pop()
 
     def scan(self) -> IdScanner:
-        """Show it to a scanner block by block, and forget it: what is beyond a limit is needed for its id alone."""
+        """Feed it to a scanner block by block, and clear it: of too large text only the id is needed."""
         scanner = IdScanner()
         for block in self.drain():
             scanner.feed(block)

@@ -1,9 +1,9 @@
-"""Request headers that repeat what the body says (2026-07-28 basic/transports/streamable-http, "Request Metadata").
+"""Request headers that repeat parts of the body (2026-07-28 basic/transports/streamable-http, "Request Metadata").
 
-`Mcp-Method`, `Mcp-Name` and `MCP-Protocol-Version` let proxies route without reading bodies, `Mcp-Param-*` do the same
-for arguments a tool's schema marks with `x-mcp-header`. A client writes them, a server that reads the body has to
-compare. Headers are mappings by lower-case name, their values without white space around them. Knows no tool, no
-revision and no transport.
+With `Mcp-Method`, `Mcp-Name` and `MCP-Protocol-Version` proxies can route without reading bodies, and with
+`Mcp-Param-*` also by arguments that a tool's schema marks with `x-mcp-header`. A client writes them; a server that
+reads the body must compare them. Headers are mappings by lower-case name; their values have no surrounding white
+space.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trimcp.wire.jsonrpc import Unencodable
 from trimcp.wire.subschemas import subschemas
 
 ANNOTATION: Final = "x-mcp-header"
-"""The keyword of a property's schema that names the header its value is repeated in."""
+"""The keyword of a property's schema that names the header for its value."""
 VERSION: Final = "mcp-protocol-version"
 METHOD: Final = "mcp-method"
 NAME: Final = "mcp-name"
@@ -34,7 +34,7 @@ _PREFIX: Final = "Mcp-Param-"
 _HEAD: Final = "=?base64?"
 _TAIL: Final = "?="
 _LARGEST: Final = 2**53 - 1  # "Integer values MUST be within the safe range for JavaScript"
-_LONGEST_NUMBER: Final = 64  # characters; more than any number in that range needs, and little to compute with
+_LONGEST_NUMBER: Final = 64  # characters; longer than any number in that range, and fast to compute with
 _CARRIED: Final = re.compile(r"[\t\x20-\x7e]*")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 
@@ -43,17 +43,17 @@ _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?
 
 
 def encode_value(value: str | float) -> str:
-    """A string, integer or boolean as the value of a header, in base64 where plain text would not arrive as it is.
+    """Return a string, integer or boolean as a header value, in base64 if plain text could not be sent unchanged.
 
     Raises:
-        LocalError: an integer that some readers of headers would round (beyond 53 bits), or a lone surrogate.
+        LocalError: an integer beyond 53 bits, which some readers of headers would round, or a lone surrogate.
     """
     if isinstance(value, str):
         return _encode_text(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if value % 1:
-        return repr(value)  # no annotation allows it; the server reports that an integer was wanted
+        return repr(value)  # no annotation allows it; the server reports that an integer is required
     if abs(value) > _LARGEST:
         raise LocalError("an integer beyond 53 bits cannot be repeated in a header")
     return str(int(value))
@@ -74,10 +74,10 @@ def _looks_encoded(text: str) -> bool:
 
 
 def decode_value(text: str) -> str:
-    """What the value of a header says, base64 undone.
+    """Return the meaning of a header value, decoded from base64 if necessary.
 
     Raises:
-        ValueError: it has characters no header may have, or its base64 is none, or not of UTF-8.
+        ValueError: it has characters that are not allowed in headers, or invalid base64 or UTF-8.
     """
     if not _CARRIED.fullmatch(text):
         raise ValueError("it has characters a header cannot carry")
@@ -88,7 +88,7 @@ def decode_value(text: str) -> str:
         data = binascii.a2b_base64(inner)
     except binascii.Error:
         raise ValueError("it is not valid base64") from None
-    if base64.b64encode(data) != inner:  # other texts decode to the same where a reader is less strict
+    if base64.b64encode(data) != inner:  # a less strict reader would decode other texts to the same
         raise ValueError("it is not valid base64")
     try:
         return data.decode()
@@ -96,11 +96,11 @@ def decode_value(text: str) -> str:
         raise ValueError("its base64 is not UTF-8") from None
 
 
-# What every request repeats
+# Headers of every request
 
 
 def request_headers(version: str, method: str, name: str | None = None) -> dict[str, str]:
-    """The headers of a request; `name` is the value of the parameter that `Mcp-Name` repeats, in methods that have one.
+    """Return the headers of a request; `name` is the value for `Mcp-Name`, in methods that have one.
 
     Raises:
         LocalError: as `encode_value`.
@@ -114,13 +114,13 @@ def request_headers(version: str, method: str, name: str | None = None) -> dict[
 def check_request(
     headers: Mapping[str, str], method: str, params: Mapping[str, Any] | None, *, named: str | None, version: str
 ) -> str | None:
-    """What is wrong with a request's headers, as the message of a HeaderMismatch error, or None.
+    """Return what is wrong with a request's headers, as the message of a HeaderMismatch error, or None.
 
     Args:
-        headers: as they came.
+        headers: the received headers.
         method, params: the body's.
         named: the parameter that `Mcp-Name` repeats (`Method.mirrored`), or None; then that header is ignored.
-        version: the revision the body's `_meta` names.
+        version: the revision in the body's `_meta`.
     """
     sent = headers.get(VERSION)
     if sent != version:
@@ -133,7 +133,7 @@ def check_request(
     sent = headers.get(NAME)
     value = params.get(named) if params is not None else None
     if not isinstance(value, str):
-        # Without a header the body alone is wrong, and whoever reads the parameters says so.
+        # Without the header only the body is wrong, and the code that reads the parameters reports that.
         return None if sent is None else f"Header mismatch: Mcp-Name is sent, but the body has no {named}"
     if sent is None:
         return _mismatch("Mcp-Name", None, value)
@@ -153,7 +153,7 @@ def _malformed(name: str, error: ValueError) -> str:
     return f"Header mismatch: {name:.100} header is malformed: {error}"
 
 
-# What a tool's schema wants repeated
+# Headers for a tool's arguments
 
 
 @attrs.frozen
@@ -162,7 +162,7 @@ class Mirror:
     """An argument that is repeated in a header.
 
     Attributes:
-        header: the header's name as its author wrote it ("Mcp-Param-Region").
+        header: the header's name as in the schema ("Mcp-Param-Region").
         path: the properties that lead to the argument, from the outermost in.
         key: the header's name in lower case.
     """
@@ -172,7 +172,7 @@ class Mirror:
     key: str = attrs.field(init=False, default=attrs.Factory(lambda mirror: mirror.header.lower(), takes_self=True))
 
     def value(self, arguments: Any) -> Any:
-        """The argument in a call, or None where there is none."""
+        """Return the argument in a call, or None if it is missing."""
         for step in self.path:
             if not isinstance(arguments, Mapping):
                 return None
@@ -181,18 +181,18 @@ class Mirror:
 
 
 _Path: TypeAlias = tuple[str, ...] | None
-"""The properties that lead to a schema from the outermost in, or None where they alone do not."""
+"""The properties that lead to a schema from the outermost in, or None if its path has other keywords."""
 
 _PRIMITIVE: Final = ("string", "integer", "boolean")
 
 
 def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
-    """The arguments of a tool that are repeated in headers, by its input schema.
+    """Return the arguments of a tool that are repeated in headers, by its input schema.
 
     Raises:
-        ValueError: an annotation breaks a rule of the specification, which makes the whole tool invalid: its value is
-            no header name or is there twice, its property is no string, integer or boolean, or stands where not
-            `properties` alone lead to it. The text says which.
+        ValueError: an annotation breaks a rule of the specification, so the whole tool is invalid: its value is not a
+            header name or is used twice, its property is not a string, integer or boolean, or its path has other
+            keywords than `properties`. The text says which.
     """
     found: dict[str, Mirror] = {}
     for place, path in _places(schema):
@@ -205,7 +205,7 @@ def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
 
 
 def _places(schema: Any) -> Iterator[tuple[dict[str, Any], _Path]]:
-    """Every schema in this one, itself first, however deep; memory is needed for its depth only."""
+    """Yield every schema in this one, itself first, at any depth; the memory depends on its depth only."""
     if not isinstance(schema, dict):
         return
     yield schema, ()
@@ -234,7 +234,7 @@ def _mirror(schema: dict[str, Any], path: _Path) -> Mirror:
 
 
 def param_headers(mirrors: tuple[Mirror, ...], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that repeat arguments of a call. What is absent or null is not repeated, nor is an array or object.
+    """Return the headers for the arguments of a call. Absent and null arguments, arrays and objects have none.
 
     Raises:
         LocalError: as `encode_value`.
@@ -242,7 +242,7 @@ def param_headers(mirrors: tuple[Mirror, ...], arguments: Mapping[str, Any]) -> 
     headers = {}
     for mirror in mirrors:
         value = mirror.value(arguments)
-        if isinstance(value, Enum):  # JSON takes a member for its value
+        if isinstance(value, Enum):  # in JSON, a member is written as its value
             value = value.value
         if isinstance(value, (str, int, float)):
             headers[mirror.key] = encode_value(value)
@@ -250,9 +250,9 @@ def param_headers(mirrors: tuple[Mirror, ...], arguments: Mapping[str, Any]) -> 
 
 
 def check_params(mirrors: tuple[Mirror, ...], arguments: Any, headers: Mapping[str, str]) -> str | None:
-    """What is wrong with the headers that repeat arguments, as the message of a HeaderMismatch error, or None.
+    """Return what is wrong with the headers that repeat arguments, as the message of a HeaderMismatch error, or None.
 
-    A header for an argument that is absent or null is as wrong as one with another value: proxies would route by it.
+    A header for an absent or null argument is as wrong as a different value: proxies would route by it.
     Numbers are compared as numbers. Headers that no annotation names are ignored.
     """
     for mirror in mirrors:
@@ -274,7 +274,7 @@ def check_params(mirrors: tuple[Mirror, ...], arguments: Any, headers: Mapping[s
 
 
 def _says(text: str, value: str | float) -> bool:
-    """Whether the text of a header stands for this argument."""
+    """Return whether a header value matches this argument."""
     if isinstance(value, str):
         return text == value
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""Newline-delimited JSON, as stdio and every other byte stream carry it (MCP specification, "stdio").
+"""Newline-delimited JSON, for stdio and other byte streams (MCP specification, "stdio").
 
-Takes chunks as they come and gives messages; a line beyond the limit costs no more than the limit, and ends nothing
-unless it goes on for ever.
+It decodes chunks to messages. A line beyond the limit takes no more memory than the limit, and the stream goes on
+unless the line is endless.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from trimcp.wire.jsonrpc import (
 )
 
 LINES: Final = 128
-"""Lines that may be looked at at once: one read can bring thirty thousand, and others wait meanwhile."""
+"""Lines processed at once: one read can contain thirty thousand, during which no other task runs."""
 
 
 @attrs.define(eq=False, repr=False)
 class LineDecoder:
-    """Cuts a stream into lines and parses them.
+    """Splits a stream into lines and parses them.
 
     Args:
-        max_size: bytes one message may have, without its line ending. It may be changed.
-        limits: what else one message may cost.
-        at_once: lines that `feed` looks at in one call, the others being `behind`; a batch (2025-03-26) counts as many.
-            -1 for all of them.
+        max_size: the most bytes of one message, without its line ending. It may be changed.
+        limits: other bounds on one message.
+        at_once: the most lines that `feed` processes in one call; the others are in `behind`. A batch (2025-03-26)
+            counts as that many lines. -1 for no bound.
 
-    Each message comes with the bytes of its line. A line that is no message is a `Malformed` like any other. A line
-    beyond `max_size` is one with the reason "size", as soon as its id could be read, else without an id at its end;
-    then the stream goes on. Blank lines are ignored, and a carriage return before the line ending does no harm.
+    Each message is returned with the size of its line in bytes. An invalid line becomes a `Malformed`. A line beyond
+    `max_size` becomes one with the reason "size", as soon as its id could be read, else without an id at its end; then
+    the stream goes on. Blank lines are ignored, and so is a carriage return before the line ending.
 
     Attributes:
-        behind: what has arrived and was not looked at: feed nothing to go on, once others have had their turn. Always
-            empty where `at_once` is -1.
-        endless: a line has sixteen times the bytes it may have. It was reported, and nothing more is read.
+        behind: received data not processed yet: call `feed` with no data after other tasks have run. Always empty if
+            `at_once` is -1.
+        endless: a line has sixteen times the allowed size. It was reported, and nothing more is read.
     """
 
     max_size: int
     _limits: ParseLimits = DEFAULT_LIMITS
     _at_once: int = -1
-    _tail: Gathered = attrs.field(init=False, factory=Gathered)  # the beginning of the line under way
+    _tail: Gathered = attrs.field(init=False, factory=Gathered)  # the received part of an incomplete line
     _scanner: IdScanner | None = attrs.field(init=False, default=None)  # set while that is beyond the limit
     _skipped: int = attrs.field(init=False, default=0)
-    _told: bool = attrs.field(init=False, default=False)  # what it stands for was returned already
+    _told: bool = attrs.field(init=False, default=False)  # the `Malformed` for it was returned already
     behind: bytes = attrs.field(init=False, default=b"")
     endless: bool = attrs.field(init=False, default=False)
 
     @property
     def held(self) -> int:
-        """Bytes of an unfinished line kept in memory, at most `max_size` and a carriage return."""
+        """Bytes of an incomplete line in memory, at most `max_size` and a carriage return."""
         return self._tail.size
 
     def feed(self, chunk: bytes) -> list[tuple[Message, int]]:
-        """The messages that these bytes complete, in order, each with its size."""
+        """Return the messages that these bytes complete, in order, each with its size."""
         if self.behind:
             chunk, self.behind = self.behind + chunk, b""
         lines = chunk.split(b"\n", self._at_once)
@@ -76,7 +76,7 @@ class LineDecoder:
             self._finish(lines.pop(0), messages)
         for at, line in enumerate(lines, 1):
             if self._line(line, messages) and at < len(lines) and self._at_once > 0:
-                # It may hold a hundred messages, so the lines behind it wait for the next time.
+                # A batch may contain a hundred messages, so the following lines wait for the next call.
                 self.behind = b"\n".join((*lines[at:], self.behind or rest))
                 return messages
         if rest:
@@ -86,14 +86,14 @@ class LineDecoder:
         return messages
 
     def eof(self) -> list[tuple[Message, int]]:
-        """The message that the end of the stream completes, if its last line had no line ending."""
+        """Return the message that the end of the stream completes, if its last line had no line ending."""
         messages: list[tuple[Message, int]] = []
         if self._tail.size or self._scanner is not None:
             self._finish(b"", messages)
         return messages
 
     def _begin(self, piece: bytes) -> None:
-        """Keep a piece of a line whose end has not come; beyond the limit show it to the scanner instead."""
+        """Keep a piece of an incomplete line; beyond the limit feed it to the scanner instead."""
         if self._scanner is None and self._tail.size + len(piece) <= self.max_size + 1:
             self._tail.add(piece)
             return
@@ -103,7 +103,7 @@ class LineDecoder:
         self._skipped += len(piece)
 
     def _tell(self, messages: list[tuple[Message, int]]) -> None:
-        """Report that the line under way is too large once its id is known, or once it has gone on for too long."""
+        """Report that the present line is too large, once its id is known or it is endless."""
         scanner = self._scanner
         self.endless = self._skipped > PATIENCE * self.max_size
         if scanner is not None and not self._told and (self.endless or scanner.id is not None):
@@ -111,20 +111,20 @@ class LineDecoder:
             messages.append((oversize(scanner, self.max_size), self._skipped))
 
     def _finish(self, piece: bytes, messages: list[tuple[Message, int]]) -> None:
-        """The line under way ends with this piece."""
+        """Process the last piece of the present line."""
         self._begin(piece)
         if self._scanner is None:
             if self._tail.size <= self.max_size or self._tail.endswith(b"\r"):
                 self._line(self._tail.take(), messages)
                 return
-            # By one byte. A copy of what is thrown away would cost as much again.
+            # Too large by one byte only. A copy of what is discarded would need as much memory again.
             self._skipped, self._scanner = self._tail.size, self._tail.scan()
         if not self._told:
             messages.append((oversize(self._scanner, self.max_size), self._skipped))
         self._scanner, self._told = None, False
 
     def _line(self, line: bytes, messages: list[tuple[Message, int]]) -> bool:
-        """Add what a whole line holds. Returns whether it is a batch."""
+        """Add the messages of a complete line. Returns whether it is a batch."""
         size = len(line)
         if size > self.max_size and size - line.endswith(b"\r") > self.max_size:
             messages.append((too_large(line, self.max_size), size))
@@ -136,5 +136,5 @@ class LineDecoder:
 
 
 def encode_lines(messages: Sequence[bytes]) -> bytes:
-    """Encoded messages as lines, ready for one write."""
+    """Return encoded messages as lines, for one write."""
     return b"\n".join((*messages, b""))

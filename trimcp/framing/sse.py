@@ -1,7 +1,7 @@
-"""Server-sent events, as both HTTP transports stream their messages (WHATWG HTML, "Server-sent events").
+"""Server-sent events, in which both HTTP transports stream their messages (WHATWG HTML, "Server-sent events").
 
-Events to bytes, and chunks of bytes to events; an event beyond the limit costs no more than the limit and ends
-nothing. What an event's data mean is not known here.
+It encodes events and decodes chunks of bytes. An event beyond the limit takes no more memory than the limit, and the
+stream goes on. The data of events are not interpreted here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from trimcp.framing.gathering import Gathered
 from trimcp.wire.jsonrpc import IdScanner, Malformed, oversize
 
 COMMENT: Final = b":\n\n"
-"""Keeps a silent stream open: a comment, which no reader takes for an event."""
+"""A comment, which keeps a silent stream open; readers ignore it."""
 
 DEFAULT_MAX_EVENT: Final = 64 * 1024 * 1024
-"""Bytes of data one event may bring a client, unless it says otherwise."""
+"""Default limit, in bytes, on the data of one event that a client receives."""
 
 _BOM: Final = b"\xef\xbb\xbf"
-_MAX_FIELD: Final = 8192  # bytes of any line but data: what servers take for a header (nginx, Apache, h11: 8 to 64 KiB)
-_MAX_DIGITS: Final = 15  # of `retry`, in milliseconds; nobody means to wait 30,000 years
+_MAX_FIELD: Final = 8192  # bytes of any line but data: the usual limit for a header (nginx, Apache, h11: 8 to 64 KiB)
+_MAX_DIGITS: Final = 15  # of `retry`, in milliseconds, which is 30,000 years
 
 
 @attrs.define
@@ -29,12 +29,12 @@ class Event:
     """One event of a stream.
 
     Attributes:
-        data: its data lines joined by line feeds, as they came: whoever reads them checks that they are UTF-8.
-        event: its type, "message" where it named none.
-        id: the id it named itself, or None; "" tells the reader to forget the last one.
-        retry: milliseconds it asks to wait before reconnecting, or None.
-        oversize: its data were beyond the limit and are gone, `data` is empty; this stands for the message in
-            them, with the id that could be read on the way. Else None.
+            data: its data lines joined by line feeds, unchanged: the reader checks that they are UTF-8.
+            event: its type, "message" by default.
+            id: its own id, or None; "" clears the last event id.
+            retry: milliseconds to wait before reconnecting, or None.
+            oversize: if its data were beyond the limit and discarded (`data` is empty), the `Malformed` for the message
+                in them, with the id that could be read. Else None.
     """
 
     data: bytes
@@ -45,17 +45,17 @@ class Event:
 
 
 def encode_event(data: bytes, *, id: str | None = None, event: str | None = None, retry: int | None = None) -> bytes:
-    """One event's bytes, with one line of data.
+    """Return the bytes of one event, with one line of data.
 
     Args:
         data: a JSON text, or any other line. A line break in it can only be white space between tokens, so it
             becomes a space.
-        id: where a reader that reconnects goes on from; None for none.
-        event: its type; None is a "message" to every reader.
-        retry: milliseconds to wait before reconnecting; None leaves that alone.
+        id: where a client that reconnects continues; None for no id.
+        event: its type; None means "message".
+        retry: milliseconds to wait before reconnecting; None leaves that unchanged.
 
     Raises:
-        ValueError: `id` or `event` has a line break or another character that does not print.
+        ValueError: `id` or `event` has a line break or another character that is not printable.
     """
     if b"\n" in data or b"\r" in data:
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")
@@ -66,7 +66,7 @@ def encode_event(data: bytes, *, id: str | None = None, event: str | None = None
         head += f"event: {_printable(event)}\n"
     if retry is not None:
         head += f"retry: {retry}\n"
-    # Joined, not formatted: that makes room for a large message bit by bit, and copies it each time.
+    # Joining is faster than formatting, which copies a large message several times as it grows.
     return b"".join((head.encode(), b"data: ", data, b"\n\n"))
 
 

@@ -1,4 +1,4 @@
-"""What each side declares it can do. An open set: what we do not know survives in `extra`."""
+"""The capabilities that each side declares. The set is open: unknown ones are kept in `extra`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from trimcp.wire.fields import ABSENT, Absent, field, wire, wire_name
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 
 Settings: TypeAlias = dict[str, Any]
-"""A capability that is there or not, with settings nobody has defined yet."""
+"""A capability that is declared or not; no settings are defined for it yet."""
 
 
 @wire
 class RootsCapability:
-    """The client can say which roots it works on, and until 2025-11-25 that they changed."""
+    """The client can list its roots, and until 2025-11-25 notify that they changed."""
 
     list_changed: bool | Absent = field(default=ABSENT, until=V2026_07_28)
     extra: dict[str, Any] = field(factory=dict)
@@ -32,7 +32,7 @@ class SamplingCapability:
 
 @wire(since=V2025_06_18)
 class ElicitationCapability:
-    """The client can ask its user: with a form, by sending them to a URL. Neither named means form."""
+    """The client can ask its user: with a form, or by sending them to a URL. If neither is declared, form is meant."""
 
     form: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
     url: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
@@ -76,7 +76,7 @@ class ClientCapabilities:
 
 @wire
 class PromptsCapability:
-    """The server has prompts, and may say that they changed."""
+    """The server has prompts, and may notify that they changed."""
 
     list_changed: bool | Absent = field(default=ABSENT)
     extra: dict[str, Any] = field(factory=dict)
@@ -84,7 +84,7 @@ class PromptsCapability:
 
 @wire
 class ResourcesCapability:
-    """The server has resources, lets clients watch single ones, and may say that the list changed."""
+    """The server has resources, may let clients subscribe to them, and may notify that the list changed."""
 
     subscribe: bool | Absent = field(default=ABSENT)
     list_changed: bool | Absent = field(default=ABSENT)
@@ -93,7 +93,7 @@ class ResourcesCapability:
 
 @wire
 class ToolsCapability:
-    """The server has tools, and may say that they changed."""
+    """The server has tools, and may notify that they changed."""
 
     list_changed: bool | Absent = field(default=ABSENT)
     extra: dict[str, Any] = field(factory=dict)
@@ -115,10 +115,10 @@ class ServerCapabilities:
 
 
 def declares(capabilities: ClientCapabilities | ServerCapabilities, path: str) -> bool:
-    """Whether these capabilities name that one, as `METHODS` spells it: `"tools"`, `"resources.subscribe"`.
+    """Return whether a capability is declared, by its path as in `METHODS`: `"tools"`, `"resources.subscribe"`.
 
-    A flag counts when it is true, an object when it is there, even empty. `elicitation` with neither mode
-    named means `elicitation.form` (client/elicitation, "Capabilities").
+    A flag counts if it is true, an object if it is present, even if empty. `elicitation` with neither mode means
+    `elicitation.form` (client/elicitation, "Capabilities").
     """
     found: Any = capabilities
     for step in path.split("."):

@@ -1,7 +1,7 @@
-"""The one table of errors: what a code is called, its HTTP status, and whether trying again is safe.
+"""The table of error codes: the name of each, its HTTP status, and whether a retry is safe.
 
-Sources: JSON-RPC 2.0 section 5.1, and the MCP specification, "Basic Protocol", "Error Codes". Codes of our
-own are positive, outside the range -32768..-32000 that JSON-RPC reserves. Knows no message and no transport.
+Sources: JSON-RPC 2.0 section 5.1, and the MCP specification, "Basic Protocol", "Error Codes". trimcp's own
+codes are positive, outside the range -32768..-32000 that JSON-RPC reserves.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from trimcp.values import valued
 PARSE_ERROR: Final = -32700
 """The text is not JSON (JSON-RPC 2.0 section 5.1)."""
 INVALID_REQUEST: Final = -32600
-"""JSON, but no message, or one beyond a limit (JSON-RPC 2.0 section 5.1)."""
+"""JSON, but not a valid message, or beyond a limit (JSON-RPC 2.0 section 5.1)."""
 METHOD_NOT_FOUND: Final = -32601
 """The method does not exist, or not in this revision (JSON-RPC 2.0 section 5.1)."""
 INVALID_PARAMS: Final = -32602
-"""The method exists, its parameters are wrong (JSON-RPC 2.0 section 5.1)."""
+"""The method exists, but its parameters are invalid (JSON-RPC 2.0 section 5.1)."""
 INTERNAL_ERROR: Final = -32603
 """The receiver failed (JSON-RPC 2.0 section 5.1)."""
 RESOURCE_NOT_FOUND: Final = -32002
@@ -27,19 +27,19 @@ RESOURCE_NOT_FOUND: Final = -32002
 URL_ELICITATION_REQUIRED: Final = -32042
 """The user must visit a URL first; 2025-11-25 only ("Elicitation", "Error Handling")."""
 HEADER_MISMATCH: Final = -32020
-"""HTTP headers missing, malformed, or at odds with the body; from 2026-07-28 ("Streamable HTTP")."""
+"""HTTP headers are missing, malformed or different from the body; from 2026-07-28 ("Streamable HTTP")."""
 MISSING_CAPABILITY: Final = -32021
-"""The request needs a capability its client did not declare; from 2026-07-28 ("Basic Protocol", "_meta")."""
+"""The request needs a capability that its client did not declare; from 2026-07-28 ("Basic Protocol", "_meta")."""
 UNSUPPORTED_VERSION: Final = -32022
 """The server does not support the requested revision; from 2026-07-28 ("Versioning")."""
 OVERLOADED: Final = 1001
-"""Ours: too much is under way, so the request was refused before anything was done."""
+"""trimcp's own: too many requests are in progress; this one was refused before anything was done."""
 CANCELLED_BY_DRAIN: Final = 1002
-"""Ours: the receiver is shutting down and cut this call; it may be half done."""
+"""trimcp's own: the receiver is shutting down and cancelled this call; it may be half done."""
 TIMED_OUT: Final = 1003
-"""Ours: the call passed the time limit its tool was given and was stopped; it may be half done."""
+"""trimcp's own: the call exceeded its tool's timeout and was cancelled; it may be half done."""
 FORBIDDEN: Final = 1004
-"""Ours: who asks may not do this; `data.requiredScopes` names the scopes that a token needs for it."""
+"""trimcp's own: the principal may not do this; `data.requiredScopes` names the scopes that a token needs for it."""
 
 
 @attrs.frozen
@@ -49,12 +49,12 @@ class ErrorKind:
 
     Attributes:
         code: the integer on the wire.
-        name: what people call it; the specification's name where it has one.
-        http_status: status of an HTTP reply that consists of this error, when it is known before the first
-            byte. The specification fixes 400 and 404 here; where it is silent, an error that a handler
-            decided is 200, because older clients do not read the body of any other status.
+        name: its name in the specification, or ours.
+        http_status: status of an HTTP response that consists of this error, if it is known before the first
+            byte. The specification requires 400 and 404 for some. Otherwise an error that a handler raised is 200,
+            because older clients read the body only with that status.
         retryable: the receiver did nothing, so sending the same request again later is safe and may succeed.
-        reason: a short name for programs, sent as `data.reason` with errors of our own making.
+        reason: a short name for programs, sent as `data.reason` with trimcp's own errors.
     """
 
     code: int

@@ -1,7 +1,7 @@
-"""How a payload class is written and read: `@wire` for the class, `field(...)` for a member that some revisions lack.
+"""Declares payload classes: `@wire` for the class, `field(...)` for a member that some revisions lack.
 
-A payload's members are JSON primitives, open JSON, `Literal`s, lists, dicts, payloads and unions of those. How they
-are loaded and dumped is the converter's business.
+A payload's members are JSON primitives, open JSON, `Literal`s, lists, dicts, payloads and unions of those. The
+converter loads and dumps them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Absent(Enum):
     """The type of `ABSENT`, for annotations: `title: str | Absent`."""
 
-    ABSENT = ...  # a value no JSON encoder accepts: one that slipped through must fail, not become a string
+    ABSENT = ...  # a value no JSON encoder accepts: dumped by mistake, it must fail and not become a string
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -33,7 +33,7 @@ class Absent(Enum):
 
 
 ABSENT: Final = Absent.ABSENT
-"""The member is not there, as opposed to being null. False in conditions; compare it with `is`."""
+"""The member is missing, as opposed to null. False in conditions; compare it with `is`."""
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class _Span:
 @attrs.frozen
 @valued
 class FieldFacts(_Span):
-    """The arguments of `field()` that say when and how one member exists."""
+    """The arguments of `field()`: the name of one member, and the revisions that have it."""
 
     required_from: Revision | None = None
     name: str | None = None
@@ -89,22 +89,22 @@ def field(
     narrow_until: Revision | None = None,
     narrow: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """One member of a payload that needs more than a name and a type.
+    """Declare a member of a payload that needs more than a name and a type.
 
-    A member that some revision lacks must have a default; one without is required in every revision.
+    A member that some revision lacks must have a default. A member without a default is required in every revision.
 
     Args:
-        default: the value when nobody gives one; `ABSENT` for a member that may be missing.
-        factory: makes that value, where it is mutable.
+        default: the default value; `ABSENT` for a member that may be missing.
+        factory: returns the default value, if it is mutable.
         kw_only: only by keyword.
         since: the first revision that has it.
         until: the first revision that no longer has it.
-        required: it has a default for us who write it, but a peer must send it, in every revision.
+        required: it has a default when we create it, but a peer must send it, in every revision.
         required_from: the same, from that revision on.
-        name: its name on the wire, where camelCase of ours is not it.
+        name: its name on the wire, if that is not the camelCase of ours.
         narrow_until: the first revision in which every value is allowed ...
-        narrow: ... and what an older peer gets instead: the value itself where it was allowed before, or another,
-            or `ABSENT` to leave it out. From an older peer, only what passes unchanged is accepted.
+        narrow: ... and a function that returns the value for an older peer: the same one if it was allowed before, or
+            another one, or `ABSENT` to omit it. From an older peer, only values that it does not change are accepted.
     """
     metadata: dict[str, FieldFacts] = {}
     given = (since, until, OLDEST if required else required_from, name, narrow_until, narrow)
@@ -116,13 +116,13 @@ def field(
 
 
 def facts_of(attribute: attrs.Attribute[Any]) -> FieldFacts:
-    """The facts that `field()` recorded for this attribute, or the defaults."""
+    """Return the facts that `field()` recorded for this attribute, or the defaults."""
     facts: FieldFacts = attribute.metadata.get(_KEY, _PLAIN)
     return facts
 
 
 def wire_name(attribute: attrs.Attribute[Any]) -> str:
-    """The member's name on the wire: as given, `_meta` for `meta`, camelCase otherwise."""
+    """Return the member's name on the wire: the declared one, `_meta` for `meta`, camelCase otherwise."""
     given = facts_of(attribute).name
     if given is not None:
         return given
@@ -154,20 +154,20 @@ def wire(
     until: Revision | None = None,
     instead: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Make a class a payload: a frozen attrs value that the converter knows how to load and dump.
+    """Make a class a payload: a frozen attrs class that the converter can load and dump.
 
-    attrs gets to see the class at its first use, see `_Raw`.
+    attrs processes the class at its first use, see `_Raw`.
 
     Args:
-        since: the first revision that has it; older peers never see it.
+        since: the first revision that has it; it is not sent to older peers.
         until: the first revision that no longer has it.
-        instead: makes what an older peer gets in its place, which its revision has; None where it gets nothing.
+        instead: returns a substitute for an older peer, which its revision has, or None to send nothing.
     """
 
     def decorate(cls: type[T]) -> type[T]:
         valued(cls)
         cls.__repr__ = _repr  # type: ignore[method-assign]  # before attrs makes the class, so it keeps it
-        cls.__wire__ = WireFacts(since, until, instead)  # type: ignore[attr-defined]  # the mark of a payload
+        cls.__wire__ = WireFacts(since, until, instead)  # type: ignore[attr-defined]  # marks a payload class
         _Raw(cls)
         return cls
 
@@ -175,21 +175,21 @@ def wire(
 
 
 class _Raw:
-    """A payload class that attrs has not seen yet.
+    """A payload class that attrs has not processed yet.
 
-    There are more than a hundred, attrs needs half a millisecond for each, and a program meets a few of them. So
-    whoever first makes an object or asks for the attributes has the class finished. It stays the same class, which is
-    why it has no slots: those would take another one.
+    There are more than a hundred, attrs needs half a millisecond for each, and a program uses few of them. So a class
+    is completed when the first object is created or its attributes are read. It stays the same class object, so it
+    cannot have slots: for those, attrs creates a new class.
     """
 
     __slots__ = ("_cls",)
-    _lock: Final = RLock()  # a handler's thread may be the first
+    _lock: Final = RLock()  # the first use may be in a handler's thread
 
     def __init__(self, cls: Any) -> None:
         self._cls: Any = cls
         raw = self
 
-        def __init__(self: Any, *args: Any, **members: Any) -> None:  # noqa: N807 - it stands for attrs' own
+        def __init__(self: Any, *args: Any, **members: Any) -> None:  # noqa: N807 - until attrs replaces it
             raw._finish()
             cls.__init__(self, *args, **members)
 
@@ -210,7 +210,7 @@ CHOOSERS: Final[dict[frozenset[Any], Callable[[dict[str, Any]], Any]]] = {}
 
 
 def chooses(*members: Any) -> Callable[[Callable[[dict[str, Any]], Any]], Callable[[dict[str, Any]], Any]]:
-    """Register a function that finds out which of these classes a JSON object is, where the schema gives them no tag.
+    """Register a function that chooses between these classes for a JSON object, if the schema gives them no tag.
 
     The function gets the object and returns one of the classes, or None if it is none of them.
     """
@@ -222,10 +222,10 @@ def chooses(*members: Any) -> Callable[[Callable[[dict[str, Any]], Any]], Callab
     return register
 
 
-# What the annotations mean
+# Reading the annotations
 
 EXTRA: Final = "extra"
-"""The attribute that holds the members nobody declared, where the schema is open."""
+"""The attribute for undeclared members, if the schema is open."""
 
 JSON_NAMES: Final[dict[type, str]] = {
     dict: "an object",
@@ -239,7 +239,7 @@ JSON_NAMES: Final[dict[type, str]] = {
 
 
 class Problem(Exception):
-    """One problem; its place is added by those who load or dump what is around it."""
+    """One problem. The code that loads or dumps the enclosing value adds its place."""
 
 
 class Unsupported(Problem):
@@ -247,16 +247,16 @@ class Unsupported(Problem):
 
 
 class TooNew(Unsupported):
-    """A kind of content that the revision lacks, which a list may leave out."""
+    """A content type that the revision lacks, which may be omitted from a list."""
 
 
 def wrong_type(wanted: str, value: Any) -> NoReturn:
-    """Report a value of the wrong JSON type."""
+    """Raise for a value of the wrong JSON type."""
     raise Problem(f"must be {wanted}, not {JSON_NAMES.get(type(value), type(value).__name__)}")
 
 
 def too_new(cls: type, revision: Revision) -> Callable[..., NoReturn]:
-    """A hook for a class that the revision lacks."""
+    """Return a hook for a class that the revision lacks."""
 
     def refuse(*_: Any) -> NoReturn:
         raise TooNew(f"{cls.__name__} does not exist in revision {revision}")
@@ -265,28 +265,28 @@ def too_new(cls: type, revision: Revision) -> Callable[..., NoReturn]:
 
 
 def is_payload(tp: Any) -> bool:
-    """Whether it is a class made with `@wire`."""
+    """Return whether it is a class made with `@wire`."""
     return isinstance(tp, type) and hasattr(tp, "__wire__")
 
 
 def is_union(tp: Any) -> bool:
-    """Whether it is `A | B`, however spelt."""
+    """Return whether it is `A | B`, in any notation."""
     return get_origin(tp) in (Union, types.UnionType)
 
 
 def members(tp: Any) -> tuple[Any, ...]:
-    """The members of a union without `Absent`, or the type alone."""
+    """Return the members of a union without `Absent`, or the type itself."""
     found = get_args(tp) if is_union(tp) else (tp,)
     return tuple(member for member in found if member is not Absent)
 
 
 def attributes(cls: Any) -> tuple[attrs.Attribute[Any], ...]:
-    """The attributes of a payload class, their annotations resolved."""
+    """Return the attributes of a payload class, with resolved annotations."""
     attrs.resolve_types(cls)
     found: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
     return found
 
 
 def known_names(cls: Any) -> frozenset[str]:
-    """The names on the wire that the class declares, whatever revision has them."""
+    """Return the wire names of all members that the class declares, in any revision."""
     return frozenset(wire_name(attribute) for attribute in attrs.fields(cls) if attribute.name != EXTRA)

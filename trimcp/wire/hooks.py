@@ -1,7 +1,7 @@
 """Hooks that turn JSON values into payloads (`Loading`) and payloads into JSON values (`Dumping`), for one revision.
 
-Null in an optional member counts as no such member, since many implementations write it so. It is looked for once a
-payload does not fit, so nobody pays for those that write none.
+Null in an optional member counts as a missing member, since many implementations send it. This is checked only after a
+payload did not match, so that normal messages cost nothing extra.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from trimcp.wire.fields import (
 from trimcp.wire.revisions import Revision
 
 Hook: TypeAlias = Callable[[Any, Any], Any]
-"""A cattrs structure hook: the value and the type wanted, which hooks bound to one type ignore."""
+"""A cattrs structure hook: its arguments are the value and the type, which hooks for a single type ignore."""
 
 MAX_PROBLEMS: Final = 10
-"""How many problems of one value are reported."""
+"""The most problems reported for one value."""
 
-_EXTRA_KEY: Final = "\0extra"  # where a class's undeclared members are handed to cattrs
+_EXTRA_KEY: Final = "\0extra"  # the key under which a class's undeclared members are passed to cattrs
 
 
 def _refuse(problem: str) -> NoReturn:
@@ -64,7 +64,7 @@ def _number(value: Any, _: Any) -> float:
 def _integer(value: Any, _: Any) -> int:
     if type(value) is int:
         return value
-    if type(value) is float and value.is_integer():  # to JSON Schema, 5.0 is an integer
+    if type(value) is float and value.is_integer():  # in JSON Schema, 5.0 is an integer
         return int(value)
     return wrong_type("an integer", value)
 
@@ -85,9 +85,9 @@ _PRIMITIVES: Final[dict[Any, tuple[tuple[type, ...], Hook]]] = {
 
 
 class Loading:
-    """The hooks of one revision, in `converter`.
+    """The hooks of one revision, registered in `converter`.
 
-    With `explain` every problem is gathered with its place; without, the first one ends it, which is faster.
+    With `explain` all problems are collected with their places; otherwise loading stops at the first, which is faster.
     """
 
     def __init__(self, revision: Revision, *, explain: bool) -> None:
@@ -146,7 +146,7 @@ class Loading:
         return _checked(build, tuple(needed), frozenset(nullable), known, explain=self._explain)
 
     def _later(self, cls: Any) -> Hook:
-        """The hook of a payload that may never come, made when it does."""
+        """Return a hook that creates the payload's real hook at first use."""
         hook: Hook | None = None
 
         def load(value: Any, tp: Any) -> Any:
@@ -169,7 +169,7 @@ class Loading:
                 return [hook(item, member) for item in value]
             except TooNew:
                 pass
-            except Exception:  # a hook may raise any; member by member below, to say where
+            except Exception:  # a hook may raise anything; check each member below, to find the place
                 if not self._explain:
                     raise
             kept = [item for _, item in self._each(enumerate(value), hook, list, drop=True)]
@@ -197,7 +197,7 @@ class Loading:
         return load
 
     def _each(self, items: Iterable[tuple[Any, Any]], hook: Hook, tp: type, *, drop: bool) -> list[tuple[Any, Any]]:
-        """Every member with its key, or every problem noted with its place."""
+        """Return every member with its key, or raise all problems with their places."""
         loaded: list[tuple[Any, Any]] = []
         problems: list[Exception] = []
         for key, item in items:
@@ -213,7 +213,7 @@ class Loading:
                 if len(problems) == MAX_PROBLEMS:
                     break
         if problems:
-            # pyright goes by the `__new__` of groups, which has one argument less.
+            # pyright uses the `__new__` of exception groups, which has one argument less.
             raise IterableValidationError("some members do not fit", problems, tp)  # pyright: ignore[reportCallIssue]
         return loaded
 
@@ -240,7 +240,7 @@ class Loading:
         return load
 
     def _objects(self, payloads: tuple[Any, ...]) -> Hook:
-        """Which of several classes an object is: by its tag, or as the classes' module registered it."""
+        """Return a hook that finds the class of an object: by its tag, or by the function registered with `chooses`."""
         hooks = {cls: self.converter.get_structure_hook(cls) for cls in payloads}
         if len(payloads) == 1:
             return hooks[payloads[0]]
@@ -255,7 +255,7 @@ class Loading:
 
 
 def _tag_of(cls: type) -> tuple[str, str] | None:
-    """The name and value of the `Literal` member by which this class differs from others, or None."""
+    """Return the name and value of the `Literal` member that identifies this class, or None."""
     for attribute in attributes(cls):
         values = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
         if len(values) == 1:
@@ -292,9 +292,9 @@ def _checked(
     *,
     explain: bool,
 ) -> Hook:
-    """What cattrs does not look at: that it is an object, what must be there despite a default, nulls, the rest.
+    """Return a hook with the checks that cattrs does not do: objects, required members, nulls, undeclared members.
 
-    Members among `nullable` that are null are left out once building failed with them, or from the first to `explain`.
+    Members in `nullable` that are null are removed after building failed with them, or at once with `explain`.
     """
 
     def without_nulls(value: dict[str, Any]) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _checked(
                 if len(sparse) == len(value):
                     raise
             return build(sparse, tp)
-        except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
+        except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
             raise Problem(*error.args) from None
 
     if known is None:
@@ -356,14 +356,14 @@ Dump: TypeAlias = Callable[[Any], Any]
 
 
 class Dumping:
-    """The hooks of one revision: `hook(type)` is None where values go out as they are."""
+    """The hooks of one revision: `hook(type)` is None for values that are dumped unchanged."""
 
     def __init__(self, revision: Revision) -> None:
         self._revision = revision
         self._hooks: dict[Any, Dump | None] = {}
 
     def hook(self, tp: Any) -> Dump | None:
-        """How a value of that type is dumped, or None for as it is."""
+        """Return the function that dumps values of that type, or None if they are dumped unchanged."""
         if tp not in self._hooks:
             self._hooks[tp] = self._make(tp)
         return self._hooks[tp]
@@ -392,7 +392,7 @@ class Dumping:
             if attribute.name != EXTRA and facts_of(attribute).exists_at(self._revision)
         ]
         get = _getter([attribute.name for attribute in there])
-        # What each member is called, how it is dumped, and what but ABSENT means that it is not there.
+        # For each member: its name, its dump function, and the value besides ABSENT that means missing.
         names = [wire_name(attribute) for attribute in there]
         hooks = [self._member(attribute) for attribute in there]
         nones = [ABSENT if {Any, type(None)} & set(members(attribute.type)) else None for attribute in there]
@@ -415,14 +415,14 @@ class Dumping:
                 for name, hook, none, value in zip(names, hooks, nones, values, strict=True):
                     if value is not ABSENT and value is not none:
                         out[name] = value if hook is None else hook(value)
-            except TooNew as error:  # it stood alone in this payload, so no list further out may drop it
+            except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
                 raise Unsupported(*error.args) from None
             return out
 
         return _dump_open(dump, known_names(cls)) if hasattr(attrs.fields(cls), EXTRA) else dump
 
     def _other(self, instead: Callable[[Any], Any]) -> Dump:
-        """The hook of a payload in whose place an older peer gets another."""
+        """Return the hook of a payload for which an older peer gets a substitute."""
 
         def dump(value: Any) -> Any:
             other = instead(value)
@@ -439,7 +439,7 @@ class Dumping:
 
         def dump(value: Any) -> Any:
             nonlocal hook
-            if hook is None:  # made at the first use: many payloads never come
+            if hook is None:  # created at first use: many payloads are never used
                 hook = self._payload(found[0])
             return hook(value)
 
@@ -499,14 +499,14 @@ def _dump_narrowed(attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
 
 
 def _getter(names: Sequence[str]) -> Callable[[Any], Iterable[Any]]:
-    """Return what gets the values of several attributes at once."""
+    """Return a function that returns the values of several attributes at once."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda payload: [getattr(payload, name) for name in names]
 
 
 def _dump_open(dump: Dump, known: frozenset[str]) -> Dump:
-    """Also write the members that nobody declared."""
+    """Return a hook that also dumps undeclared members."""
 
     def dump_open(payload: Any) -> Any:
         out = dump(payload)

@@ -1,6 +1,6 @@
-"""Every method of every revision, a row each: what it carries, who sends it, when it exists, what it needs.
+"""Every method of every revision, one row each: its payloads, who sends it, which revisions have it, what it requires.
 
-The engine looks a method up here and nowhere else: a revision has removed a method when its row says `until`.
+The engine looks up methods only here: a method whose row has `until` is removed from that revision on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trimcp.wire.revisions import OLDEST, V2025_06_18, V2025_11_25, V2026_07_28,
 
 
 class Direction(Flag):
-    """Who sends it: `Direction.CLIENT_TO_SERVER in method.direction_at(revision)`."""
+    """Who sends a method: `Direction.CLIENT_TO_SERVER in method.direction_at(revision)`."""
 
     CLIENT_TO_SERVER = 1
     SERVER_TO_CLIENT = 2
@@ -42,18 +42,18 @@ class Method:
     """One method.
 
     Attributes:
-        name: as it stands on the wire.
-        params: the payload class of its params (a union of two for `elicitation/create`). Where a message
-            carries no params at all, load this from an empty object.
+            name: its name on the wire.
+            params: the payload class of its params (a union of two for `elicitation/create`). If a message
+                has no params, load this from an empty object.
         result: the payload class of its result, or None for a notification.
-        direction: who sends it; `narrowed` changes that from a revision on.
+            direction: who sends it; `narrowed` changes that from some revision on.
         since: the first revision that has it.
         until: the first revision that no longer has it as a message.
-        capability: what must be declared for it to be used, as `capabilities.declares` takes it, or None.
-        cacheable: its result says how long it may be kept.
+            capability: the capability that it requires, as an argument of `capabilities.declares`, or None.
+            cacheable: its result says for how long it may be cached.
         may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
         mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
-        failed: makes a result of a text on what went wrong, where results can say that; else None.
+            failed: makes a result from an error text, if its results can report errors; else None.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Method:
     )
 
     def available(self, revision: Revision) -> bool:
-        """Whether the revision has it as a message of its own, in either direction."""
+        """Return whether the revision has it as a separate message, in either direction."""
         return self.since <= revision and (self.until is None or revision < self.until)
 
     def direction_at(self, revision: Revision) -> Direction:
-        """Who may send it in that revision."""
+        """Return who may send it in that revision."""
         if self.narrowed is not None and revision >= self.narrowed[0]:
             return self.narrowed[1]
         return self.direction
@@ -98,7 +98,7 @@ def _legacy(
 
 
 def _task(name: str, params: Any, result: Any, capability: str) -> Method:
-    """One of the experimental tasks: modelled so that it can be read, never offered by us."""
+    """Return the row of an experimental task method: it can be loaded, but we never declare it."""
     return _legacy(name, params, result, BOTH, capability, V2025_11_25)
 
 
@@ -167,7 +167,7 @@ _ROWS: Final = (
         S2C,
         since=V2026_07_28,
     ),
-    # Since 2026-07-28 these three are asked in an `InputRequiredResult`.
+    # Since 2026-07-28 these three are part of an `InputRequiredResult`.
     _legacy("sampling/createMessage", CreateMessageParams, CreateMessageResult, S2C, "sampling"),
     _legacy("elicitation/create", ElicitParams, ElicitResult, S2C, "elicitation", V2025_06_18),
     _legacy("roots/list", RequestParams, ListRootsResult, S2C, "roots"),
@@ -181,4 +181,4 @@ _ROWS: Final = (
 )
 
 METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}
-"""Every method by its name; `METHODS.get(name)` is how a message finds its row."""
+"""Every method by name."""

@@ -1,7 +1,7 @@
-"""Reads what can be read of JSON text that cannot, or must not, be parsed: its id, depth and members.
+"""Reads the id, depth and number of members of JSON text that cannot, or must not, be parsed.
 
-Everything here is linear in the text whatever it holds, and keeps a bounded amount of memory. Knows strings,
-brackets and the names of JSON-RPC's top-level members; knows nothing of messages.
+Every function here takes linear time for any text, and a bounded amount of memory. It knows strings, brackets and the
+names of JSON-RPC's top-level members, but not messages.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import attrs
 import orjson
 
 RequestId: TypeAlias = str | int
-"""What names a request: a string or an integer, never null (MCP specification, "Requests")."""
+"""The id of a request: a string or an integer, never null (MCP specification, "Requests")."""
 
 _WINDOW: Final = 65536
-_PIECE: Final = 1 << 18  # bytes that are counted at once: a copy is made of them
+_PIECE: Final = 1 << 18  # bytes counted at once: they are copied
 _MAX_TOKEN: Final = 4096  # an id or a top-level key longer than this is not read
 _MAX_DEPTH: Final = 65536  # deeper nesting ends the scan
 _MAX_TOP_MEMBERS: Final = 1024  # a JSON-RPC message has at most five
@@ -28,8 +28,8 @@ _MAX_NUMBER: Final = 1000  # characters; the digits of a double take 25
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
-# Possessive throughout: what matched is never given back, so no text makes these slower than linear. Each repeated
-# group can also match nothing: before Python 3.11.5 one that fails within an iteration leaves the match there.
+# All quantifiers are possessive: without backtracking, the time is linear for any text. Each repeated group can also
+# match nothing: before Python 3.11.5, one that failed within an iteration kept a partial match.
 _REST = rb'[^"\\]*+(?:\\.[^"\\]*+|)*+'
 _STRING = rb'"' + _REST + rb'"'
 _FLAT = rb'[^"\[\]{}]++|' + _STRING
@@ -50,7 +50,7 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 @cache
 def _nested_values() -> re.Pattern[bytes]:
-    """Matches whole values up to three containers high; Python sees only the brackets of higher ones."""
+    """Return a pattern for whole values nested up to three levels; Python handles only the brackets of deeper ones."""
     values = _FLAT
     for _ in range(3):
         values = _FLAT + rb"|\[(?:" + values + rb"|)*+\]|\{(?:" + values + rb"|)*+\}"
@@ -58,7 +58,7 @@ def _nested_values() -> re.Pattern[bytes]:
 
 
 class _Expect(Enum):
-    """What may come next at the top level."""
+    """What may follow at the top level."""
 
     OBJECT = auto()
     KEY = auto()
@@ -71,16 +71,15 @@ class _Expect(Enum):
 
 @attrs.define(eq=False, repr=False)
 class IdScanner:
-    """Finds the top-level `id` of a message, wherever it stands, while the text passes by in chunks.
+    """Finds the top-level `id` of a message, at any position, in chunks of its text.
 
-    It reads as far as the text's structure holds, so broken numbers, strings that are no Unicode, too deep
-    nesting and a missing end do not hide an id; ids inside nested values and inside strings are never taken
-    for it. Keeps at most about 70 KiB, whatever is fed. Meant for text that was refused: a parsed message's
-    id needs no scanner.
+    It reads on as long as the structure of the text is valid. Invalid numbers, invalid Unicode, too deep nesting and a
+    missing end do not hide an id. Ids inside nested values and inside strings are ignored. It keeps at most about
+    70 KiB. It is for refused text only: a parsed message needs no scanner.
 
     Attributes:
-        saw_method: a top-level `method` was seen, so this was meant as a request or notification.
-        saw_outcome: a top-level `result` or `error` was seen, so this was meant as a response.
+        saw_method: the text has a top-level `method`, so it was meant as a request or notification.
+        saw_outcome: the text has a top-level `result` or `error`, so it was meant as a response.
     """
 
     saw_method: bool = attrs.field(init=False, default=False)
@@ -88,27 +87,27 @@ class IdScanner:
     _id: RequestId | None = attrs.field(init=False, default=None)
     _ambiguous: bool = attrs.field(init=False, default=False)
     _stopped: bool = attrs.field(init=False, default=False)
-    _closers: bytearray = attrs.field(init=False, factory=bytearray)  # the closing brackets still owed, outermost first
+    _closers: bytearray = attrs.field(init=False, factory=bytearray)  # the missing closing brackets, outermost first
     _expect: _Expect = attrs.field(init=False, default=_Expect.OBJECT)
     _in_string: bool = attrs.field(init=False, default=False)
     _escaped: bool = attrs.field(init=False, default=False)
-    # The top-level key or id being read; None where it is not kept.
+    # The top-level key or id being read; None if it is not kept.
     _token: bytearray | None = attrs.field(init=False, default=None)
     _key: str | None = attrs.field(init=False, default=None)
     _members: int = attrs.field(init=False, default=0)
 
     @property
     def id(self) -> RequestId | None:
-        """The id, if the text fed so far has exactly one readable at its top level, else None."""
+        """The id, if the text so far has exactly one readable id at its top level, else None."""
         return None if self._ambiguous else self._id
 
     @property
     def is_response(self) -> bool:
-        """Whether the text was meant as a response, which nobody answers."""
+        """Whether the text was meant as a response, which gets no answer."""
         return self.saw_outcome and not self.saw_method
 
     def feed(self, data: bytes | bytearray) -> None:
-        """Read on. Never raises, and after the structure broke it costs nothing."""
+        """Read one more chunk. Never raises. Once the structure is invalid it returns at once."""
         for start in range(0, len(data), _WINDOW):
             if self._stopped:
                 return
@@ -132,7 +131,7 @@ class IdScanner:
             del self._token[_MAX_TOKEN + 1 :]
 
     def _string(self, data: bytes, pos: int) -> int:
-        """Go to the end of a string that began earlier."""
+        """Skip to the end of a string that began earlier."""
         if self._escaped:
             self._escaped = False
             self._keep(data[pos : pos + 1])
@@ -142,7 +141,7 @@ class IdScanner:
             self._keep(data[pos:stop])
         if stop == len(data):
             return stop
-        if data[stop] == _BACKSLASH:  # the last byte here; what it escapes comes with the next chunk
+        if data[stop] == _BACKSLASH:  # the last byte of this chunk; the escaped character is in the next one
             self._escaped = True
             self._keep(b"\\")
             return stop + 1
@@ -152,7 +151,7 @@ class IdScanner:
         return stop + 1
 
     def _end_string(self) -> None:
-        """A key or a string value of the top level is complete."""
+        """Process a complete key or string value of the top level."""
         token, self._token = self._token, None
         if self._expect is _Expect.KEY:
             self._expect = _Expect.COLON
@@ -170,7 +169,7 @@ class IdScanner:
         self._id = value
 
     def _nested(self, data: bytes, pos: int) -> int:
-        """Go through nested values until the top level is back, or the data ends."""
+        """Skip nested values until the top level or the end of the data."""
         closers, end, skip = self._closers, len(data), _nested_values().match
         while len(closers) > 1:
             pos = skip(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
@@ -192,7 +191,7 @@ class IdScanner:
         return pos
 
     def _scalar(self, data: bytes, pos: int) -> int:
-        """Read a number, or whatever else stands in its place, as far as it is here."""
+        """Read a number, or other text in its place, up to the end of the data."""
         stop = _SCALAR.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
         self._keep(data[pos:stop])
         if stop < len(data):
@@ -223,14 +222,14 @@ class IdScanner:
         elif byte == ord("}") and (expect is _Expect.COMMA or (expect is _Expect.KEY and not self._members)):
             self._expect = _Expect.NOTHING
         else:
-            # After the end only a second object matters: then it is not known whose id this is.
+            # After the end only a second object matters: then the id is ambiguous.
             self._ambiguous = self._ambiguous or (expect is _Expect.NOTHING and b"{" in data[pos:])
             self._stopped = expect is not _Expect.NOTHING or self._ambiguous
             return len(data)
         return pos + 1
 
     def _begin(self, data: bytes, pos: int) -> int:
-        text = data[pos:].lstrip(b" \t\r\n\xef\xbb\xbf")  # a byte order mark hides no id
+        text = data[pos:].lstrip(b" \t\r\n\xef\xbb\xbf")  # the id is read even after a byte order mark
         if not text:
             return len(data)
         if not text.startswith(b"{"):
@@ -257,7 +256,7 @@ class IdScanner:
 
 
 def _decode(token: bytearray | None) -> str | None:
-    """The string between two quotes, or None if it is too long to matter or no JSON string."""
+    """Return the string between two quotes, or None if it is too long or not a JSON string."""
     if token is None or len(token) > _MAX_TOKEN:
         return None
     try:
@@ -275,15 +274,15 @@ def _integer(token: bytearray | None) -> int | None:
 
 
 def _outside_strings(data: bytes) -> Iterator[bytes]:
-    """JSON text without its strings, in pieces; a piece may end within a number.
+    """Yield JSON text without its strings, in pieces; a piece may end within a number.
 
-    Text that is no JSON is cut right up to its first error, which is as far as a parser goes.
+    Invalid JSON is correct up to its first error, which is as far as a parser reads.
     """
     pos = inside = 0
     while pos < len(data):
         piece = data[pos : pos + _WINDOW]
         if len(piece) > 1 and (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            piece = piece[:-1]  # what the last backslash escapes comes with the next piece
+            piece = piece[:-1]  # the character after the last backslash is in the next piece
         pos += len(piece)
         if b"\\" in piece:
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -293,21 +292,21 @@ def _outside_strings(data: bytes) -> Iterator[bytes]:
 
 
 def _without(others: bytes, data: bytes) -> int:
-    """Count the bytes of text that are none of `others`, in pieces: a large message is not in memory once more."""
+    """Count the bytes that are not in `others`, in pieces, to avoid copying a large message."""
     if len(data) <= _PIECE:
         return len(data.translate(None, others))
     return sum(len(data[start : start + _PIECE].translate(None, others)) for start in range(0, len(data), _PIECE))
 
 
 def structure_of(data: bytes) -> int:
-    """Count what might begin an array, an object or a member: at least as many as there are of these together."""
+    """Count the bytes that may begin an array, an object or a member: an upper bound on the number of these."""
     return _without(_NOT_STRUCTURE, data)
 
 
 def more_members_than(limit: int, data: bytes) -> bool:
-    """Whether text has more array elements, object members and containers than `limit`. It need not be valid.
+    """Return whether text has more array elements, object members and containers than `limit`; it may be invalid.
 
-    What parsing costs in memory goes by these and by the text's length. Stops at the limit.
+    The memory for parsing depends on these and on the text's length. Stops at the limit.
     """
     if _without(_NOT_STRUCTURE, data) <= limit:
         return False
@@ -320,7 +319,7 @@ def more_members_than(limit: int, data: bytes) -> bool:
 
 
 def deeper_than(limit: int, data: bytes) -> bool:
-    """Whether valid JSON text nests arrays and objects deeper than `limit`."""
+    """Return whether valid JSON text nests arrays and objects deeper than `limit`."""
     if _without(_NOT_OPENERS, data) <= limit:
         return False
     depth = 0
@@ -334,9 +333,9 @@ def deeper_than(limit: int, data: bytes) -> bool:
 
 
 def unreadable_number(data: bytes) -> str | None:
-    """What is wrong with a number in valid JSON text that only looks readable, or None.
+    """Return what is wrong with a number in valid JSON text, or None.
 
-    Parsers turn integers beyond 64 bits into doubles without an error; here they are found instead.
+    Parsers turn integers beyond 64 bits into doubles without an error; this finds them.
     """
     pos = 0
     while match := _LONG_NUMBER.match(data, pos):  # matched, not searched: a search would enter strings

@@ -1,4 +1,4 @@
-"""Tools: what a server lists, what a client calls, what comes back (server/tools)."""
+"""Tools: listing, calling, results (server/tools)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_0
 
 @wire(since=V2025_03_26)
 class ToolAnnotations:
-    """Hints about a tool, which nobody may rely on unless they trust the server."""
+    """Hints about a tool. Do not rely on them unless you trust the server."""
 
     title: str | Absent = field(default=ABSENT)
     read_only_hint: bool | Absent = field(default=ABSENT)
@@ -31,16 +31,16 @@ class ToolExecution:
 
 @wire(since=V2025_11_25)
 class ToolChoice:
-    """Whether a model must, may or must not use tools in an answer to sampling."""
+    """Whether a model must, may or must not use tools in a sampling answer."""
 
     mode: Literal["auto", "required", "none"] | Absent = field(default=ABSENT)
 
 
 @wire
 class Tool:
-    """One tool as listed. The schemas are JSON as their author wrote it, never touched.
+    """One tool as listed. The schemas are the author's JSON, unchanged.
 
-    Until 2025-11-25 an output schema had to describe an object; another one is left out for an older peer.
+    Until 2025-11-25 an output schema had to describe an object; any other one is omitted for an older peer.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ListToolsResult(Cacheable):
 
 @wire
 class CallToolParams(Params):
-    """A call. Answers to earlier questions stay raw JSON: what each should be depends on its question."""
+    """A call. Answers to earlier questions are raw JSON: their type depends on the question."""
 
     name: str
     arguments: dict[str, Any] | Absent = field(default=ABSENT)
@@ -80,9 +80,9 @@ class CallToolParams(Params):
 
 @wire
 class CallToolResult(Result):
-    """What a tool answered (server/tools, "Tool Result").
+    """The result of a call (server/tools, "Tool Result").
 
-    Until 2025-11-25 structured content had to be an object; anything else is left out for an older peer.
+    Until 2025-11-25 structured content had to be an object; any other is omitted for an older peer.
     """
 
     content: list[ContentBlock] = field(factory=list, required=True)
@@ -96,10 +96,10 @@ class CallToolResult(Result):
 
     @property
     def data(self) -> Any:
-        """The structured content as JSON values; None where the tool gave none, or the revision has none."""
+        """The structured content as JSON values; None if the tool returned none, or the revision has none."""
         return None if self.structured_content is ABSENT else self.structured_content
 
 
 def failed_call(text: str) -> CallToolResult:
-    """The result of a call that failed, with a text for the model (server/tools, "Error Handling")."""
+    """Return the result of a failed call, with a text for the model (server/tools, "Error Handling")."""
     return CallToolResult(content=[TextContent(text)], is_error=True)
