@@ -18,8 +18,7 @@ from trimcp.bounds import checked
 K = TypeVar("K")
 
 OVERHEAD: Final = 500
-"""Bytes counted for each kept event besides its data (measured: 340 to 560), so that empty events cost something too.
-"""
+"""Bytes counted for each kept event besides its data (measured: 340 to 560). So empty events cost something, too."""
 
 # The number of digits is bounded, so the cost of a match is, too.
 _EVENT_ID: Final = re.compile(r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})")

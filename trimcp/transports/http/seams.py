@@ -1,15 +1,15 @@
-"""What the HTTP face, the software that hosts it, and what it serves expect of each other.
+"""The interfaces between the HTTP face, the host that runs it, and the server behind it.
 
 A host parses requests and writes replies: our own listener (`h1.connection`), or an ASGI server (`asgi.app`). The face
-knows routes, headers, revisions and streams. For each request
+handles routes, headers, revisions and streams. For each request the host calls
 
-    found = await face.admit(head)          the head alone, before anything of the body was read
+    found = await face.admit(head)          before it reads the body; the result is one of
         HttpResponse   send it; the body need not be read
         Upgrade        make it a WebSocket and run `found.serve(channel)`
         Handler        read at most `found.max_body` bytes of body, then `found.start(body, reply)`
 
-and from then on the handler answers through `reply`, which never blocks. What is served is a `Service`: a server in its
-run (`trimcp.server.running.Running`) is one.
+and then the handler responds through `reply`, which never blocks. The server behind the face is a `Service`, such as
+`trimcp.server.running.Running`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ _LATER: Final = (("Retry-After", "1"),)
 # Head and HttpResponse are mutable only because making a frozen value takes attrs three times as long.
 @attrs.define(eq=False)
 class Head:
-    """The head of one request. The client wrote what it contains: never log it unescaped.
+    """The head of one request. The client wrote its contents: never log it unescaped.
 
     Attributes:
         method: as sent ("POST").
         path: percent-decoded, without query, below the prefix under which the face is mounted.
-        query: what stands behind "?", as sent, or "".
-        headers: values by lower-case name, without white space around them; a header that came more than once has its
-            values joined with ", ". Decoded as latin-1.
-        peer: the other side's address, for logs ("127.0.0.1:40312", "unix").
-        loopback: whether it came in over a loopback address or a Unix socket.
-        secure: whether it came in over TLS.
-        certificate: the digest of the certificate that the client showed, as tokens name it (RFC 8705), or None.
+        query: the text after "?", as sent, or "".
+        headers: values by lower-case name, without white space around them; the values of a repeated header are joined
+            with ", ". Decoded as latin-1.
+        peer: the client's address, for logs ("127.0.0.1:40312", "unix").
+        loopback: whether it was sent to a loopback address or a Unix socket.
+        secure: whether it was sent over TLS.
+        certificate: the digest of the client's certificate, as tokens contain it (RFC 8705), or None.
         root: the prefix under which the face is mounted, or "".
-        websocket: whether it asks for an upgrade to WebSocket.
-        holding: counts the memory that its connection makes us keep; None counts nothing.
-        principal: who asks, once the face's identity check has said so; None for anybody.
-        began: when the face was asked, on Trio's clock, if it notes that.
-        reply_headers: of every response to it; set by the face.
+        websocket: whether it requests an upgrade to WebSocket.
+        holding: counts the memory used for its connection; None counts nothing.
+        principal: the authenticated caller, set by the face's identity check; None if anonymous.
+        began: when the face was called, on Trio's clock, if the access log needs it.
+        reply_headers: added to every response; set by the face.
     """
 
     method: str
@@ -73,14 +73,14 @@ class Head:
 
     @property
     def until(self) -> float:
-        """Seconds since 1970 until which whoever asks is let in, for streams that outlive a request."""
+        """Seconds since 1970 until which the caller is authorized, for streams that outlive a request."""
         ends = None if self.principal is None else self.principal.expires_at
         return math.inf if ends is None else ends
 
 
 @attrs.define(eq=False)
 class HttpResponse:
-    """A status, headers and a body. The host adds Content-Length, Date and what framing needs; HEAD sends no body."""
+    """A status, headers and a body. The host adds Content-Length, Date and the framing; HEAD sends no body."""
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -96,9 +96,15 @@ def refusal(
     data: JSON = None,
     null_id: bool = False,
 ) -> HttpResponse:
-    """Return a response that says in JSON-RPC what is wrong; with 503, that the client may try again in a second.
+    """Return a response with a JSON-RPC error; with 503, it asks the client to try again in a second.
 
-    The error has this id (None where it was not read), code and data; `headers` come beside the content's type.
+    Args:
+        status: the HTTP status.
+        text: the error's message.
+        headers: added to the Content-Type.
+        id: of the request; None if it was not read.
+        code, data: of the error.
+        null_id: send `"id": null` if the id is None, instead of leaving it out.
     """
     again = _LATER if status == 503 else ()
     body = encode_error(id, code, text, data, null_id=null_id)
@@ -106,7 +112,7 @@ def refusal(
 
 
 def stalled(peer: str, seconds: float, unread: int) -> str:
-    """Report a client that was dropped because it took nothing for so long, and return the reason in words."""
+    """Log a client that was dropped because it did not read for `seconds`, and return the reason as text."""
     security_event("peer_stalled", peer=peer, seconds=seconds, unread_bytes=unread)
     return f"the peer read nothing for {seconds:g} seconds"
 
@@ -114,7 +120,7 @@ def stalled(peer: str, seconds: float, unread: int) -> str:
 class HttpReply(Protocol):
     """Sends the response to one request; made by the host. Nothing here blocks, or raises if the client left.
 
-    Either `send` once, or `start`, any number of `write`, and `finish`.
+    Call either `send` once, or `start`, any number of `write`, and `finish`.
     """
 
     def send(self, response: HttpResponse) -> None:
@@ -124,74 +130,75 @@ class HttpReply(Protocol):
         """Send the head of a response of unknown length, with the beginning of its body in the same write."""
 
     def write(self, data: bytes) -> None:
-        """Send more of the body, at once if the socket takes it."""
+        """Send more of the body, at once if the socket accepts it."""
 
     def finish(self, data: bytes = b"") -> None:
         """Send the rest of the body and end the response."""
 
     def abort(self) -> None:
-        """Cut the connection, so that the client can tell an unfinished response from a finished one."""
+        """Close the connection at once, so that the client notices that the response is unfinished."""
 
     @property
     def waiting(self) -> int:
-        """Bytes given to this reply that the operating system has not taken yet."""
+        """Bytes given to this reply that the operating system has not accepted yet."""
         ...
 
     @property
     def gone(self) -> bool:
-        """Whether the client has left, or the response is finished: what is written now goes nowhere."""
+        """Whether the client has left, or the response is finished: further writes are dropped."""
         ...
 
     async def room(self) -> None:
-        """Wait until so few bytes wait that more are welcome, or the client is gone. Cancelling it loses nothing."""
+        """Wait until few enough bytes wait, or the client is gone. Cancelling it loses nothing."""
 
 
 class Handler(Protocol):
-    """Answers one request. Called by the host, in this order; each method returns at once.
+    """Responds to one request. The host calls the methods in this order; each returns at once.
 
-    The defaults suit a request whose body does not matter and which is answered at once.
+    The defaults suit a request without a body that is answered at once.
     """
 
     __slots__ = ()
 
     @property
     def max_body(self) -> int:
-        """Bytes of the largest body it takes; of a larger one the host need not read more than that."""
+        """Bytes of the largest accepted body; the host may stop reading a larger one there."""
         return 0
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler of the application is at work for it; see `Holder`."""
+        """Whether no handler of the application is running for it; see `Holder`."""
         return True
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        """Take the whole body and begin to answer."""
+        """Take the whole body and begin to respond."""
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        """Return the answer to a request whose body is too large, of which this much was read. Nothing follows."""
+        """Return the response to a request whose body is too large; `beginning` is what was read of it."""
         return HttpResponse(413)
 
     def disconnected(self, slow: str | None = None) -> None:
         """Note that the client left before its response was finished. Called at most once, never before `start`.
 
-        `slow` is the reason if it was the host that dropped the client, because it took nothing for too long.
+        Args:
+            slow: the reason, if the host dropped the client because it did not read for too long.
         """
         return
 
     def writable(self) -> None:
-        """Note that the operating system has taken what waited: what was held back may be written now."""
+        """Note that the operating system has accepted all waiting bytes: messages held back may be written now."""
         return
 
 
 @attrs.frozen(eq=False)
 class Upgrade:
-    """What to do with a request for a WebSocket.
+    """How to serve a request for a WebSocket.
 
     Attributes:
         serve: runs one connection until the peer leaves; closes the channel. Cancelling it ends the connection.
-        subprotocol: the one to agree to, or None if the client offered none that is ours.
-        max_message: bytes of the largest message to take.
-        principal, headers: who asks, and the request's headers by lower-case name; put on every `Incoming`.
+        subprotocol: the agreed subprotocol, or None if the client offered none that is supported.
+        max_message: bytes of the largest accepted message.
+        principal, headers: the caller, and the request's headers by lower-case name; set on every `Incoming`.
     """
 
     serve: Callable[[MessageChannel], Awaitable[None]]
@@ -205,12 +212,12 @@ Admitted: TypeAlias = HttpResponse | Handler | Upgrade
 
 
 class Face(Protocol):
-    """What a host serves.
+    """The application that a host serves.
 
     Attributes:
-        connections: open now; our own listener counts them.
-        deadlines: the clock of its host, too; whoever runs the face runs it.
-        budget: counts what all peers make us keep.
+        connections: open connections; our own listener counts them.
+        deadlines: the clock, which its host uses too; it runs while the face runs.
+        budget: counts the memory used for all peers.
     """
 
     connections: int
@@ -218,81 +225,86 @@ class Face(Protocol):
     budget: Budget
 
     async def admit(self, head: Head) -> Admitted:
-        """Judge a request by its head. Quick, unless the application's identity check takes its time."""
+        """Admit or refuse a request by its head. Waits only for the application's identity check."""
         ...
 
     def done(self, head: Head, status: int, sent: int) -> None:
-        """Note for the access log that a response has ended: its status (0 if none) and the bytes of its body."""
+        """Log in the access log that a response has ended: its status (0 if none) and the bytes of its body."""
 
 
 class PushedSession(Protocol):
-    """A session into which messages are pushed. It owns no task while nothing is under way."""
+    """A session into which the transport pushes messages. It owns no task while no message is being handled."""
 
     @property
     def revision(self) -> Revision | None:
-        """What its handshake agreed on, or None before it."""
+        """The revision that its handshake agreed on, or None before it."""
         ...
 
     @property
     def busy(self) -> bool:
-        """Whether anything is at work in it. What waits for the peer is not."""
+        """Whether any handler is running. Messages that wait for the peer to read do not count."""
         ...
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is at work. What there is waits for the client to read."""
+        """Whether no handler is running. Messages may still wait for the client to read."""
         ...
 
     @property
     def counts(self) -> LaneCounts:
-        """Where messages are counted that gave way because their reader was slow or gone."""
+        """Counts messages that were dropped because their reader was slow or gone."""
         ...
 
     def assume(self, revision: Revision) -> None:
-        """Skip the handshake: another worker did it, which is not known here."""
+        """Skip the handshake: another worker process did it, and its result is not known here."""
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Take what arrived. Never waits, and never raises because of what a peer sent."""
+        """Accept received messages. Never waits, and never raises because of a message's contents."""
 
     def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End it because its peer is gone: handlers are stopped. `slow`: we dropped it because it read nothing."""
+        """End it because its peer is gone: handlers are cancelled. `slow`: it was dropped because it did not read."""
 
     def close(self) -> None:
-        """End it, now that nothing is under way any more. Whoever calls it forgets it."""
+        """End it when no handler is running. The caller then drops its reference."""
 
     def leave(self) -> None:
-        """End it once what notifications began is done."""
+        """End it after the handlers of its notifications have finished."""
 
 
 class Service(Protocol):
-    """What is served."""
+    """The server behind a face."""
 
     @property
     def revisions(self) -> Sequence[Revision]:
-        """The revisions it speaks, oldest first."""
+        """The revisions it supports, oldest first."""
         ...
 
     @property
     def max_message(self) -> int:
-        """Bytes of the largest message its sessions take in."""
+        """Bytes of the largest message its sessions accept."""
         ...
 
     @property
     def budget(self) -> Budget:
-        """What counts what all peers make us keep."""
+        """Counts the memory used for all peers."""
         ...
 
     def open_brief(self, holding: Holding | None = None, via: object = None) -> PushedSession:
-        """Return a session for one request of 2026-07-28 or later, for which it is taken also without its envelope.
+        """Return a session for one request of 2026-07-28 or later; a request without its envelope counts as such.
 
-        `holding` counts its memory; it is drained with `via`.
+        Args:
+            holding: counts the session's memory.
+            via: the face; `drain` with the same value ends the session.
         """
         ...
 
     def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> PushedSession:
-        """Return a new session; `sink` takes what belongs to no request, and is closed with it.
+        """Return a new session.
 
-        `holding` counts its memory; it is drained with `via`.
+        Args:
+            sink: sends the messages that belong to no request; closed with the session.
+            holding: counts the session's memory.
+            via: the face; `drain` with the same value ends the session.
         """
         ...
 
@@ -300,4 +312,4 @@ class Service(Protocol):
         """Serve one connection until the peer leaves, then close the channel."""
 
     async def drain(self, grace: float, via: object = None) -> None:
-        """Take no more requests by `via`, let those under way answer for `grace` seconds, then cancel them."""
+        """Refuse new requests from `via`, let running ones answer for `grace` seconds, then cancel them."""

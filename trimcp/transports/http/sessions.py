@@ -1,7 +1,7 @@
-"""What the requests of one HTTP face share, and the sessions of Streamable HTTP from 2025-03-26 to 2025-11-25.
+"""State shared by the requests of one HTTP face, and the sessions of Streamable HTTP from 2025-03-26 to 2025-11-25.
 
-`Shared` lies below the face and below what answers a request, so that neither has to know the other. A session without
-open streams owns no task. (basic/transports, "Session Management", "Listening for Messages from the Server".)
+The face and the exchanges both use `Shared`, so that neither imports the other. A session without open streams owns no
+task. (basic/transports, "Session Management", "Listening for Messages from the Server".)
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trimcp.transports.http.streams import EventStream, OpenStreams, SessionEven
 from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import Message, scan_id
 
-_EACH: Final = 6 * 1024  # bytes that a session takes in which nothing happens
-_FOR_EVENTS: Final = 4  # the part of all memory, as a divisor, that events kept for clients that come back may take
-_SWEEP: Final = 30.0  # seconds between two looks for sessions that are idle for too long
+_EACH: Final = 6 * 1024  # bytes that an idle session uses
+_FOR_EVENTS: Final = 4  # divisor: events kept for reconnecting clients may use this part of the memory budget
+_SWEEP: Final = 30.0  # seconds between two checks for idle sessions
 
 
 def new_session_id() -> str:
@@ -39,26 +39,26 @@ def new_session_id() -> str:
 
 @attrs.define(eq=False)
 class HttpSession(StreamSink):
-    """One session, and the `Sink` of what belongs to none of its requests.
+    """One session, and the `Sink` of messages that belong to none of its requests.
 
-    Such messages go to the stream of a GET. While nobody reads one, lists that changed and resources that were updated
-    are kept, the latest of each; other notices are dropped and counted, unless a client can come back for them.
+    Such messages are sent on the stream of a GET. Without a reader, the latest notification of each changed list and
+    each updated resource is kept. Other notifications are dropped and counted, unless a client can resume the stream.
     """
 
     shared: Shared
     principal: Principal | None
-    owner: str  # in whose share of the table it is
+    owner: str  # whose share of the table it counts into
     id: str = attrs.field(init=False, factory=new_session_id)  # the secret in `Mcp-Session-Id`
-    fresh: bool = attrs.field(init=False, default=True)  # nothing was asked or listened to
+    fresh: bool = attrs.field(init=False, default=True)  # not used yet by a request or a stream
     holding: Holding = attrs.field(init=False)
-    events: SessionEvents | None = attrs.field(init=False, default=None)  # kept for clients that come back
+    events: SessionEvents | None = attrs.field(init=False, default=None)  # kept for clients that reconnect
     pushed: PushedSession = attrs.field(init=False)
-    used: float = attrs.field(init=False, factory=trio.current_time)  # when last, on Trio's clock
+    used: float = attrs.field(init=False, factory=trio.current_time)  # the last use, on Trio's clock
     streams: dict[int, EventStream] = attrs.field(init=False, factory=dict)  # those that have not ended
     _ended: dict[int, float] = attrs.field(init=False, factory=dict)
     _unread: dict[int, None] = attrs.field(init=False, factory=dict)
     _number: int = attrs.field(init=False, default=0)
-    _stream: EventStream = attrs.field(init=False)  # what the GET reads
+    _stream: EventStream = attrs.field(init=False)  # the stream of the GET
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -73,19 +73,22 @@ class HttpSession(StreamSink):
 
     @property
     def resumable(self) -> bool:
-        """Whether events have ids by which a client can come back."""
+        """Whether events have ids with which a client can resume a stream."""
         revision = self.pushed.revision
         return self.events is not None and revision is not None and revision.resumable
 
     @property
     def can_poll(self) -> bool:
-        """Whether a client may be sent away from a stream, to come back for the rest."""
+        """Whether the server may close a stream, so that the client reconnects later for the rest."""
         revision = self.pushed.revision
         return self.resumable and revision is not None and revision.priming_event
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is at work and nobody reads. A call that waits for an answer nobody will give is no work."""
+        """Whether no handler is running and no stream is read.
+
+        A call that waits for the answer of an unreachable client does not count as running.
+        """
         if self.pushed.busy:
             return False
         return not any(stream.read for stream in self.streams.values()) and not self._stream.read
@@ -98,14 +101,14 @@ class HttpSession(StreamSink):
         self.end(why)
 
     def end(self, why: str) -> None:
-        """End it: its handlers are stopped, its streams end, its events are forgotten."""
+        """End it: its handlers are cancelled, its streams end, its events are forgotten."""
         self.shared.sessions.remove(self)
         self.pushed.disconnect(why)
 
     # Streams
 
     def new_stream(self) -> EventStream:
-        """Return a new stream, kept for clients that come back if they can."""
+        """Return a new stream, which can be resumed if the session keeps events."""
         self._number += 1
         if not self.resumable:
             return EventStream(self.shared.open_streams, counts=self.pushed.counts)
@@ -113,7 +116,7 @@ class HttpSession(StreamSink):
         return stream
 
     def find_stream(self, event: str) -> tuple[EventStream, int] | None:
-        """Return the stream of this session an event's id belongs to, and the event's number in it."""
+        """Return the stream of an event's id, if it belongs to this session, and the event's number in it."""
         found = parse_event_id(event)
         if found is None:
             return None
@@ -129,7 +132,7 @@ class HttpSession(StreamSink):
         return EventStream(self.shared.open_streams, self.events, number, counts=self.pushed.counts)
 
     def as_events(self, data: bytes) -> bytes:
-        """Return an answer with nothing before it as a whole stream, kept like others: most streams are no more."""
+        """Return an answer that is the only message of its stream, encoded as a stream and kept like others."""
         self.shared.show("-->", data)
         if not self.resumable:
             return encode_event(data)
@@ -143,9 +146,9 @@ class HttpSession(StreamSink):
         return prime + encode_event(data, id=event_id(number, seq))
 
     def stream_ended(self, stream: EventStream, *, delivered: bool) -> None:
-        """Keep what ended for a while, in case its last bytes were lost; to the session's end if nobody read it.
+        """Keep an ended stream for a while, in case its last bytes were lost; an unread one until the session ends.
 
-        But not too many, of which the oldest go, those that were read first.
+        Above the bound the oldest are dropped, those that were read first.
         """
         if stream.events is not None:
             self.streams.pop(stream.number, None)
@@ -161,7 +164,7 @@ class HttpSession(StreamSink):
             self._forget(next(iter(self._ended or self._unread)))
 
     def forget_streams(self, now: float) -> None:
-        """Forget streams that were read to their end long ago."""
+        """Forget streams that were read to their end more than `replay_time` ago."""
         old = [number for number, ended in self._ended.items() if now - ended >= self.shared.settings.replay_time]
         for number in old:
             self._forget(number)
@@ -173,7 +176,7 @@ class HttpSession(StreamSink):
             self.events.forget(number)
 
     def listen(self, reply: HttpReply, headers: tuple[tuple[str, str], ...]) -> EventStream:
-        """Let this response carry what belongs to no request, instead of any that did before."""
+        """Send messages that belong to no request on this response, in place of an earlier GET's."""
         before = self._stream
         if before.events is None and self.resumable:
             self._stream = self.new_stream()
@@ -186,10 +189,10 @@ class HttpSession(StreamSink):
         own.open(reply, headers, prime)
         return own
 
-    # The sink of what belongs to no request
+    # The sink of messages that belong to no request
 
     def post(self, outgoing: Outgoing) -> None:
-        """Send a message on the GET stream, or deal with there being none."""
+        """Send a message on the GET stream. If no stream is read: raise for a request, drop and count others."""
         if self._stream.read or (outgoing.kind is Kind.NOTIFICATION and self._stream.events is not None):
             self._stream.post(outgoing)
         elif outgoing.kind is Kind.REQUEST:
@@ -198,7 +201,7 @@ class HttpSession(StreamSink):
             self.pushed.counts.drop(lane_of(outgoing))
 
     def close(self) -> None:
-        """End every stream, now that the session has ended."""
+        """End every stream after the session has ended."""
         if self._closed:
             return
         self._closed = True
@@ -212,19 +215,20 @@ class HttpSession(StreamSink):
 
 @attrs.define(eq=False)
 class Shared:
-    """What all requests of one face share."""
+    """State shared by all requests of one face."""
 
     service: Service
     settings: HttpSettings
     budget: Budget = attrs.field(init=False)
-    events: EventStore | None = attrs.field(init=False)  # kept for clients that come back
-    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # the clock; somebody runs it
-    silent: DeadlineQueue = attrs.field(init=False)  # exchanges that owe an answer and shall not be silent for long
-    open_streams: OpenStreams = attrs.field(init=False)  # the ones that are being read
+    events: EventStore | None = attrs.field(init=False)  # kept for clients that reconnect
+    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # the clock, run by the face
+    # exchanges without an answer yet, to be made streams after `silence`
+    silent: DeadlineQueue = attrs.field(init=False)
+    open_streams: OpenStreams = attrs.field(init=False)  # the streams that are being read
     sessions: Table[HttpSession] = attrs.field(init=False)  # of Streamable HTTP, until 2025-11-25
     routing: Routing = attrs.field(init=False)
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
-    draining: bool = attrs.field(init=False, default=False)  # whether no more work is taken
+    draining: bool = attrs.field(init=False, default=False)  # whether new work is refused
     _tracer: Tracer | None = attrs.field(init=False)
     _sweep: Deadline = attrs.field(init=False)
 
@@ -242,25 +246,25 @@ class Shared:
         self.routing = Routing.of(self.service.revisions, stateless=settings.stateless)
 
     def show(self, direction: str, message: Message | bytes) -> None:
-        """Show a message to whoever traces."""
+        """Write a message to the trace, if there is one."""
         if self._tracer is not None:
             self._tracer.note(direction, message)
 
     def too_large(self, head: Head, beginning: bytes) -> HttpResponse:
-        """Refuse a message beyond the limit, by the id of its request if that can be read in its beginning."""
+        """Refuse a message beyond the limit, with the id of its request if that can be read in its beginning."""
         most = self.service.max_message
         security_event("oversize", most=most, peer=head.peer, principal=head.principal)
         text = f"a message may have {most} bytes"
         return refusal(413, text, *head.reply_headers, id=scan_id(beginning), data={"reason": "size"})
 
     def add(self, session: HttpSession) -> None:
-        """Let a session be found, and end it when it was idle for too long."""
+        """Add a session to the table, and end it when it was idle for too long."""
         self.sessions.add(session)
         if not self._sweep.is_set:
             self._sweep.set(min(_SWEEP, self.settings.session_idle))
 
     def _look(self) -> None:
-        """End sessions that are idle for too long, and forget streams that nobody will ask for."""
+        """End sessions that are idle for too long, and forget streams that were read long ago."""
         now = trio.current_time()
         for session in self.sessions:
             if not session.idle:

@@ -1,4 +1,4 @@
-"""What can be set about serving over HTTP: paths, who may come, and every bound and deadline, with its reason."""
+"""Settings for serving over HTTP: paths, access, and every bound and deadline, with its reason."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ from trimcp.transports.trace import Write
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 
 ReplyForm: TypeAlias = Literal["auto", "json", "sse"]
-"""How a POST is answered: as JSON until there is something to stream, always as JSON, or always as events."""
+"""The format of a POST's response: JSON unless other messages come before the answer, always JSON, or always events."""
 
 Route: TypeAlias = Callable[[Head], Awaitable[Admitted]]
 """Answers requests to a path of the application's own, after the checks of Host, Origin and identity."""
 
 Dialect: TypeAlias = Callable[[Head, bytes], HttpResponse | None]
-"""Looks at the body of a POST to the endpoint, and answers it if it is of a protocol it knows; else returns None."""
+"""Checks the body of a POST to the endpoint: returns the response if the body is of its protocol, else None."""
 
 
 @attrs.frozen(kw_only=True, field_transformer=checked(zero=("retry", "silence", "max_replays", "replay_time")))
 class HttpSettings:
-    """All of a face that can be set. Sizes are bytes, times are seconds.
+    """All settings of a face. Sizes are bytes, times are seconds.
 
     Attributes:
-        path: where Streamable HTTP is served; None leaves it out.
-        sse_path, messages_path: where HTTP+SSE of 2024-11-05 is; None for the first leaves it out.
-        websocket_path: where WebSocket is; None leaves it out.
+        path: where Streamable HTTP is served; None disables it.
+        sse_path, messages_path: where HTTP+SSE of 2024-11-05 is served; None for the first disables it.
+        websocket_path: where WebSocket is served; None disables it.
         health: whether `/healthz` and `/readyz` are answered.
-        routes: what else is served, by path.
+        routes: the application's own routes, by path.
         dialects: other protocols on the endpoint.
-        origins: which pages and host names may reach it.
-        authenticate: who asks; None lets everybody in.
-        auth: takes access tokens, in place of `authenticate`: `trimcp.auth.ResourceServer(...)`.
-        reply: how POSTs are answered.
-        stateless: serve legacy clients without sessions: any worker can answer, nothing can be asked or watched.
-        events: keeps events for clients that come back; None makes one in memory. `resumable` False keeps none.
-        retry: milliseconds after which a client should come back for the rest of a stream.
-        access_log: where to note every response, or None.
+        origins: the pages and host names that may reach it.
+        authenticate: identifies the caller; None admits everyone.
+        auth: checks access tokens, in place of `authenticate`: `trimcp.auth.ResourceServer(...)`.
+        reply: the format of responses to POSTs.
+        stateless: serve legacy clients without sessions: any worker process can answer, but the server can send no
+            requests and no subscriptions.
+        events: keeps events for clients that reconnect; None makes a store in memory. `resumable` False keeps none.
+        retry: milliseconds after which a client should reconnect for the rest of a stream.
+        access_log: where to log every response, or None.
         trace: called with a line for every message, secrets masked; None for no trace.
-        limits: what one message may cost beside its size, which is the server's `Limits.max_message`.
-        max_exchanges: POSTs under way at once, over all clients; more are refused (503).
-        max_sessions: legacy sessions at once, and as many streams of HTTP+SSE. Then one that was never used makes room,
-            or one of a client that holds far more than the newcomer; else a new one is refused (503). One that is idle
-            keeps about 5 KiB.
-        session_idle: after which a session is ended in which nothing is under way and that nobody reads.
+        limits: bounds for one message besides its size, which is the server's `Limits.max_message`.
+        max_exchanges: POSTs in progress at once, over all clients; more are refused (503).
+        max_sessions: legacy sessions at once, and as many streams of HTTP+SSE. At the bound, a new one replaces one
+            that was never used, or one of a client that has far more than the new one's; else it is refused (503). An
+            idle one uses about 5 KiB.
+        session_idle: after which a session is ended if no handler runs and no stream is read.
         stream_buffer: that may wait for one reader before handlers wait: a slow reader costs little more.
-        silence: after which a reply that is not there becomes a stream: proxies and clients give up on silence.
-        keep_alive: between comments on a stream on which nothing else happens (HTML, "Server-sent events": 15).
-        max_replays: streams of one session that have ended and can still be asked for again; the oldest go.
-        replay_time: for which a stream that was read to its end can still be asked for again.
+        silence: after which a response without an answer becomes a stream: proxies and clients give up on silence.
+        keep_alive: between comments on an otherwise silent stream (HTML, "Server-sent events": 15).
+        max_replays: ended streams of one session that can still be resumed; the oldest are dropped.
+        replay_time: for which a stream that was read to its end can still be resumed.
     """
 
     path: str | None = "/mcp"
@@ -89,28 +90,28 @@ class HttpSettings:
 
 @attrs.frozen(field_transformer=checked(zero=("max_pipelined", "linger_timeout", "linger_bytes", "low_water")))
 class HttpLimits:
-    """How much a client may cost over HTTP, and how long it may take. Sizes are bytes, times are seconds.
+    """Bounds of each client's connections and requests over HTTP. Sizes are bytes, times are seconds.
 
     Attributes:
-        max_connections: connections at once; more wait until one ends, or one of an address that holds far more gives
-            way to them. An idle one costs about 10 KiB, so this many cost 100 MiB.
-        backlog: connections that wait then, and that the system queues for us before it refuses, which cuts this to its
-            own maximum.
-        max_request_line: of a request line. Longer ones (414) are no addresses of ours.
+        max_connections: connections at once. More wait until one ends, or replace one of an address that has far more.
+            An idle one uses about 10 KiB, so this many use 100 MiB.
+        backlog: connections that may wait then, and that the system queues before it refuses more. The system may cut
+            this to its own maximum.
+        max_request_line: of a request line. Longer ones are refused (414).
         max_head: of a whole request head, as most servers allow (431). Tokens in headers may be large.
         max_headers: lines in a head (431).
-        max_pipelined: of requests that wait behind the one under way; then reading stops until it is answered.
-        head_timeout: from a head's first byte (of the first one: from accepting) to its end. No honest client needs
-            it; it bounds those that send a byte now and then.
+        max_pipelined: of requests that wait behind the current one; then reading stops until it is answered.
+        head_timeout: from a head's first byte (of the first head: from accepting) to its end. No honest client needs
+            it; it bounds those that send a byte from time to time.
         body_timeout: from a head to the end of its body, and from a WebSocket message's first byte to its last.
-        body_rate: bytes of a body or of such a message for which it has a second more. So a large one may take its
-            time, and one of 4 MiB at most 46 seconds.
-        idle_timeout: for which a connection without a request is kept. Longer than the minute for which clients and
-            proxies usually keep theirs, so that it is they who close: who closes first may cross a request.
-        stall_timeout: for which a client that reads nothing of what waits for it keeps its connection.
-        linger_timeout, linger_bytes: how long, and how much of it, we still read from a client after our last
-            response, so that a reset does not destroy that on its way.
-        low_water: of what waits for the client when senders may go on.
+        body_rate: for each so many bytes that arrive, a body or such a message gets one second more: one of 4 MiB at
+            most 46 seconds.
+        idle_timeout: for which a connection without a request is kept. It is longer than the usual minute of clients
+            and proxies, so that they close first: a server that closes first may lose a request being sent.
+        stall_timeout: for which a client that does not read its waiting data keeps its connection.
+        linger_timeout, linger_bytes: how long, and how much, to read from a client after our last response, so that a
+            reset does not destroy the response in transit.
+        low_water: of data waiting for the client, at which senders may go on.
     """
 
     max_connections: int = 10_000

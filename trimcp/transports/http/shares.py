@@ -1,8 +1,8 @@
-"""Counts who holds how much of what is limited, and says what gives way to a newcomer once all of it is taken.
+"""Counts how much each owner holds of a limited resource, and selects what is ended for a newcomer when it is full.
 
-One client must not fill a table for everybody. So what was never used gives way to any newcomer: the oldest first, of
-whoever holds most first; everything else only to a newcomer that holds far less. While there is room nothing does.
-`trimcp.budget` says who is who.
+One client must not fill a table for all. So an item that was never used is ended for any newcomer: first those of the
+owner that holds most, the oldest first. A used item is ended only if its owner holds far more than the newcomer.
+Nothing is ended while there is room. `trimcp.budget` defines owners.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from trimcp.principal import Principal
 from trimcp.security import security_event
 
 FAR: Final = 16
-"""How many times as much as a newcomer somebody has to hold to give way with what is at work."""
+"""How many times as much as the newcomer an owner must hold to lose an item with running work."""
 
-# How many are looked at for one newcomer: its cost does not grow with the table.
+# How many owners and items are checked for one newcomer, so that the cost does not grow with the table.
 _OWNERS: Final = 16
 _ITEMS: Final = 64
 
 
 class Owned(Protocol):
-    """What counts into somebody's share."""
+    """An item that counts into an owner's share."""
 
     owner: str
 
@@ -39,7 +39,7 @@ T = TypeVar("T", bound=Owned)
 
 @attrs.define(eq=False)
 class _Share(Generic[T]):
-    """What one owner holds, the oldest first."""
+    """The items of one owner, the oldest first."""
 
     fresh: dict[T, None] = attrs.field(factory=dict)
     used: dict[T, None] = attrs.field(factory=dict)
@@ -48,10 +48,10 @@ class _Share(Generic[T]):
 
 @attrs.define(eq=False)
 class Shares(Generic[T]):
-    """Everything of one kind, by owner.
+    """All items of one kind, by owner.
 
     Args:
-        much: how many times as much as a newcomer somebody has to hold to give way with what was used, but is idle.
+        much: how many times as much as the newcomer an owner must hold to lose a used, idle item.
     """
 
     much: int = FAR
@@ -72,14 +72,14 @@ class Shares(Generic[T]):
         self._count(owner, share, share.count + 1)
 
     def use(self, item: T) -> None:
-        """Note that it was used for the first time."""
+        """Note that an item was used for the first time."""
         share = self._shares[item.owner]
         if item in share.fresh:
             del share.fresh[item]
             share.used[item] = None
 
     def remove(self, item: T) -> None:
-        """Count it no longer, if it was."""
+        """Stop counting an item; no effect if it is not counted."""
         owner = item.owner
         if owner not in self._shares:
             return
@@ -109,21 +109,21 @@ class Shares(Generic[T]):
             by_count[now] = {owner: None}
 
     def giving_way(self, newcomer: str) -> T | None:
-        """Return what has to give way to something new of `newcomer`, or None: then there is no room for it.
+        """Return the item to end for a new one of `newcomer`, or None if there is no room for it.
 
-        It costs the same however much there is.
+        The cost does not depend on the number of items.
         """
         own = self.held(newcomer)
         for count, owner in list(islice(self._from_most(own), _OWNERS)):
             found = self._yielded(self._shares[owner], count // (own + 1))
             if found is not None:
                 return found
-            self._by_count[count][owner] = self._by_count[count].pop(owner)  # others are looked at next time
+            self._by_count[count][owner] = self._by_count[count].pop(owner)  # check others next time
         share = self._shares.get(newcomer)
         return None if share is None else next(iter(share.fresh), None)
 
     def make_way(self, newcomer: str, what: str) -> T | None:
-        """Take out and report what `giving_way` returns; the caller ends it."""
+        """Remove and log the item that `giving_way` returns; the caller ends it."""
         other = self.giving_way(newcomer)
         if other is not None:
             held = self.held(other.owner)
@@ -132,7 +132,7 @@ class Shares(Generic[T]):
         return other
 
     def _from_most(self, own: int) -> Iterator[tuple[int, str]]:
-        """Yield who holds more than that, those who hold most first."""
+        """Yield the owners that hold more than `own`, with their counts, the largest first."""
         for count in sorted(self._by_count, reverse=True):
             if count <= own:
                 return
@@ -140,7 +140,7 @@ class Shares(Generic[T]):
                 yield count, owner
 
     def _yielded(self, share: _Share[T], times: int) -> T | None:
-        """Return what gives way in a share to a newcomer that holds so many times less."""
+        """Return the item of a share to end; the share is `times` as large as the newcomer's."""
         for item in share.fresh:
             return item
         if times < self.much:
@@ -149,15 +149,15 @@ class Shares(Generic[T]):
         for item in list(islice(used, _ITEMS)):
             if item.idle:
                 return item
-            used[item] = used.pop(item)  # others are looked at next time
+            used[item] = used.pop(item)  # check others next time
         return next(iter(used), None) if times >= FAR else None
 
 
 class Tabled(Owned, Protocol):
-    """What a client holds open and names by an id."""
+    """An item that a client holds open and names by an id."""
 
-    id: str  # what the client sends to name it; secret
-    principal: Principal | None  # whose it is
+    id: str  # the id that the client sends; secret
+    principal: Principal | None  # its owner's identity
     fresh: bool  # whether it was never used
 
     def end(self, why: str) -> None:
@@ -169,10 +169,10 @@ S = TypeVar("S", bound=Tabled)
 
 @attrs.define(eq=False)
 class Table(Generic[S]):
-    """What clients hold open at a face, by id: so much, and when all of it is taken, `Shares` says what gives way."""
+    """The items that clients hold open at a face, by id: at most `most`. When full, `Shares` selects what is ended."""
 
-    what: str  # what one is called in the security log
-    most: int  # how many there may be
+    what: str  # the name of an item in the security log
+    most: int  # the upper bound of items
     _found: dict[str, S] = attrs.field(init=False, factory=dict)
     _shares: Shares[S] = attrs.field(init=False, factory=Shares)
 
@@ -183,7 +183,7 @@ class Table(Generic[S]):
         return iter(list(self._found.values()))
 
     def has_room(self, owner: str) -> bool:
-        """Return whether there may be one more of this owner's, after another was ended for it if need be."""
+        """Return whether one more item of this owner may be added, after ending another one if necessary."""
         if len(self._found) < self.most:
             return True
         other = self._shares.giving_way(owner)
@@ -195,17 +195,17 @@ class Table(Generic[S]):
         return True
 
     def add(self, item: S) -> None:
-        """Let it be found by its id."""
+        """Add an item, to be found by its id."""
         self._found[item.id] = item
         self._shares.add(item)
 
     def use(self, item: S) -> None:
-        """Note that it was used: it gives way later than what never was."""
+        """Note that an item was used: it is then ended later than unused ones."""
         item.fresh = False
         self._shares.use(item)
 
     def find(self, id: str, principal: Principal | None) -> S | None:
-        """Return what this principal has under an id; what is another's is not there."""
+        """Return this principal's item with an id, or None. Items of other principals are not found."""
         item = self._found.get(id)
         if item is not None and item.principal != principal:
             security_event("foreign_session", session=digest(id), owner=item.principal, principal=principal)
@@ -213,6 +213,6 @@ class Table(Generic[S]):
         return item
 
     def remove(self, item: S) -> None:
-        """Let it be found no longer."""
+        """Remove an item."""
         self._found.pop(item.id, None)
         self._shares.remove(item)

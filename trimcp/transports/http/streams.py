@@ -1,8 +1,8 @@
-"""Streams of server-sent events: written to their reader, and kept for a client that comes back.
+"""Streams of server-sent events: written to their reader, and kept for a client that reconnects.
 
-A stream of a legacy session outlives its connection: the client may come back with the id of the last event it saw.
-Each stream has a buffer and a bound of its own, so that nobody waits for the reader of another. (2025-11-25
-basic/transports, "Resumability and Redelivery"; WHATWG HTML, "Server-sent events".)
+A stream of a legacy session outlives its connection: the client may resume it with the id of the last event it
+received. Each stream has its own bounded buffer, so a slow reader delays no other stream. (2025-11-25 basic/transports,
+"Resumability and Redelivery"; WHATWG HTML, "Server-sent events".)
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from trimcp.transports.http.events import OVERHEAD, EventStore, event_id
 from trimcp.transports.http.seams import HttpReply, HttpResponse
 from trimcp.transports.trace import Tracer
 
-_COUNTED: Final = 32 * 1024  # bytes of events after which they are counted
+_COUNTED: Final = 32 * 1024  # bytes of events after which the budget's count is updated
 
 SSE_HEADERS: Final = (
     ("Content-Type", "text/event-stream"),
     ("Cache-Control", "no-cache, no-transform"),
     ("X-Accel-Buffering", "no"),
 )
-"""Of every stream. The last asks nginx and its kin not to hold events back (2026-07-28, "Receiving Messages")."""
+"""Headers of every stream. The last asks nginx and similar proxies not to buffer (2026-07-28, "Receiving Messages")."""
 
 
 @attrs.define(eq=False)
 class SessionEvents:
-    """The events of one session in the store, and how much memory they take."""
+    """The events of one session in the store, and how much memory they use."""
 
     store: EventStore
     session: str
     amount: Amount
-    _uncounted: int = attrs.field(init=False, default=0)  # bytes kept since they were last counted
+    _uncounted: int = attrs.field(init=False, default=0)  # bytes kept since the last count
 
     def append(self, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
         self.store.append(self.session, stream, seq, data, reply=reply)
@@ -66,12 +66,12 @@ class SessionEvents:
 
 @attrs.define(eq=False)
 class OpenStreams:
-    """Those that are being read: it writes comments on the silent ones, so that they live."""
+    """The streams that are being read. It writes comments on silent ones, so that proxies keep them open."""
 
     deadlines: Deadlines
     keep_alive: float  # seconds of silence on a stream, at most
-    bound: int  # bytes that may wait for one reader before senders do
-    tracer: Tracer | None = None  # is shown every message
+    bound: int  # bytes that may wait for one reader before senders wait
+    tracer: Tracer | None = None  # writes every message to the trace
     _read: dict[EventStream, None] = attrs.field(init=False, factory=dict)
     _deadline: Deadline = attrs.field(init=False)
 
@@ -79,10 +79,10 @@ class OpenStreams:
         self._deadline = self.deadlines.new(self._look)
 
     def add(self, stream: EventStream) -> None:
-        """Keep a stream alive from now on: somebody reads it."""
+        """Keep a stream alive from now on; call it when a reader connects."""
         self._read[stream] = None
         if not self._deadline.is_set:
-            self._deadline.set(self.keep_alive / 2)  # a stream is silent for this long twice at most
+            self._deadline.set(self.keep_alive / 2)  # a stream is silent for at most two such periods
 
     def remove(self, stream: EventStream) -> None:
         self._read.pop(stream, None)
@@ -101,18 +101,19 @@ class OpenStreams:
 
 @attrs.define(eq=False)
 class EventStream:
-    """One stream of events. Without `events` they have no ids, and what nobody reads is lost."""
+    """One stream of events. Without `events` they have no ids, and an event without a reader is lost."""
 
     open_streams: OpenStreams
     events: SessionEvents | None = None  # keeps them
     number: int = 0  # among the streams of its session
-    event: str | None = None  # the type each names; 2024-11-05 wants "message"
-    counts: LaneCounts | None = None  # of what gave way because the reader was slow or gone
-    reply: HttpReply | None = attrs.field(init=False, default=None)  # what carries it to its reader now
-    until: float = attrs.field(init=False, default=math.inf)  # seconds since 1970; then whoever reads it may not
-    on_lapse: Callable[[], object] | None = attrs.field(init=False, default=None)  # ends more than the response
+    event: str | None = None  # the type of each event; 2024-11-05 requires "message"
+    counts: LaneCounts | None = None  # counts messages dropped because the reader was slow or gone
+    reply: HttpReply | None = attrs.field(init=False, default=None)  # the response that the reader reads now
+    until: float = attrs.field(init=False, default=math.inf)  # seconds since 1970; then the reader's authorization ends
+    # called then, to end more than the response
+    on_lapse: Callable[[], object] | None = attrs.field(init=False, default=None)
     ended: bool = attrs.field(init=False, default=False)  # whether its last event was written
-    written: bool = attrs.field(init=False, default=True)  # whether anything was since `keep_alive`
+    written: bool = attrs.field(init=False, default=True)  # whether anything was written since `keep_alive`
     _seq: int = attrs.field(init=False, default=0)
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
 
@@ -124,17 +125,17 @@ class EventStream:
 
     @property
     def full(self) -> bool:
-        """Whether whoever writes should wait for the reader."""
+        """Whether senders should wait for the reader."""
         return self.reply is not None and self.reply.waiting >= self.open_streams.bound
 
     async def room(self) -> None:
-        """Wait until the reader has taken enough, or has left; always a checkpoint: hosts have marks of their own."""
+        """Wait until the reader has read enough, or has left. Always a checkpoint: hosts have other bounds."""
         if self.reply is not None:
             await self.reply.room()
         await trio.lowlevel.checkpoint()
 
     def open(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
-        """Let this response carry the stream from now on; `first` are bytes to begin with."""
+        """Send the stream on this response from now on; `first` are bytes to begin with."""
         self.reply = reply
         self.written = True
         self.open_streams.add(self)
@@ -142,10 +143,10 @@ class EventStream:
         self.writable()
 
     def resume(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], after: int) -> None:
-        """As `open`, beginning with what was kept beyond the event number `after`."""
+        """Like `open`, beginning with the kept events after the event number `after`."""
         assert self.events is not None
         if self.reply is not None:
-            self.reply.finish()  # the client left it, as it shows by coming back
+            self.reply.finish()  # the client has left it, since it reconnects
         kept = self.events.after(self.number, after)
         self.open(reply, headers, b"".join(self._encode(data, seq) for seq, data in kept))
         if self.ended:
@@ -156,33 +157,33 @@ class EventStream:
         self.open_streams.remove(self)
 
     def release(self, retry: int) -> None:
-        """Let the reader's connection go, and tell it to come back after `retry` milliseconds."""
+        """Close the reader's connection, and ask the client to reconnect after `retry` milliseconds."""
         if self.reply is not None and self.events is not None and not self.ended:
             self.reply.write(b"retry: %d\n\n" % retry)
             self._leave()
 
     def lapse(self) -> None:
-        """End the response, since the reader's token has ended; with a new one the client may come back."""
+        """End the response, since the reader's token has expired; with a new one the client may resume the stream."""
         self._leave(b": the access token has expired\n\n")
         if self.on_lapse is not None:
             self.on_lapse()
 
     def keep_alive(self) -> None:
-        """Write a comment if nothing was written since the last time, so that no proxy closes the connection."""
+        """Write a comment if nothing was written since the last call, so that no proxy closes the connection."""
         silent, self.written = not self.written, False
         if silent and self.reply is not None and not self.reply.waiting:
             self.reply.write(COMMENT)
             self.written = True
 
-    # What is written
+    # Writing
 
     def prime(self, retry: int) -> bytes:
-        """Return an event without data, whose id lets the client come back even before the first message."""
+        """Return an event without data, whose id lets the client resume even before the first message."""
         self._seq += 1
         return encode_event(b"", id=event_id(self.number, self._seq), retry=retry)
 
     def take(self, data: bytes, *, reply: bool = False) -> bytes:
-        """Return a message as an event, kept if events are."""
+        """Return a message as an event, after storing it if events are kept."""
         self._seq += 1
         if (tracer := self.open_streams.tracer) is not None:
             tracer.note("-->", data)
@@ -191,7 +192,7 @@ class EventStream:
         return self._encode(data, self._seq)
 
     def post(self, outgoing: Outgoing) -> None:
-        """Write a message; while nobody reads it is only kept, or dropped and counted where events are not kept."""
+        """Write a message. Without a reader it is only kept, or dropped and counted if events are not kept."""
         if self.ended:
             return
         event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
@@ -202,7 +203,7 @@ class EventStream:
             self.counts.drop(lane_of(outgoing))
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        """Write a message, unless the reader is slow or gone: then only the latest of its key is kept for it."""
+        """Write a message. If the reader is slow or gone, keep it until later, only the latest for each key."""
         if self.reply is not None and not self.full and not self._latest:
             self.post(outgoing)
             return
@@ -211,7 +212,7 @@ class EventStream:
         self._latest[key] = outgoing
 
     def withheld(self) -> list[tuple[Hashable, Outgoing]]:
-        """Return what is kept back, and keep it no longer."""
+        """Return the messages that were held back, and forget them."""
         kept, self._latest = self._latest, {}
         return list(kept.items())
 
@@ -224,7 +225,7 @@ class EventStream:
         return list(self._latest.values()), 0 if self.reply is None else self.reply.waiting
 
     def writable(self) -> None:
-        """Write what was kept back, now that the reader has room."""
+        """Write the messages that were held back, now that the reader has room."""
         while self._latest and self.reply is not None and not self.full:
             key = next(iter(self._latest))
             self.post(self._latest.pop(key))

@@ -1,8 +1,7 @@
 """The HTTP face as an ASGI 3 application: for Hypercorn on Trio, and for mounting in other applications.
 
-The lifespan owns the nursery in which sessions live; a call only pumps bytes (`request`, `websocket`). An
-application serves one process: several workers are separate processes, each with a face of its own. (ASGI
-specification 3.0.)
+The lifespan owns the nursery of the sessions; a call only moves bytes (`request`, `websocket`). An application serves
+one process: several workers are separate processes, each with its own face. (ASGI specification 3.0.)
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trimcp.transports.http.settings import HttpLimits
 _log = logging.getLogger("trimcp.http")
 
 RunFace: TypeAlias = Callable[[], AbstractAsyncContextManager[Face]]
-"""Makes a context manager that yields a face and runs what it needs for as long as its block runs."""
+"""Makes a context manager that yields a face and runs its tasks inside its block."""
 
 _NOT_TRIO: Final = (
     "this ASGI application runs only on Trio: serve it with "
@@ -35,20 +34,20 @@ _NO_LIFESPAN: Final = (
     "a request came before the lifespan of the ASGI application: let the server run it, or, where the application is "
     "mounted in another, write `async with app.lifespan():` in the lifespan of that"
 )
-_REASON: Final = 500  # characters of a failure told to the server
+_REASON: Final = 500  # characters of a failure that are sent to the server
 
 
 @attrs.define(eq=False)
 class AsgiApp:
     """An ASGI application around a face.
 
-    Its lifespan enters `running` and leaves it. Servers run it; a parent application that does not forward it to what
-    is mounted in it has to enter `lifespan` in its own. Until then every request is answered with 500.
+    Its lifespan enters and leaves `running`. Servers run the lifespan. A parent application that does not forward it to
+    mounted applications must enter `lifespan` in its own lifespan. Until then every request is answered with 500.
 
     Args:
         running: makes the context manager that yields the face.
-        root: the prefix under which it is mounted, for parents that do not tell by `root_path`.
-        limits: how large and slow a request may be. Connections and heads are the server's.
+        root: the prefix under which it is mounted, for parents that do not set `root_path`.
+        limits: bounds for the size and time of a request. The server bounds connections and heads.
     """
 
     running: RunFace
@@ -59,10 +58,10 @@ class AsgiApp:
     _warned: bool = attrs.field(init=False, default=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take a call of an ASGI server.
+        """Handle a call of an ASGI server.
 
         Raises:
-            RuntimeError: it is no Trio server.
+            RuntimeError: the server does not run on Trio.
         """
         kind = scope["type"]
         if kind == "lifespan":
@@ -82,7 +81,7 @@ class AsgiApp:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[Face]:
-        """Run the face for as long as the block runs, and yield it: for the lifespan of a parent application.
+        """Run the face inside the block, and yield it: for the lifespan of a parent application.
 
         Raises:
             RuntimeError: it runs already.
@@ -114,7 +113,7 @@ class AsgiApp:
                 stage = "shutdown"
         except Exception as error:
             if stage == "running":
-                raise  # no event says so: servers log it
+                raise  # ASGI has no event for this: servers log the exception
             _log.debug("the %s of the face failed", stage, exc_info=True)
             message = f"{type(error).__name__}: {error}"[:_REASON]
             await send({"type": f"lifespan.{stage}.failed", "message": message})
@@ -135,7 +134,7 @@ class AsgiApp:
 
 @attrs.define(eq=False)
 class _Refusing:
-    """A face that gives every request the same answer."""
+    """A face that gives every request the same response."""
 
     response: HttpResponse
     connections: int = 0

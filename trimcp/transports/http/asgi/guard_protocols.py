@@ -1,4 +1,4 @@
-"""Guards against what Hypercorn does with HTTP/2 and WebSocket, and what puts them and those of `guards` in place."""
+"""Guards for Hypercorn's HTTP/2 and WebSocket, and the function that installs these and those of `guards`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trimcp.transports.http.settings import HttpLimits
 
 @cache
 def install() -> None:
-    """Put all guards in place, once; `hypercorn.check_version` says whether they are meant for what is installed."""
+    """Install all guards, once; `hypercorn.check_version` checks that they support the installed version."""
     for guard in GUARDS:
         guard.install()
 
@@ -37,7 +37,7 @@ def install() -> None:
 
 @replaces(StreamBuffer, "pop", "window")
 async def _pop(original: Method, buffer: StreamBuffer, max_length: int) -> bytes:
-    """Wake the writer once little is left. Hypercorn does once little was taken, which with no window is nothing."""
+    """Wake the writer when little is left. Hypercorn does when little was taken: always, if the window is empty."""
     data = bytes(buffer.buffer[:max_length])
     del buffer.buffer[:max_length]
     if len(buffer.buffer) < BUFFER_LOW_WATER:
@@ -60,16 +60,16 @@ async def _handle(original: Method, protocol: H2Protocol, event: Any) -> None:
 
 @replaces(H2Protocol, "_handle_events", "streams")
 async def _handle_events(original: Method, protocol: H2Protocol, happened: list[h2.events.Event]) -> None:
-    """Keep from Hypercorn what it does not expect; it costs the stream, not the server."""
+    """Handle events that Hypercorn does not expect; they end the stream, not the server."""
     connection = protocol.connection
     for event in happened:
         if isinstance(event, h2.events.RequestReceived) and not _is_request(event):
             connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
         elif isinstance(event, h2.events.PriorityUpdated):
-            pass  # they cost us more than they gain anybody (RFC 9113 section 5.3)
+            pass  # ignored: they cost more than they are worth (RFC 9113 section 5.3)
         elif isinstance(event, h2.events.DataReceived) and event.stream_id not in protocol.streams:
             connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-            if event.stream_id not in protocol.stream_buffers:  # answered to the end (RFC 9113 section 8.1)
+            if event.stream_id not in protocol.stream_buffers:  # answered completely (RFC 9113 section 8.1)
                 with suppress(h2.exceptions.ProtocolError):
                     connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
         else:
@@ -78,7 +78,7 @@ async def _handle_events(original: Method, protocol: H2Protocol, happened: list[
 
 
 def _is_request(event: h2.events.RequestReceived) -> bool:
-    """Whether it has a method and a path that Hypercorn can read, and asks for nothing but WebSocket by CONNECT."""
+    """Whether a request has a method and path that Hypercorn can read, and uses CONNECT only for WebSocket."""
     pseudo = {bytes(name): bytes(value) for name, value in event.headers or () if name[:1] == b":"}
     method, path = pseudo.get(b":method", b""), pseudo.get(b":path", b"")
     if method == b"CONNECT" and pseudo.get(b":protocol") != b"websocket":
@@ -88,32 +88,32 @@ def _is_request(event: h2.events.RequestReceived) -> bool:
 
 @replaces(H2Protocol, "stream_send", "streams")
 async def _stream_send(original: Method, protocol: H2Protocol, event: events.Event) -> None:
-    """Tell the client of a response that will have no end."""
+    """Reset the stream of a response that was cut short, so that the client notices."""
     if isinstance(event, events.StreamClosed):
         buffer = protocol.stream_buffers.get(event.stream_id)
         if buffer is not None and not buffer._complete:
             with suppress(h2.exceptions.ProtocolError):
                 protocol.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
             await protocol._flush()
-            await protocol._window_updated(event.stream_id)  # so that its buffer is looked at, and forgotten
+            await protocol._window_updated(event.stream_id)  # so that its buffer is checked and removed
     await original(protocol, event)
 
 
 # messages
 
 
-_FRAMES: Final = 16  # that are looked at in a turn, as by our own listener
+_FRAMES: Final = 16  # frames per turn of the event loop, as in our own listener
 _POLICY: Final = 1008
 
 
 class LimitedMessage(WebsocketBuffer):
-    """A message as far as it arrived, which stops growing once it is too large. Counts bytes, not characters."""
+    """The received part of a message, bounded in size. Counts bytes, not characters."""
 
-    refusals: int = 0  # how often something was too large
+    refusals: int = 0  # how often a message was refused for its size
     length: int
     value: Any
-    due: float = math.inf  # when it has to be whole; infinity while none has begun
-    watch: trio.CancelScope | None = None  # cancelled when there is nothing to wait for
+    due: float = math.inf  # when it has to be complete; infinity without a message
+    watch: trio.CancelScope | None = None  # cancelled when there is no message to wait for
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length)
@@ -135,7 +135,7 @@ class LimitedMessage(WebsocketBuffer):
         if self.length + size > self.max_length or crowded:
             if crowded and holding is not None:
                 holding.refuse("messages")
-            self.value, self.length = None, self.max_length  # nothing more fits
+            self.value, self.length = None, self.max_length  # no more is accepted
             self.amount.set(0)
             self.refusals += 1
             raise FrameTooLargeError
@@ -145,9 +145,9 @@ class LimitedMessage(WebsocketBuffer):
 
 
 class _ReportingConnection(wsproto.connection.Connection):
-    """Reports what cannot be read as a Close of the peer's that wants an answer: then Hypercorn says what was wrong."""
+    """Reports unreadable input as a Close of the peer that needs a reply, so that Hypercorn sends the reason."""
 
-    behind: bool = False  # there may be more frames than were looked at
+    behind: bool = False  # whether more frames may be buffered
 
     def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # theirs is no wider in fact
         self.behind = False
@@ -173,11 +173,11 @@ async def _handle_websocket(original: Method, stream: WSStream, event: events.Ev
     elif isinstance(event, events.EndBody) or (
         isinstance(event, events.Body | events.Data) and not stream.handshake.accepted
     ):
-        # The end of a stream of HTTP/2 is what the end of a connection is in HTTP/1.1.
+        # The end of an HTTP/2 stream has the meaning of the end of a connection in HTTP/1.1.
         await stream.send(events.StreamClosed(stream_id=stream.stream_id))
         return
     elif isinstance(event, events.Body | events.Data):
-        # Made while Hypercorn accepts: the peer may send before that has come back.
+        # Hypercorn makes the connection while it accepts, and the peer may send before that returns.
         stream.connection.__class__ = _ReportingConnection
     message: Any = stream.buffer
     refusals = message.refusals
@@ -185,7 +185,7 @@ async def _handle_websocket(original: Method, stream: WSStream, event: events.Ev
     if isinstance(event, events.StreamClosed):
         message.clear()
     elif isinstance(event, events.Body | events.Data):
-        # Hypercorn leaves where it is what arrived behind a refusal, such as the peer's close.
+        # After a refusal Hypercorn leaves later frames unread, such as the peer's close.
         connection: Any = stream.connection
         while (message.refusals != refusals or connection.behind) and not stream.closed:
             refusals = message.refusals
@@ -196,7 +196,7 @@ async def _handle_websocket(original: Method, stream: WSStream, event: events.Ev
 
 
 def _note_time(stream: WSStream, message: LimitedMessage, size: int) -> None:
-    """Give a message that has begun its time, and a little more for what has arrived of it."""
+    """Set the deadline of a message that has begun, and extend it for the bytes that have arrived."""
     limits: HttpLimits = stream.config.limits  # type: ignore[attr-defined]  # guards meet none but a GuardedConfig
     credit = size / limits.body_rate
     if message.due < math.inf:
@@ -208,7 +208,7 @@ def _note_time(stream: WSStream, message: LimitedMessage, size: int) -> None:
 
 
 async def _end_late(stream: WSStream, message: LimitedMessage, scope: trio.CancelScope) -> None:
-    """End the connection if its message is not whole in time."""
+    """End the connection if its message is not complete in time."""
     with scope:
         while trio.current_time() < message.due:  # noqa: ASYNC110  # it may be moved meanwhile
             await trio.sleep_until(message.due)
@@ -220,7 +220,7 @@ async def _end_late(stream: WSStream, message: LimitedMessage, scope: trio.Cance
 
 @replaces(WSStream, "_send_wsproto_event", "messages")
 async def _send_message(original: Method, stream: WSStream, event: wsproto.events.Event) -> None:
-    """Send a large message in fragments: no more than one of them is copied at a time."""
+    """Send a large message in fragments, so that only one of them is copied at a time."""
     if not isinstance(event, wsproto.events.TextMessage) or len(event.data) <= PIECE:
         await original(stream, event)
         return

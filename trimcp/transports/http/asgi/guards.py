@@ -1,16 +1,17 @@
 """Guards against faults of Hypercorn's Trio worker: without them one client can end the server, or fill its memory.
 
-Each has a name. What is seen without it, with figures, is in docs/design/hypercorn.md; a test shows the fault without
-its guard. `guard_protocols.install` puts them in place; but for one line about HTTP/2 buffers they act only on servers
-that have a `GuardedConfig`: others in the process stay as they are. They replace private parts, hence `SERVED`.
+Each has a name. docs/design/hypercorn.md describes the faults with figures; for each a test shows the fault without its
+guard. `guard_protocols.install` installs them. Except for one line about HTTP/2 buffers they affect only servers that
+have a `GuardedConfig`, not others in the process. They replace private parts of Hypercorn, so `SERVED` bounds its
+version.
 
     window, streams, messages   HTTP/2 and WebSocket, in `guard_protocols`
-    lines                       what h11 takes and another parser before us may read otherwise; h2c
+    lines                       input that h11 accepts and a proxy's parser may read differently; h2c
     stuck                       connections and applications that wait for each other
     pause                       a client that leaves while its request is answered
-    idle                        connections on which nothing happens
-    stall                       writes without an end
-    alive                       exceptions on one connection that end all
+    idle                        connections without requests
+    stall                       writes that never end
+    alive                       exceptions of one connection that end the server
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from trimcp.transports.http.shares import Shares
 _log = logging.getLogger("trimcp.http")
 
 PIECE: Final = 64 * 1024
-"""Bytes that are written at once, so that it can be seen whether a client reads at all."""
+"""Bytes per write: small enough to observe whether a client reads."""
 
 _ORDINARY: Final = (
     OSError,
@@ -64,16 +65,16 @@ _ORDINARY: Final = (
     h2.exceptions.ProtocolError,
     wsproto.utilities.ProtocolError,
 )
-"""What Hypercorn lets out where a client misbehaves or leaves at a bad moment."""
+"""Exceptions that Hypercorn raises when a client misbehaves or leaves at an unexpected time."""
 
 
 class GuardedConfig(Config):
-    """The configuration of a server to be guarded, and what the guards know of it.
+    """The configuration of a guarded server, and the state of the guards.
 
     Attributes:
         limits: of connections.
-        ssl_context: for TLS, instead of one made of files.
-        connections, shares: those that are open, and where they come from.
+        ssl_context: for TLS, instead of one made from files.
+        connections, shares: the open connections, and their number by owner.
     """
 
     def __init__(self, limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -93,21 +94,21 @@ class GuardedConfig(Config):
         return self.ssl_context
 
     def cut(self) -> None:
-        """Close every connection, whatever is being written to it."""
+        """Close every connection, even during a write."""
         if "stall" not in _off:
             for connection in list(self.connections):
                 connection.cut()
 
 
 Method: TypeAlias = Callable[..., Awaitable[Any]]
-"""An async method of Hypercorn's, or what stands in its place."""
+"""An async method of Hypercorn, or its replacement."""
 
 _off: set[str] = set()
 
 
 @attrs.frozen
 class _Guard:
-    """One attribute to replace: `body` gets what stood there before, and then the arguments."""
+    """One attribute to replace: `body` gets the original, and then the arguments."""
 
     names: frozenset[str]
     owner: Any
@@ -128,12 +129,12 @@ class _Guard:
 
 
 GUARDS: list[_Guard] = []
-"""What is replaced, once both modules are imported."""
+"""All replacements, once both modules are imported."""
 
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Let the faults of these names show while the block runs: for tests."""
+    """Disable the guards with these names while the block runs: for tests."""
     _off.update(names)
     try:
         yield
@@ -142,7 +143,7 @@ def without(*names: str) -> Iterator[None]:
 
 
 def replaces(owner: Any, attribute: str, *names: str) -> Callable[[Method], Method]:
-    """Register what stands in the place of an attribute: it gets what stood there before, and then its arguments."""
+    """Register a replacement of an attribute: it gets the original, and then the arguments."""
 
     def register(body: Method) -> Method:
         GUARDS.append(_Guard(frozenset(names), owner, attribute, body))
@@ -155,7 +156,7 @@ def replaces(owner: Any, attribute: str, *names: str) -> Callable[[Method], Meth
 
 
 class _StrictLines(ReceiveBuffer):
-    """What has arrived, for a parser that is to take lines as RFC 9112 has senders write them (sections 2.2, 5.2)."""
+    """The received bytes, for a parser that must accept only lines as RFC 9112 requires (sections 2.2, 5.2)."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         held = len(self)
@@ -188,18 +189,18 @@ async def _initiate_http1(original: Method, protocol: H11Protocol) -> None:
 
 @replaces(H11Protocol, "_check_protocol", "lines")
 async def _check_protocol(original: Method, protocol: H11Protocol, request: h11.Request) -> None:
-    """Take the beginning of HTTP/2, and no upgrade to it: like one to anything else that is not spoken here."""
+    """Accept HTTP/2 with prior knowledge, but ignore upgrades to it, like upgrades to unknown protocols."""
     if request.http_version == b"2.0":
         await original(protocol, request)
 
 
 # stuck
 
-_SOCKET: Final = "_trimcp_socket"  # of the connection whose tasks a group of them has
+_SOCKET: Final = "_trimcp_socket"  # the socket of a task group's connection
 
 
 class _ClosedParser:
-    """What stands for the parser of a connection that is closed: nothing comes of it, and what is sent goes nowhere."""
+    """Replaces the parser of a closed connection: it returns no events and drops what is sent."""
 
     our_state = their_state = None
     they_are_waiting_for_100_continue = False
@@ -230,7 +231,7 @@ async def _know_socket(original: Method, server: TCPServer) -> None:
 
 def _bound_messages(stream: Any, most: int, holding: Holding | None) -> None:
     stream.buffer.max_length = most
-    amount = getattr(stream.buffer, "amount", None)  # without the guard of messages it has none
+    amount = getattr(stream.buffer, "amount", None)  # absent without the guard `messages`
     if amount is not None:
         amount.holding = holding
 
@@ -239,9 +240,9 @@ def _bound_messages(stream: Any, most: int, holding: Holding | None) -> None:
 async def _spawn_app(
     original: Method, group: TaskGroup, app: Any, config: Config, scope: Any, send: Callable[..., Awaitable[None]]
 ) -> Callable[[Any], Awaitable[None]]:
-    """As Hypercorn does, but nobody waits for an application that has ended, or to say that the client is gone.
+    """Like Hypercorn's, but do not wait for an application that has ended, nor to report that the client is gone.
 
-    Nor has it to take all that came before to be told, if it asks.
+    An application can also ask whether the client is gone before it has received all earlier events.
     """
     arriving, arrived = trio.open_memory_channel[Any](config.max_app_queue_size)
     gone = trio.Event()
@@ -284,10 +285,10 @@ async def _spawn_app(
 
 
 class _Pause(EventWrapper):
-    """Says when the next request may be looked at. Who waits for that reads on, so that a leaving client is noticed.
+    """Set when the next request may be parsed. While waiting, it reads on, so that a client that leaves is noticed.
 
-    It reads no more than `max_pipelined`, and takes the end of what a client sends, while that is owed an answer, for
-    the client's leaving: as our own listener does.
+    It reads at most `max_pipelined` bytes. Like our own listener, it takes the end of input before the answer as the
+    client's leaving.
     """
 
     def __init__(self, server: TCPServer, protocol: H11Protocol, most: int) -> None:
@@ -333,7 +334,7 @@ class _Pause(EventWrapper):
 async def _read_on(original: Method, server: TCPServer) -> None:
     protocol, config = server.protocol.protocol, server.config
     if isinstance(protocol, H11Protocol) and isinstance(config, GuardedConfig):
-        pause: Any = _Pause(server, protocol, config.limits.max_pipelined)  # theirs are made without arguments
+        pause: Any = _Pause(server, protocol, config.limits.max_pipelined)  # Hypercorn makes its own without arguments
         protocol.can_read = pause
     await original(server)
 
@@ -345,7 +346,7 @@ async def _read_on(original: Method, server: TCPServer) -> None:
 async def _read_data(original: Method, server: TCPServer) -> None:
     await original(server)
     timer: Any = server.idle_task
-    server.idle_task = _NoTimer()  # an answer that is on its way would start it again
+    server.idle_task = _NoTimer()  # a response in progress would start it again
     await timer.stop()
 
 
@@ -361,19 +362,19 @@ class _NoTimer(TrioSingleTask):
 
 @attrs.define(eq=False)
 class _GuardedStream:
-    """A connection whose writes come to an end.
+    """A connection whose writes are bounded in time.
 
-    It offers what Hypercorn asks of a stream: also whether it is TLS, which Hypercorn learns from missing attributes.
+    It offers what Hypercorn needs of a stream. Hypercorn detects TLS by missing attributes, which this supports.
     """
 
     _stream: Any
     _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
-    owner: str = NOWHERE_KNOWN  # in whose share of all connections it is
-    server: Any = None  # Hypercorn's side of the connection
+    owner: str = NOWHERE_KNOWN  # whose share of all connections it counts into
+    server: Any = None  # Hypercorn's object for the connection
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way: Hypercorn has set the timer after which it closes an idle connection."""
+        """Whether no request is in progress: Hypercorn has set the timer after which it closes an idle connection."""
         timer = getattr(self.server, "idle_task", None)
         return getattr(timer, "_handle", None) is not None
 
@@ -381,10 +382,10 @@ class _GuardedStream:
         return getattr(self._stream, name)
 
     async def send_all(self, data: bytes) -> None:
-        """Write, and give the client up that takes nothing for too long.
+        """Write, and drop a client that does not read for too long.
 
         Raises:
-            trio.BrokenResourceError: it is gone, or was cut off.
+            trio.BrokenResourceError: the client is gone, or was dropped.
         """
         view = memoryview(data)
         try:
@@ -409,7 +410,7 @@ class _GuardedStream:
 async def _serve_connection(
     original: Method, app: Any, config: GuardedConfig, context: Any, state: Any, stream: Any
 ) -> None:
-    """Serve a connection, and let no failure on it out."""
+    """Serve a connection; none of its failures is raised."""
     owner = _owner_of(stream)
     if len(config.connections) >= config.limits.max_connections and not _make_room(config, owner):
         _log.debug("refused a connection: there are %d", len(config.connections))
@@ -432,7 +433,7 @@ async def _serve_connection(
 
 
 def _make_room(config: GuardedConfig, owner: str) -> bool:
-    """Return whether there may be one more from there, after another was cut for it."""
+    """Return whether one more connection of this owner is accepted, after closing another one if necessary."""
     other = config.shares.make_way(owner, "connection")
     if other is None:
         return False
@@ -453,7 +454,7 @@ def _socket_of(stream: Any) -> Any:
 
 
 def _report(error: BaseException) -> None:
-    """Log failures of a connection, and raise again what is none of its own: cancellation, interrupts."""
+    """Log a connection's failures; raise others again: cancellation, interrupts."""
     group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("on a connection", [error])
     failures, rest = group.split(Exception)
     if failures is not None:

@@ -1,7 +1,7 @@
 """Serving an ASGI application with Hypercorn on Trio: HTTP/2, TLS with ALPN, WebSocket.
 
-Hypercorn does the protocols; here are its settings, its guards (`guards`), and an end that always comes.
-Several workers are separate processes that share a socket: `bind="fd://3"`.
+Hypercorn implements the protocols. This module has its settings, installs its guards (`guards`), and bounds its
+shutdown. Several workers are separate processes that share a socket: `bind="fd://3"`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("trimcp.http")
 AsgiApplication: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SERVED: Final = "hypercorn>=0.17,<0.19"
-"""The versions of Hypercorn for which the guards are meant, as pip is told them. With no other anything is served."""
+"""The versions of Hypercorn that the guards support, as pip's requirement. Others are refused."""
 
 _FROM, _BELOW = (tuple(int(part) for part in bound) for bound in re.findall(r"=?(\d+)\.(\d+)", SERVED))
 
@@ -44,10 +44,10 @@ _serving: ContextVar[bool] = ContextVar("_serving", default=False)
 
 
 def check_version() -> None:
-    """Check that the guards, which replace private parts, are meant for the Hypercorn that is installed.
+    """Check that the guards, which replace private parts, support the installed version of Hypercorn.
 
     Raises:
-        LocalError: they are not.
+        LocalError: they do not.
     """
     found = version("hypercorn")
     parts = re.match(r"(\d+)\.(\d+)", found)
@@ -75,31 +75,32 @@ async def serve_hypercorn(
 ) -> None:
     """Serve an ASGI application until `shutdown_trigger` returns, or it fails.
 
-    Then no more connections are taken, and those there are get `grace` seconds; idle ones are closed at once.
-    Cancelling it closes every connection at once.
+    Then no more connections are accepted, and open ones get `grace` seconds; idle ones are closed at once. Cancelling
+    closes every connection at once.
 
     Args:
         app: an `AsgiApp`, or an application in which one is mounted.
         bind: where to listen: "host:port" (port 0: any that is free), "[::1]:8000", "unix:/path", "fd://3"; or several.
-        certfile: certificate chain in PEM; with it everything is TLS.
-        keyfile: its key in PEM, if that is a file of its own.
+        certfile: certificate chain in PEM; enables TLS for all connections.
+        keyfile: its key in PEM, if that is a separate file.
         keyfile_password: of the key, if it has one.
-        ssl_context: for TLS with more to it than that, in place of the files. It is told here which protocols to offer
-            (ALPN), so it serves nothing else.
-        http2: whether clients that connect over TLS are offered HTTP/2. Without TLS they may just begin with it.
-        max_streams: requests under way at once on one connection of HTTP/2.
+        ssl_context: for TLS with other settings, instead of the files. This function sets its protocols (ALPN), so use
+            it for nothing else.
+        http2: whether HTTP/2 is offered over TLS. Without TLS clients may use it with prior knowledge in any case.
+        max_streams: requests in progress at once on one connection of HTTP/2.
         limits: of connections and heads. `head_timeout` is also how long a connection may be idle, because Hypercorn
-            has one timer for both; `max_pipelined` counts over HTTP/1.1.
-            Those above `max_connections` are closed at once.
+            has one timer for both; `max_pipelined` counts over HTTP/1.1. Connections above `max_connections` are closed
+            at once.
         grace: seconds.
-        shutdown_trigger: waits for the end; None: until cancelled.
-        task_status: is told the addresses once connections are taken: "http://127.0.0.1:40123", "unix:/run/mcp.sock".
+        shutdown_trigger: returns when to stop; None: run until cancelled.
+        task_status: started with the addresses once connections are accepted: "http://127.0.0.1:40123",
+            "unix:/run/mcp.sock".
 
     Raises:
-        LocalError: this version of Hypercorn is not one that can be guarded; the text says which are.
-        OSError: an address cannot be had, or a file cannot be read.
-        hypercorn.utils.LifespanFailureError: the application could not start or stop; it says why.
-        Exception: what the application failed with while it was running.
+        LocalError: the guards do not support this version of Hypercorn; the text says which they do.
+        OSError: an address is not available, or a file cannot be read.
+        hypercorn.utils.LifespanFailureError: the application failed to start or stop; the text says why.
+        Exception: the application failed with it while it was running.
     """
     require_trio()
     check_version()
@@ -135,13 +136,13 @@ async def serve_hypercorn(
         _serving.reset(served)
     if failure is not None:
         try:
-            raise failure  # out here, where it keeps its own context: why the application could not start
+            raise failure  # raised here to keep its own context: why the application could not start
         finally:
             del failure
 
 
 def _configure(limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> GuardedConfig:
-    from trimcp.transports.http.asgi.guard_protocols import install  # of another Hypercorn it may not load
+    from trimcp.transports.http.asgi.guard_protocols import install  # may not load with another version of Hypercorn
     from trimcp.transports.http.asgi.guards import GuardedConfig
 
     install()
@@ -150,9 +151,9 @@ def _configure(limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) ->
     config.h11_max_incomplete_size = config.h2_max_header_list_size = limits.max_head
     # One timer for the head of a request and for the time between two.
     config.keep_alive_timeout = config.ssl_handshake_timeout = limits.head_timeout
-    # Over HTTP/2 the request after the last gets no answer: the connection is closed under those that wait for one.
+    # Over HTTP/2 the connection is closed after the last request, while others still wait for their responses.
     config.keep_alive_max_requests = _FOREVER
-    config.websocket_max_message_size = SERVER_MAX_MESSAGE  # an application of ours says its own
+    config.websocket_max_message_size = SERVER_MAX_MESSAGE  # our own applications set theirs
     config.max_app_queue_size = 4  # whole messages, for WebSocket
     config.include_server_header = False
     config.accesslog = None
@@ -167,7 +168,7 @@ async def _trigger(trigger: Callable[[], Awaitable[object]], ending: trio.Event)
 
 
 async def _end(config: GuardedConfig, ending: trio.Event, grace: float) -> None:
-    """Cut what is left when its time is over, or at once if we are cancelled: Hypercorn shields its writes."""
+    """Close the remaining connections after the grace, or at once if cancelled: Hypercorn shields its writes."""
     try:
         await ending.wait()
         await trio.sleep(grace)
@@ -177,11 +178,11 @@ async def _end(config: GuardedConfig, ending: trio.Event, grace: float) -> None:
 
 @attrs.define(eq=False)
 class _Watched:
-    """An application that ends its server when it fails; Hypercorn would go on without it."""
+    """An application whose failure ends its server; Hypercorn would go on without it."""
 
     app: AsgiApplication
-    ending: trio.Event = attrs.field(init=False, factory=trio.Event)  # the server has to end
-    failure: Exception | None = attrs.field(init=False, default=None)  # what it failed with
+    ending: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when the server has to end
+    failure: Exception | None = attrs.field(init=False, default=None)  # the failure that ended it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -213,7 +214,7 @@ class _Watched:
 
 @attrs.frozen
 class _Addresses:
-    """Tells the addresses as our own listener does."""
+    """Reports the addresses in the format of our own listener."""
 
     _task_status: trio.TaskStatus[list[str]]
 
@@ -223,14 +224,14 @@ class _Addresses:
 
 
 class _Logger(hypercorn.logging.Logger):
-    """Where it listens is told by `task_status`."""
+    """Does not log the addresses, which `task_status` reports."""
 
     async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
         await self.debug(message, *args, **kwargs)
 
 
 class _QuietWhileServing(logging.Filter):
-    """Holds back what the header codec of HTTP/2 logs about requests to us: every header, tokens and all."""
+    """Drops what the header codec of HTTP/2 logs about requests to us: every header, with tokens."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not _serving.get()

@@ -1,8 +1,8 @@
 """One HTTP request under an ASGI server, from its scope to the end of its response.
 
-A scope has its quirks: prefixes that servers and routers tell in different ways, headers as pairs of bytes. A call only
-pumps bytes. The work happens where the face runs it, so a server that shields its `send` from cancellation holds nobody
-but this pump. (ASGI specification, "HTTP & WebSocket ASGI Message Format".)
+Scopes differ between servers: prefixes are given in different forms, and headers are pairs of bytes. A call only moves
+bytes. The face runs the handlers, so a server that shields its `send` from cancellation delays only this call. (ASGI
+specification, "HTTP & WebSocket ASGI Message Format".)
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgr
 from trimcp.transports.http.settings import HttpLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
-"""What the server knows when it calls the application."""
+"""The connection's data that the server passes to the application."""
 
 AsgiEvent: TypeAlias = MutableMapping[str, Any]
-"""What server and application tell each other during a call."""
+"""An event that server and application send each other during a call."""
 
 Receive: TypeAlias = Callable[[], Awaitable[AsgiEvent]]
 Send: TypeAlias = Callable[[AsgiEvent], Awaitable[None]]
 
 HUNG_UP: Final = "trimcp.hung_up"
-"""The extension of a `websocket` scope that waits until the peer is gone, whatever of it was not received yet."""
+"""The extension of a `websocket` scope that waits until the peer is gone, even with unread events."""
 
 MESSAGES: Final = "trimcp.messages"
-"""The extension of a `websocket` scope that is told, before the first message, how large one may be, and what counts
-the beginning of one (a `Holding`)."""
+"""The extension of a `websocket` scope that bounds messages; called before the first one.
+
+It takes the size limit in bytes, and the `Holding` that counts an incomplete message.
+"""
 
 _BODILESS: Final = frozenset((204, 304))
-_BEGINNING: Final = 64 * 1024  # bytes of a body that is too large in which its id is looked for
+_BEGINNING: Final = 64 * 1024  # bytes of a too large body that are searched for its id
 _MAX_DIGITS: Final = 18
 _NEARLY: Final = 0.9
 
@@ -50,12 +52,12 @@ _log = logging.getLogger("trimcp.http")
 
 
 def plain(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
-    """Return a response of one line of text: a host's own words, before any face was asked."""
+    """Return a response of one line of text, for errors of the host itself."""
     return HttpResponse(status, (("Content-Type", "text/plain; charset=utf-8"), *headers), f"{text}\n".encode())
 
 
 def response_start(kind: str, response: HttpResponse, length: int | None) -> AsgiEvent:
-    """Return the event that begins a response; `length` is None where only the end will tell."""
+    """Return the event that begins a response; `length` is None if it is unknown."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
     if length is not None and response.status not in _BODILESS:
         headers.append((b"content-length", b"%d" % length))
@@ -64,18 +66,19 @@ def response_start(kind: str, response: HttpResponse, length: int | None) -> Asg
 
 @attrs.define(eq=False)
 class SendTimer:
-    """Times what is handed to the server, to tell a client that left from one that the server cut off.
+    """Measures `send`, to distinguish a client that left from one that the server dropped as too slow.
 
-    A server that limits how long a client may take nothing (ours does, with the same limit) ends the connection, lets
-    `send` return as if nothing was, and then reports that the client left.
+    A server that limits how long a client may not read (ours does, with the same limit) ends the connection, lets
+    `send` return normally, and then reports that the client left.
     """
 
     _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
     _sending: bool = attrs.field(init=False, default=False)
-    _late: float = attrs.field(init=False, default=-math.inf)  # when the server took something after nearly all of them
+    # when the last `send` ended that took nearly the whole limit
+    _late: float = attrs.field(init=False, default=-math.inf)
 
     def begin(self) -> trio.CancelScope:
-        """Note that something is handed over; return a scope that is cancelled when that takes too long."""
+        """Note the start of a `send`; return a scope that is cancelled when it takes too long."""
         self._sending = True
         return self._progress.step()
 
@@ -86,7 +89,7 @@ class SendTimer:
 
     @property
     def cut(self) -> bool:
-        """Whether a connection that has ended just now was cut off by the server."""
+        """Whether a connection that has ended just now was dropped by the server."""
         late = trio.current_time() - self._late <= (1 - _NEARLY) * self._progress.patience
         return late or (self._sending and self._slow)
 
@@ -97,7 +100,7 @@ class SendTimer:
 
 @attrs.define(eq=False)
 class HttpCall:
-    """One `http` call of an ASGI server: `holding` counts what it makes us keep."""
+    """One `http` call of an ASGI server: `holding` counts the memory it uses."""
 
     face: Face
     head: Head
@@ -117,7 +120,7 @@ class HttpCall:
         self._timer = SendTimer(self.limits.stall_timeout)
 
     async def run(self) -> None:
-        """Answer the request. Returns once the response is with the server or the client has left."""
+        """Answer the request. Returns once the server has the whole response or the client has left."""
         try:
             found = await self.face.admit(self.head)
             if isinstance(found, HttpResponse):
@@ -143,7 +146,7 @@ class HttpCall:
             handler.start(body, reply)
             if large:
                 budget.parsed()
-            del body  # which would be kept, beside what was read from it, until the answer is there
+            del body  # otherwise it would stay in memory, beside its parsed form, until the response is there
             self.holding.holder = reply
             try:
                 await self._pump(reply)
@@ -151,7 +154,7 @@ class HttpCall:
                 self._leave(reply)
 
     async def _read(self, handler: Handler) -> bytes | HttpResponse | None:
-        """Return the body, the answer to one that is too large or too slow, or None if the client left."""
+        """Return the body, the response to one that is too large or too slow, or None if the client left."""
         body, counted, most, size, kept = Gathered(), Amount(self.holding), handler.max_body, 0, 0
         hopeless = self._announced() > most
         try:
@@ -165,8 +168,8 @@ class HttpCall:
                     piece = event.get("body", b"")
                     size += len(piece)
                     scope.deadline += len(piece) / self.limits.body_rate
-                    # Also if it is known to be too large it is read so far: a client that sends everything before it
-                    # listens would lose the answer to a reset.
+                    # A body known to be too large is read up to here as well: a client that sends everything before it
+                    # reads would lose the response to a reset.
                     if not (hopeless and kept >= _BEGINNING):
                         body.add(piece)
                         kept += len(piece)
@@ -182,7 +185,7 @@ class HttpCall:
             counted.set(0)
 
     def _announced(self) -> int:
-        """Return how large the body will be, as far as its head says; the server has checked that."""
+        """Return the size of the body from its head, which the server has checked."""
         length = self.head.headers.get("content-length", "")
         return int(length[:_MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 
@@ -200,7 +203,7 @@ class HttpCall:
             try:
                 await self._move(reply)
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # how some servers tell that the client is gone
+                pass  # some servers raise this when the client is gone
             nursery.cancel_scope.cancel(reason="the response has ended")
 
     async def _move(self, reply: AsgiReply) -> None:
@@ -208,7 +211,7 @@ class HttpCall:
         if head is not None:
             await self._send(response_start("http.response.start", head, reply.length))
             self._status = head.status
-        while not (reply.aborted or reply.lost):  # what has no end is cut by the server
+        while not (reply.aborted or reply.lost):  # the server closes a connection whose response has no end
             await reply.news()
             if piece := reply.take():
                 if self.head.method != "HEAD" and not await self._body(piece):
@@ -221,7 +224,7 @@ class HttpCall:
         return None
 
     async def _body(self, piece: bytes) -> bool:
-        """Hand over a piece; False if it was not taken for too long: over HTTP/2 a client may never grant a window."""
+        """Send a piece; return False if it took too long: over HTTP/2 a client may never grant a window."""
         with self._timer.begin() as scope:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             self._sent += len(piece)
@@ -230,19 +233,19 @@ class HttpCall:
 
     async def _end(self) -> None:
         if not self._received:
-            # The client has its answer, but may be sending still. A server closes at once after an early end, and a
-            # connection closed with bytes unread is reset, which can destroy the answer on its way.
+            # The client has its answer, but may still be sending. A server closes at once after an early end, and
+            # closing a connection with unread bytes resets it, which can destroy the response in transit.
             with trio.move_on_after(self.limits.linger_timeout):
                 await self._enough.wait()
-        # An event of its own, so that the disconnect many servers report after the last event is told from a client
-        # that left in the middle of the body. From here on nothing is cancelled at once: the server may be half-way
-        # through making the connection ready for the next request.
+        # A separate event for the end: many servers report a disconnect after it, which must not count as a client that
+        # left during the body. From here on nothing is cancelled at once: the server may be preparing the connection
+        # for the next request.
         self._ending = True
         with trio.move_on_after(self.limits.stall_timeout):
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, reply: AsgiReply, scope: trio.CancelScope) -> None:
-        """Learn of the client's leaving, which sending does not tell, and drop what else it sends."""
+        """Detect that the client left, which `send` does not report, and drop its other input."""
         while (event := await self._receive())["type"] == "http.request":
             self._received = not event.get("more_body", False)
             self._drained += len(event.get("body", b""))
@@ -255,7 +258,7 @@ class HttpCall:
             scope.cancel(reason="the client has left")
 
     def _leave(self, reply: AsgiReply) -> None:
-        """Note that nobody reads the response any more, if it is not finished: at once, whatever `send` waits for."""
+        """Note that the client left before the response was finished, without waiting for `send`."""
         if not self._ending and not reply.aborted and not reply.lost:
             unread = reply.waiting
             reply.lose()
@@ -268,23 +271,23 @@ class HttpCall:
 
 @attrs.define(eq=False)
 class AsgiReply:
-    """An `HttpReply` whose bytes are taken by a pump."""
+    """An `HttpReply` whose bytes a pump takes."""
 
-    low_water: int  # bytes that may still wait when whoever waits for room goes on
-    amount: Amount = attrs.field(factory=Amount)  # counts what waits
-    handler: Handler | None = None  # None if we answer
-    head: HttpResponse | None = attrs.field(init=False, default=None)  # once it was begun
+    low_water: int  # bytes that may still wait when `room` returns
+    amount: Amount = attrs.field(factory=Amount)  # counts the bytes that wait
+    handler: Handler | None = None  # None if the host responds itself
+    head: HttpResponse | None = attrs.field(init=False, default=None)  # set once the response has begun
     length: int | None = attrs.field(init=False, default=None)  # of the whole body, if known
     finished: bool = attrs.field(init=False, default=False)  # everything was written
-    aborted: bool = attrs.field(init=False, default=False)  # the connection is to be cut
+    aborted: bool = attrs.field(init=False, default=False)  # the connection is to be closed at once
     lost: bool = attrs.field(init=False, default=False)  # the client left before the end
-    waiting: int = attrs.field(init=False, default=0)  # bytes that the server has not taken
+    waiting: int = attrs.field(init=False, default=0)  # bytes that the server has not accepted
     _chunks: deque[bytes] = attrs.field(init=False, factory=deque)
     _offset: int = attrs.field(init=False, default=0)
     _pump: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _writers: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
-    # For the face
+    # Called by the face
 
     def send(self, response: HttpResponse) -> None:
         self.length = len(response.body)
@@ -292,7 +295,7 @@ class AsgiReply:
         self.finish()
 
     def start(self, response: HttpResponse) -> None:
-        # Without the body, which would stay after it is gone.
+        # Without the body, which would stay in memory after it was sent.
         self.head = HttpResponse(response.status, response.headers)
         self.write(response.body)
         self._pump.unpark_all()
@@ -310,16 +313,16 @@ class AsgiReply:
         self._pump.unpark_all()
 
     def abort(self) -> None:
-        """Cut the connection, as far as the server does that for a response without an end."""
+        """Close the connection, as far as the server does that for a response without an end."""
         self.aborted = True
         self._forget()
 
     @property
     def at_rest(self) -> bool:
-        """Whether what is said is complete, and waits for the reader, or nothing is at work for it; see `Holder`."""
+        """Whether the response is complete and waits for the reader, or no handler is running; see `Holder`."""
         if self.finished:
             return True
-        # One that is being given whole is not yet: its head has to leave before it may give way.
+        # A response sent as a whole is not at rest: its head has to be sent before its connection may be closed.
         return self.length is None and self.handler is not None and self.handler.at_rest
 
     def give_way(self, why: str) -> None:
@@ -334,7 +337,7 @@ class AsgiReply:
         while self.waiting > self.low_water and not self.lost and not self.aborted:
             await self._writers.park()
 
-    # For the pump
+    # Called by the pump
 
     async def begin(self) -> HttpResponse | None:
         """Wait for the head of the response, and return it; None if there will be none."""
@@ -343,12 +346,12 @@ class AsgiReply:
         return None if self.aborted else self.head
 
     async def news(self) -> None:
-        """Wait for something to do: bytes to take, the end, or an abort."""
+        """Wait for bytes to send, the end, or an abort."""
         while not (self._chunks or self.finished or self.aborted):
             await self._pump.park()
 
     def take(self) -> bytes:
-        """Return what to hand over next, of bounded size and b"" if nothing waits. It counts until `taken`."""
+        """Return the next bytes to send, of bounded size, or b"" if none wait. They are counted until `taken`."""
         if not self._chunks:
             return b""
         first, offset = self._chunks[0], self._offset
@@ -364,18 +367,18 @@ class AsgiReply:
         return b"".join(parts)
 
     def taken(self, size: int) -> None:
-        """Note that the server has taken this much."""
+        """Note that the server has accepted this many bytes."""
         self.waiting = max(0, self.waiting - size)
         self._count()
         if self.waiting <= self.low_water:
             self._writers.unpark_all()
 
     def _count(self) -> None:
-        """Count what waits, and what was taken of the first piece: it stays whole in memory until it is used up."""
+        """Count the waiting bytes, and the used part of the first piece: it stays in memory until it is used up."""
         self.amount.set(self.waiting + self._offset)
 
     def lose(self) -> None:
-        """Note that the client left: what waits goes nowhere."""
+        """Note that the client left: drop the waiting bytes."""
         self.lost = True
         self._forget()
 
@@ -390,16 +393,18 @@ class AsgiReply:
 def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
     """Return the head of the request that an `http` or `websocket` scope describes, or its refusal.
 
-    `root` is the prefix under which the face is mounted, where the scope's `root_path` does not tell.
+    Args:
+        scope: the call's scope.
+        root: the prefix under which the face is mounted, for scopes without it in `root_path`.
     """
     headers = _headers(scope["headers"])
     authority = headers.pop(":authority", None)
     hosts = headers.pop("host", None) or authority or []
-    # Two are how a request is smuggled past a check of one of them; a server may have joined them already.
+    # With two, a request can evade a check of one of them; a server may have joined them already.
     if len(hosts) != 1 or not hosts[0] or "," in hosts[0]:
         return plain(400, "a request needs exactly one Host")
     if "transfer-encoding" in headers and "content-length" in headers:
-        # Whoever stands before the server may have taken the other one, and what follows for a part of this body.
+        # A proxy before the server may have used the other one, and read the rest of this body as another request.
         refusal = plain(400, "the body is delimited in no way that everybody reads alike")
         return attrs.evolve(refusal, headers=(*refusal.headers, ("Connection", "close")))
     joined = {name: ", ".join(values) for name, values in headers.items() if name[:1] != ":"}
@@ -426,13 +431,13 @@ def _headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, list[str]]:
 
 
 def _below(root: str, scope: Scope) -> str:
-    """Return the path below the prefix: some routers cut it off, others leave it and only tell `root_path`."""
+    """Return the path below the prefix: some routers remove it, others keep it and only set `root_path`."""
     path: str = scope["path"]
     if not root or not (path == root or path.startswith(f"{root}/")):
         return path or "/"
     raw = scope.get("raw_path")
     if raw and unquote(raw.decode("latin-1").partition("?")[0]) == root + path:
-        return path  # what is cut off already may look as if it were not: /mcp below /mcp
+        return path  # a path without the prefix may look as if it had it: /mcp below /mcp
     return path[len(root) :] or "/"
 
 
@@ -444,7 +449,7 @@ def _peer(client: tuple[str, int | None] | None) -> str:
 
 
 def _is_loopback(server: tuple[str, int | None] | None) -> bool:
-    """Tell whether a request came in over loopback; when in doubt it did, because that is checked more strictly."""
+    """Return whether a request came over loopback; True if unknown, because that is checked more strictly."""
     if server is None or server[1] is None:
         return True
     try:

@@ -1,8 +1,8 @@
 """One WebSocket under an ASGI server: a `MessageChannel` over its events. (ASGI specification, "WebSocket".)
 
-Two tasks of the call stand between the channel and the server: one always waits in `receive`, because nothing else
-tells that the peer left, and one hands over what is sent, because servers shield their `send` from cancellation. So
-whoever uses the channel can be cancelled at once, whatever the peer does.
+Two tasks of the call connect the channel and the server. One always waits in `receive`, because only that reports that
+the peer left. One calls `send`, because servers shield it from cancellation. So users of the channel can be cancelled
+at once, whatever the peer does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NORMAL: Final = 1000
 _UNSUPPORTED_DATA: Final = 1003
 _TOO_BIG: Final = 1009
 
-_CLOSING: Final = 2.0  # seconds a peer has to answer our close; a server that is not waited for resets the connection
+_CLOSING: Final = 2.0  # seconds a peer has to answer our close; without this wait the server resets the connection
 
 
 @attrs.define(eq=False)
@@ -79,7 +79,7 @@ class WebSocketCall:
             self.face.done(self.head, status, sent)
 
     async def _refuse(self, response: HttpResponse) -> tuple[int, int]:
-        """Refuse the upgrade with this response, or with 403 where the server cannot; return status and bytes sent."""
+        """Refuse the upgrade with this response, or 403 if the server cannot send it; return status and bytes sent."""
         if "websocket.http.response" not in (self.scope.get("extensions") or {}):
             await self._send({"type": "websocket.close", "code": _NORMAL})
             return 403, 0
@@ -103,7 +103,7 @@ class WebSocketCall:
 class AsgiWebSocket(MessageChannel):
     """One JSON-RPC message per text message. (docs/design/websocket.md)
 
-    A send that was cut short has sent whole messages only, and breaks nothing; nobody knows how many.
+    A cancelled send has sent whole messages only, in an unknown number, and the channel stays usable.
     """
 
     half_open = False
@@ -111,12 +111,12 @@ class AsgiWebSocket(MessageChannel):
     max_message: int  # bytes; a larger one ends the connection with 1009
     principal: Principal | None = None  # of every `Incoming`
     headers: Mapping[str, str] | None = None  # likewise
-    stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that takes nothing
-    # Until the server knows that the peer is gone, if it can tell before all that it sent was received.
+    stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that does not read
+    # Waits until the server knows that the peer is gone, even with unread events; None if it cannot.
     wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
-    sent: int = attrs.field(init=False, default=0)  # bytes of messages handed to the server
-    # Without buffers: what is handed over is with the other side.
+    sent: int = attrs.field(init=False, default=0)  # bytes of messages passed to the server
+    # Without buffers: a value that was sent has been received.
     _arriving: trio.MemorySendChannel[bytes] = attrs.field(init=False)
     _arrived: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
     _leaving: trio.MemorySendChannel[str | None] = attrs.field(init=False)
@@ -135,7 +135,7 @@ class AsgiWebSocket(MessageChannel):
         self._leaving, self._left = trio.open_memory_channel(0)
         self._timer = SendTimer(self.stall_timeout)
 
-    # What sessions see
+    # Called by sessions
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         with self._sending:
@@ -144,14 +144,14 @@ class AsgiWebSocket(MessageChannel):
                 for message in batch:
                     await self._leaving.send(message.data.decode())
                     self.sent += len(message.data)
-                await self._leaving.send(None)  # taken once the server has what came before
+                await self._leaving.send(None)  # received once the server has the previous messages
             except trio.ClosedResourceError:
                 if self._closed:
                     raise trio.ClosedResourceError("this channel was closed") from None
                 raise trio.BrokenResourceError(self._failure) from None
 
     def taken(self) -> Hashable:
-        """Return something new: only the server sees how far it is with a message, and it drops who takes nothing."""
+        """Return a new value: only the server sees a message's progress, and it drops peers that do not read."""
         return object()
 
     async def receive(self) -> Sequence[Incoming]:
@@ -171,7 +171,7 @@ class AsgiWebSocket(MessageChannel):
         self.max_message = size
 
     async def aclose(self) -> None:
-        """Close once the server has what was sent."""
+        """Close once the server has all sent messages."""
         self._closed = True
         self._leaving.close()
         self._arrived.close()
@@ -180,22 +180,23 @@ class AsgiWebSocket(MessageChannel):
     def close_reason(self) -> str | None:
         return self._close_reason
 
-    # What the call runs
+    # Run by the call
 
     async def pump_in(self, receive: Receive) -> None:
-        """Hand over what arrives, until the peer is gone. Never stops waiting for that, except for a slow session."""
+        """Pass on received messages until the peer is gone. Only a slow session delays its reading."""
         with self._arriving, self._left:
             while (event := await receive())["type"] == "websocket.receive":
                 try:
                     await self._take(event)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    pass  # closed here, or after a failure: what still comes is dropped
-                del event  # the next one may not come for hours
+                    pass  # closed here, or after a failure: later messages are dropped
+                del event  # the next one may not arrive for hours
             self.over.set()
-            if self._timer.cut:  # a message was not taken for too long
+            if self._timer.cut:  # a message was not accepted for too long
                 self.too_slow = True
                 self._close_reason = f"the peer read nothing for {self.stall_timeout:g} seconds"
-            # Servers tell a peer's clean close as they tell a cut (Hypercorn: 1006), so the code decides nothing.
+            # Servers report a clean close by the peer like a broken connection (Hypercorn: 1006), so the code is not
+            # used.
             if self._close_reason is None:
                 self._close_reason = f"the WebSocket was closed ({event.get('code', _NORMAL)})"
 
@@ -203,7 +204,7 @@ class AsgiWebSocket(MessageChannel):
         text = event.get("text")
         if text is None:
             return self._fail(_UNSUPPORTED_DATA, "the peer sent a binary message")
-        data = text.encode("utf-8", "surrogatepass")  # the parser refuses lone surrogates, by the message's id
+        data = text.encode("utf-8", "surrogatepass")  # the parser refuses lone surrogates, with the message's id
         if len(data) > self.max_message:
             return self._fail(_TOO_BIG, f"the peer sent a message larger than {self.max_message} bytes")
         await self._arriving.send(data)
@@ -217,7 +218,7 @@ class AsgiWebSocket(MessageChannel):
             self._leaving.close()
 
     async def pump_out(self, send: Send) -> None:
-        """Hand to the server what is sent, and the close after it."""
+        """Pass sent messages to the server, then the close."""
         with self._left:
             try:
                 async for text in self._left:
@@ -227,4 +228,4 @@ class AsgiWebSocket(MessageChannel):
                         self._timer.end()
                 await send({"type": "websocket.close", "code": self._code})
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the peer is gone: how some servers tell it, or `pump_in` before
+                pass  # the peer is gone: some servers raise this, or `pump_in` has noticed it
