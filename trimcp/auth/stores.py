@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -218,12 +219,11 @@ class KeyringStore(CredentialStore):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         try:
-            import keyring
+            self._keyring: Any = importlib.import_module("keyring")  # it is not ours to install
         except ImportError:
             raise AuthorizationError(
                 'logins are kept in the keyring with: pip install "trimcp[auth]" keyring'
             ) from None
-        self._keyring: Any = keyring
         self._index = FileStore(default_path().with_name("keyring.json") if path is None else path)
 
     async def load(self, key: StoreKey) -> Credentials | None:
