@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,7 +14,8 @@ import attrs
 import httpx2
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from filelock import FileLock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.auth.authority import ISSUER, REDIRECT, SERVER, Authority, reply
 from trimcp.auth.browser import Redirect, UserAgent
@@ -336,6 +338,224 @@ async def test_a_program_of_its_own_needs_nobody(world: World) -> None:
     assert world.authority.form()["client_secret"] == "s"
 
 
+# Beside one another
+
+
+async def test_calls_that_need_the_same_scope_at_once_step_up_once(world: World) -> None:
+    world.person.says_yes.set()
+    wants = {"www-authenticate": 'Bearer error="insufficient_scope", scope="write"'}
+    async with world.oauth.connected(SERVER) as authorizer:
+        await ask(authorizer)
+        sent = await authorizer.headers("POST", SERVER)
+        world.person.says_yes = trio.Event()
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(authorizer.refused, 403, wants, sent, 0)
+            await wait_all_tasks_blocked()
+            world.person.says_yes.set()
+        assert (await authorizer.headers("POST", SERVER))["authorization"] == "Bearer token-2"
+    assert len(world.authority.visited) == 2
+
+
+async def test_a_refusal_of_a_request_that_was_sent_before_the_login_leads_to_no_other(world: World) -> None:
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        sent = await authorizer.headers("POST", SERVER)
+        assert await ask(authorizer) == "token-1"
+        await authorizer.refused(401, UNAUTHORIZED, sent, 0)
+        assert (await authorizer.headers("POST", SERVER))["authorization"] == "Bearer token-1"
+    assert len(world.authority.visited) == 1
+
+
+async def test_who_waited_for_a_login_in_another_process_takes_its_token(world: World) -> None:
+    store = world.oauth.store
+    async with world.oauth.connected(SERVER) as authorizer, trio.open_nursery() as nursery:
+        async with store.exclusively(KEY):
+            nursery.start_soon(ask, authorizer)
+            await wait_all_tasks_blocked()
+            await store.save(KEY, Credentials(SERVER, ISSUER, Registration("me"), Tokens("theirs")))
+        await wait_all_tasks_blocked()
+        assert (await authorizer.headers("POST", SERVER))["authorization"] == "Bearer theirs"
+    assert not world.authority.visited
+
+
+async def test_a_connection_that_opens_beside_a_login_does_not_undo_it(world: World) -> None:
+    world.person.says_yes.set()
+    store = world.oauth.store
+    loaded, go_on = trio.Event(), trio.Event()
+    load = store.load
+
+    async def slow(key: StoreKey) -> Credentials | None:
+        found = await load(key)
+        loaded.set()
+        await go_on.wait()
+        return found
+
+    async def other() -> None:
+        async with world.oauth.connected(SERVER):
+            pass
+
+    async with world.oauth.connected(SERVER) as authorizer, trio.open_nursery() as nursery:
+        store.load = slow  # type: ignore[method-assign]
+        nursery.start_soon(other)
+        await loaded.wait()
+        store.load = load  # type: ignore[method-assign]
+        await ask(authorizer)
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert await authorizer.headers("POST", SERVER) == {"authorization": "Bearer token-1"}
+
+
+async def test_logging_out_ends_a_login_that_is_under_way_and_what_open_connections_send(world: World) -> None:
+    async with world.oauth.connected(SERVER) as authorizer, trio.open_nursery() as nursery:
+
+        async def need() -> None:
+            with pytest.raises(AuthorizationError, match="logged out"):
+                await ask(authorizer)
+
+        nursery.start_soon(need)
+        await wait_all_tasks_blocked()
+        await world.oauth.logout(SERVER)
+        assert world.person.here == 0
+        world.person.says_yes.set()
+        await ask(authorizer)
+        assert await world.oauth.logout(SERVER)
+        assert await authorizer.headers("POST", SERVER) == {}
+    assert await world.oauth.store.load(KEY) is None
+
+
+async def test_nothing_is_held_for_a_server_without_connections(world: World) -> None:
+    for number in range(10):
+        async with world.oauth.connected(f"https://server{number}.example/mcp"):
+            pass
+    assert not world.oauth._accounts
+
+
+async def test_a_server_that_wants_ever_other_scopes_is_given_up(world: World) -> None:
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        await ask(authorizer)
+        with pytest.raises(AuthorizationError, match="more than could be had"):
+            for number in range(100):
+                wants = {"www-authenticate": f'Bearer error="insufficient_scope", scope="s{number}"'}
+                await authorizer.refused(403, wants, await authorizer.headers("POST", SERVER), 0)
+    assert 40 < len(world.authority.visited) < 60
+
+
+@pytest.mark.parametrize("checkpoints", range(60))
+async def test_giving_up_at_any_moment_leaves_nothing_and_the_next_one_gets_a_token(
+    world: World, checkpoints: int
+) -> None:
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, authorizer)
+            for _ in range(checkpoints):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        await wait_all_tasks_blocked()
+        assert authorizer.account.attempt is None
+        assert world.person.here == 0
+        assert (await ask(authorizer)).startswith("token-")
+    assert len(world.authority.visited) <= 2
+
+
+async def test_what_was_given_is_kept_even_if_nobody_waits_any_more(world: World, autojump_clock: MockClock) -> None:
+    world.person.says_yes.set()
+
+    @attrs.define(eq=False)
+    class Slow(MemoryStore):
+        seconds: float = 1.0
+
+        async def save(self, key: StoreKey, credentials: Credentials) -> None:
+            nursery.cancel_scope.cancel()
+            await trio.sleep(self.seconds)
+            await super().save(key, credentials)
+
+    for seconds, kept in ((1.0, True), (100.0, False)):
+        store = Slow(seconds)
+        MemoryStore.__init__(store)
+        async with world.make(store=store).connected(SERVER) as authorizer, trio.open_nursery() as nursery:
+            nursery.start_soon(ask, authorizer)
+        assert (await store.load(KEY) is not None) == kept
+
+
+# Nonsense
+
+
+@pytest.mark.parametrize("lifetime", [0, -1, True, "600", None, 1e300, 0.001, [], 10**400])
+async def test_a_lifetime_that_is_nonsense_ends_nothing(world: World, lifetime: Any) -> None:
+    world.person.says_yes.set()
+    world.authority.tokens["expires_in"] = lifetime
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await ask(authorizer)
+        assert (await authorizer.headers("POST", SERVER)).keys() == {"authorization"}
+    assert world.of("/token") <= 3
+
+
+async def test_a_secret_that_ends_beyond_all_time_has_no_end(world: World) -> None:
+    world.person.says_yes.set()
+    world.authority.registers = {"client_secret": "s", "client_secret_expires_at": 10**400}
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await ask(authorizer) == "token-1"
+
+
+async def test_an_address_that_a_terminal_would_obey_is_not_shown(world: World) -> None:
+    world.authority.metadata["authorization_endpoint"] = f"{ISSUER}/\x1b]0;evil\x07"
+    async with world.oauth.connected(SERVER) as authorizer:
+        with pytest.raises(AuthorizationError, match="authorization endpoint") as caught:
+            await ask(authorizer)
+    assert "\x1b" not in str(caught.value)
+    assert not world.authority.visited
+
+
+async def test_a_renewed_token_that_is_bound_is_kept_with_its_key(world: World) -> None:
+    keep(world, refresh_token="again")
+    world.authority.metadata["dpop_signing_alg_values_supported"] = ["ES256"]
+    world.clock.now += 601
+    oauth = world.make(dpop=True, store=world.oauth.store)
+    async with oauth.connected(SERVER) as authorizer:
+        first = await authorizer.headers("POST", SERVER)
+        assert first["authorization"] == "DPoP token-1"
+        key = authorizer.account.proof_key
+    async with oauth.connected(SERVER) as again:
+        assert again.account.proof_key == key
+
+
+@pytest.mark.parametrize("key", [None, {}, {"kty": "EC"}, "public"])
+async def test_a_bound_token_whose_key_is_lost_leads_to_a_login(
+    world: World, key: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from trimcp.auth.jose import ProofKey
+
+    if key == "public":
+        key = {name: value for name, value in ProofKey.generate().jwk.items() if name != "d"}
+    tokens = Tokens("old", "dpop")
+    await world.oauth.store.save(KEY, Credentials(SERVER, ISSUER, Registration("me"), tokens, proof_key=key))
+    world.person.says_yes.set()
+    async with world.oauth.connected(SERVER) as authorizer:
+        assert await authorizer.headers("POST", SERVER) == {}
+        assert await ask(authorizer) == "token-1"
+    assert "is not used" in caplog.text
+
+
+async def test_what_ends_a_login_inside_a_nursery_of_its_own_is_told_as_itself(world: World) -> None:
+    @attrs.define(eq=False)
+    class Gone(Person):
+        async def visit(self, url: str, state: str) -> str:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.leave)
+            return ""
+
+        async def leave(self) -> None:
+            raise AuthorizationError("the window was closed")
+
+    world.person = Gone(world.authority)
+    async with world.make().connected(SERVER) as authorizer:
+        with pytest.raises(AuthorizationError, match=r"^the window was closed$"):
+            await ask(authorizer)
+
+
 # Kept
 
 
@@ -429,3 +649,46 @@ async def test_the_systems_keyring_keeps_the_secrets_and_a_file_only_the_names(
     monkeypatch.setitem(sys.modules, "keyring", None)
     with pytest.raises(AuthorizationError, match="pip install"):
         KeyringStore()
+
+
+HOLD = """
+import sys, trio
+from trimcp.auth.credentials import StoreKey
+from trimcp.auth.stores import FileStore
+
+async def main():
+    async with FileStore(sys.argv[1]).exclusively(StoreKey(sys.argv[2])):
+        print("held", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+async def test_another_process_is_waited_for_which_may_be_killed(tmp_path: Path) -> None:
+    path = tmp_path / "logins.json"
+    command = [sys.executable, "-c", HOLD, str(path), SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        store = FileStore(path)
+        with trio.move_on_after(0.3) as scope:
+            async with store.exclusively(KEY):
+                pass
+        assert scope.cancelled_caught  # waiting for it can be given up
+        async with store.exclusively(StoreKey("https://other.example")):
+            pass
+        holder.kill()
+    with trio.fail_after(10):
+        async with store.exclusively(KEY):
+            pass
+        async with store.exclusively(KEY):  # who gave up left no lock
+            pass
+
+
+async def test_a_file_that_another_process_keeps_locked_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trimcp.auth.stores._LOCK_SECONDS", 0.1)
+    with FileLock(tmp_path / ".logins.json.lock"), pytest.raises(AuthorizationError, match="locked by another process"):
+        await FileStore(tmp_path / "logins.json").save(KEY, Credentials("r", "i", Registration("c")))

@@ -9,7 +9,6 @@ import webbrowser
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -88,7 +87,7 @@ class Browser(UserAgent):
             listeners = await trio.open_tcp_listeners(0, host=self.host)
         try:
             number = listeners[0].socket.getsockname()[1]
-            yield _Loopback(f"http://{self.host}:{number}{_PATH}", listeners[:1], self)
+            yield _Loopback(f"http://{self.host}:{number}{_PATH}", listeners[0], self)
         finally:
             for listener in listeners:
                 listener.socket.close()
@@ -97,28 +96,30 @@ class Browser(UserAgent):
 @attrs.define(eq=False)
 class _Loopback(Redirect):
     uri: str
-    _listeners: list[trio.SocketListener]
+    _listener: trio.SocketListener
     _browser: Browser
-    _came: str = attrs.field(init=False, default="")
 
     async def visit(self, url: str, state: str) -> str:
         """Open the page, and wait until a browser comes back with `state`. Waits as long as the person takes."""
         notify = self._browser.notify or _to_standard_error
         notify(f"Log in at {url}")
-        limit = trio.CapacityLimiter(_MOST)
+        came: list[str] = []
+        room = trio.Semaphore(_MOST)
         async with trio.open_nursery() as nursery:
-            # A task of its own: whoever opens a page may take as long as the browser does to start.
-            nursery.start_soon(self._open, url)
 
             async def serve(stream: trio.SocketStream) -> None:
-                async with limit:
-                    came = await self._answer(stream, state)
-                if came is not None:
-                    self._came = came
+                answer = await self._answer(stream, state)
+                room.release()
+                if answer is not None:
+                    came.append(answer)
                     nursery.cancel_scope.cancel(reason="the person came back")
 
-            nursery.start_soon(partial(trio.serve_listeners, serve, self._listeners, handler_nursery=nursery))
-        return self._came
+            # A task of its own: whoever opens a page may take as long as the browser does to start.
+            nursery.start_soon(self._open, url)
+            while not came:
+                await room.acquire()  # further connections wait in the system's queue
+                nursery.start_soon(serve, await self._listener.accept())
+        return came[0]
 
     async def _open(self, url: str) -> None:
         if self._browser.open is None:
@@ -130,6 +131,7 @@ class _Loopback(Redirect):
 
     async def _answer(self, stream: trio.SocketStream, state: str) -> str | None:
         """Answer one request; return its URL if it is the one that is waited for."""
+        came: str | None = None
         try:
             with trio.move_on_after(_PATIENCE):
                 head = bytearray()
@@ -138,23 +140,28 @@ class _Loopback(Redirect):
                     if not data:
                         return None
                     head += data
-                method, target, *_ = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
-                parts = urlsplit(target)
-                theirs = parse_qs(parts.query, max_num_fields=50).get("state", [])
-                if method != "GET" or parts.path != _PATH or theirs != [state]:
+                query = _query_of(bytes(head).partition(b"\r\n")[0].decode("latin-1"))
+                fields = parse_qs(query, max_num_fields=50)
+                if fields.get("state") != [state]:
                     # A stranger on this machine, a page that guesses, or the browser asking for an icon.
                     _log.debug("a request that is not the answer of this login was refused")
                     await stream.send_all(_page(404, "This is not the page you are looking for."))
                     return None
-                done = "error" not in parse_qs(parts.query, max_num_fields=50)
-                text = "You are logged in." if done else "The login was refused."
+                came = f"{self.uri}?{query}"  # whether or not its page can still be shown
+                text = "The login was refused." if "error" in fields else "You are logged in."
                 await stream.send_all(_page(200, f"{text} You can close this window."))
-                return f"{self.uri}?{parts.query}"
         except (trio.BrokenResourceError, ValueError):
             pass
         finally:
             await trio.aclose_forcefully(stream)
-        return None
+        return came
+
+
+def _query_of(line: str) -> str:
+    """Return the query of a GET of our page, from the first line of a request; "" of any other."""
+    method, _, rest = line.partition(" ")
+    parts = urlsplit(rest.partition(" ")[0])
+    return parts.query if (method, parts.path) == ("GET", _PATH) else ""
 
 
 @attrs.frozen
@@ -183,15 +190,20 @@ class _Pasted(Redirect):
     _ask: Callable[[str], Awaitable[str]]
 
     async def visit(self, url: str, state: str) -> str:
-        """Ask until what is pasted is an address with a query."""
+        """Ask until what is pasted is the address that this login ends at."""
         text = (
             f"Open this page in a browser, on any machine, and log in:\n\n  {url}\n\nThen paste the address it ends at"
         )
         while True:
             came = (await self._ask(text)).strip()
-            if urlsplit(came).query:
+            try:
+                fields = parse_qs(urlsplit(came).query, max_num_fields=50)
+            except ValueError:
+                fields = {}
+            if fields.get("state") == [state]:
                 return came
-            text = f"That was no address of the form {self.uri}?code=...\nPaste the address that the browser ended at"
+            what = "the address of another login" if "state" in fields else f"no address like {self.uri}?code=..."
+            text = f"That was {what}\nPaste the address that the browser ended at"
 
 
 def _page(status: int, text: str) -> bytes:

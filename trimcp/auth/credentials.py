@@ -100,6 +100,11 @@ class Credentials:
     asked: tuple[str, ...] = ()
     proof_key: dict[str, Any] | None = attrs.field(default=None, repr=False)
 
+    @property
+    def bound(self) -> bool:
+        """Whether its tokens are good only with the key."""
+        return self.tokens is not None and self.tokens.token_type == "dpop"
+
     def to_json(self) -> str:
         """Return it as text. Secret."""
         return json.dumps(_converter.unstructure(self), separators=(",", ":"))

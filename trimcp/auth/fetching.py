@@ -9,8 +9,8 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
-from ipaddress import IPv6Address, ip_address
-from typing import Any
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Any, Final
 
 import attrs
 import httpx2
@@ -19,6 +19,8 @@ import trio
 from trimcp.auth.metadata import secure_url
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.transports.http.client.exchanges import ExchangeBroken, Http, TooLarge
+
+_TRANSLATED: Final = IPv6Network("64:ff9b::/96")  # NAT64 (RFC 6052)
 
 
 class PrivateAddress(httpx2.ConnectError):
@@ -108,6 +110,16 @@ class _Guarded(httpx2.AsyncBaseTransport):
         await self._transport.aclose()
 
 
+def _is_public(text: str) -> bool:
+    """Return whether an address is one of the internet; one that carries another stands for that."""
+    address = ip_address(text)
+    if isinstance(address, IPv6Address):
+        carried = IPv4Address(int(address) & 0xFFFF_FFFF) if address in _TRANSLATED else None
+        address = address.ipv4_mapped or address.sixtofour or carried or address
+    site_local = isinstance(address, IPv6Address) and address.is_site_local
+    return address.is_global and not (address.is_multicast or address.is_reserved or site_local)
+
+
 async def _public_address(host: str, port: int) -> str:
     """Return a public address that a name stands for, if it stands for no other.
 
@@ -121,10 +133,7 @@ async def _public_address(host: str, port: int) -> str:
         raise httpx2.ConnectError(f"the name cannot be resolved: {error.strerror}") from None
     addresses = [str(entry[4][0]) for entry in found]
     for text in addresses:
-        address = ip_address(text.partition("%")[0])
-        if isinstance(address, IPv6Address):
-            address = address.ipv4_mapped or address.sixtofour or address
-        if not address.is_global or address.is_multicast:
+        if not _is_public(text.partition("%")[0]):
             raise PrivateAddress("its address is not a public one; allow its host by name if it is meant")
     if not addresses:
         raise httpx2.ConnectError("the name has no address")

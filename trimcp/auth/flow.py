@@ -147,7 +147,7 @@ class Login:
         new = attrs.evolve(
             new, scopes=new.scopes or tokens.scopes, refresh_token=new.refresh_token or tokens.refresh_token
         )
-        return attrs.evolve(known, tokens=new)
+        return attrs.evolve(known, tokens=new, proof_key=self._key_of(new))
 
     # Discovery
 
@@ -344,7 +344,7 @@ class Login:
             secret,
             named if isinstance(named, str) else None,
             redirect_uri,
-            float(ends) if isinstance(ends, int | float) and ends > 0 else None,
+            float(ends) if isinstance(ends, int | float) and 0 < ends < _LONGEST_LIFE else None,
             # With those it was asked for and left out: to ask again would bring nothing.
             tuple(dict.fromkeys((*asked, *limit.split()))) if isinstance(limit, str) else None,
         )
@@ -470,8 +470,12 @@ class Login:
     def _kept(
         self, found: TokenSource, registration: Registration, tokens: Tokens, asked: tuple[str, ...]
     ) -> Credentials:
-        key = self.proof_key.jwk if self.proof_key is not None and tokens.token_type == "dpop" else None
+        key = self._key_of(tokens)
         return Credentials(found.resource, found.server.issuer, registration, tokens, asked, key)
+
+    def _key_of(self, tokens: Tokens) -> dict[str, Any] | None:
+        """Return the private key that tokens are bound to, as it is kept, or None."""
+        return self.proof_key.jwk if self.proof_key is not None and tokens.token_type == "dpop" else None
 
 
 def authorization_code(came: str, state: str, server: AuthorizationServer) -> str:

@@ -49,16 +49,19 @@ class ProofKey:
         return cls(ECKey.generate_key("P-256"))
 
     @classmethod
-    def from_jwk(cls, jwk: dict[str, Any]) -> ProofKey:
+    def from_jwk(cls, jwk: dict[str, Any] | None) -> ProofKey:
         """Return a key that was kept.
 
         Raises:
             ValueError: it is no such key.
         """
         try:
-            return cls(ECKey.import_key(jwk))
+            key = None if jwk is None else ECKey.import_key(jwk)
         except (JoseError, ValueError, TypeError, KeyError):
-            raise ValueError("the kept key is no private key on P-256") from None
+            key = None
+        if key is None or not key.is_private or key.curve_name != "P-256":
+            raise ValueError("the kept key is no private key on P-256")
+        return cls(key)
 
     @property
     def jwk(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -58,28 +58,40 @@ class IssuerKeys:
     Args:
         issuer: whose they are.
         fetcher: makes the requests.
-        clock: returns seconds, for ages and pauses.
     """
 
     issuer: Issuer
     fetcher: Fetcher
-    clock: Callable[[], float] = trio.current_time
     metadata: AuthorizationServer | None = attrs.field(init=False, default=None)
-    fetches: int = attrs.field(init=False, default=0)
     _keys: dict[str, Key] = attrs.field(init=False, factory=dict)
     _stale_at: float = attrs.field(init=False, default=0.0)
-    _again_at: float = attrs.field(init=False, default=float("-inf"))
-    _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _again_at: float = attrs.field(init=False, default=0.0)
+    _fetching: bool = attrs.field(init=False, default=True)
+    _fetched: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _wanted: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    async def keep_fresh(self) -> None:
+        """Fetch the keys at once, before they are too old, and when a token names one that is not known.
+
+        All fetches are made here: a request that gives up while it waits for one does not cut it off.
+        """
+        while True:
+            self._fetching, self._again_at = True, trio.current_time() + self.issuer.interval
+            try:
+                await self._fetch()
+            except (AuthorizationError, ValueError) as error:
+                _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, error)
+                self.metadata = None  # it may say something else by now
+            self._fetching = False
+            self._fetched.set()
+            self._fetched, self._wanted = trio.Event(), trio.Event()
+            await trio.sleep_until(self._again_at)
+            with trio.move_on_at(self._stale_at):
+                await self._wanted.wait()
 
     def known(self, header: Mapping[str, Any]) -> Key | None:
         """Return the key for a token's header, or None if it is not among those that were fetched."""
         return key_for(self._keys, header)
-
-    @property
-    def stale(self) -> bool:
-        """Whether it is time to fetch them anew, and that may be done now."""
-        now = self.clock()
-        return now >= self._stale_at and now >= self._again_at and not self._lock.locked()
 
     async def find(self, header: Mapping[str, Any]) -> Key | None:
         """Return the key for a token's header, fetched if it is not known and that was not tried just now.
@@ -88,32 +100,15 @@ class IssuerKeys:
             AuthorizationError: there are no keys at all, since the issuer could not be asked.
         """
         key = self.known(header)
-        if key is None:
-            await self.refresh()
+        if key is None and (self._fetching or trio.current_time() >= self._again_at):
+            self._wanted.set()
+            await self._fetched.wait()
             key = self.known(header)
+        if not self._keys:
+            raise AuthorizationError("the issuer's keys could not be fetched")
         return key
 
-    async def refresh(self) -> None:
-        """Fetch the keys, unless that was tried just now. One fetch is under way at a time; others wait for it.
-
-        Raises:
-            AuthorizationError: it failed, and there are none of earlier.
-        """
-        async with self._lock:
-            if self.clock() < self._again_at:
-                if not self._keys:
-                    raise AuthorizationError("the issuer's keys could not be fetched")
-                return
-            self._again_at = self.clock() + self.issuer.interval
-            try:
-                await self._fetch()
-            except (AuthorizationError, ValueError) as error:
-                _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, error)
-                if not self._keys:
-                    raise AuthorizationError("the issuer's keys could not be fetched") from error
-
     async def _fetch(self) -> None:
-        self.fetches += 1
         url = self.issuer.jwks_uri or (await self.describe()).jwks_uri
         if not url:
             raise AuthorizationError("its metadata names no keys (jwks_uri)")
@@ -125,7 +120,7 @@ class IssuerKeys:
             raise AuthorizationError("there are no keys for signatures")
         said = _AGE.search(reply.headers.get("cache-control", ""))
         age = self.issuer.max_age if said is None else float(said[1])
-        self._keys, self._stale_at = keys, self.clock() + min(max(age, 60.0), 86_400.0)
+        self._keys, self._stale_at = keys, trio.current_time() + min(max(age, 60.0), 86_400.0)
 
     async def describe(self) -> AuthorizationServer:
         """Return the issuer's metadata, fetched once (RFC 8414; OpenID Connect Discovery).

@@ -143,6 +143,8 @@ def secure_url(url: str) -> bool:
         host, _ = parts.hostname, parts.port
     except ValueError:
         return False
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return False  # it may be printed, and is no URL
     if not host or parts.username is not None or parts.password is not None:
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))

@@ -26,7 +26,7 @@ from trimcp.auth.metadata import host_of, is_loopback, origin_of
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
 from trimcp.errors import AuthorizationError
-from trimcp.nurseries import open_service_nursery
+from trimcp.nurseries import open_service_nursery, sole
 
 if TYPE_CHECKING:
     import httpx2
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("trimcp.auth")
 
+_SAVING: Final = 5.0  # seconds that a store may take to keep a login
+_MOST_STEP_UPS: Final = 50  # sets of scopes that a server may ask for
 _MOST_TRIES: Final = 2  # that one request may cost: a token that was renewed, then one that is new
 
 
@@ -53,7 +55,7 @@ class OAuth:
         user_agent: how a person is asked to log in.
         dpop: bind tokens to a key of our own where the authorization server can (RFC 9449).
         allowed_hosts: names of authorization servers that may have addresses that are not public. All may, for a
-            server that has none itself.
+            server on this machine.
         http_client: an `httpx2.AsyncClient` of your own for requests to authorization servers, with its proxies and
             certificates; it is not closed.
         timeout: seconds for one request to an authorization server. A person may take as long as they like.
@@ -83,20 +85,28 @@ class OAuth:
         """
         from trimcp.auth.fetching import opened_fetcher
 
-        key = StoreKey(server, self.identity)
+        key, host = StoreKey(server, self.identity), host_of(server)
         account = self._accounts.setdefault(key, _Account(key))
-        if account.credentials is None:
-            account.take(await self.store.load(key), self.dpop)
-        fetching = opened_fetcher(
-            self.allowed_hosts, private=is_loopback(host_of(server)), client=self.http_client, timeout=self.timeout
-        )
-        async with fetching as fetcher, open_service_nursery() as nursery:
-            authorizer = Authorizer(self, server, account, fetcher, nursery)
-            account.connected.add(authorizer)
-            try:
-                yield authorizer
-            finally:
-                account.connected.discard(authorizer)
+        account.connections += 1
+        try:
+            if account.credentials is None:
+                kept = await self.store.load(key)
+                if account.credentials is None:  # else there was a login meanwhile
+                    account.take(kept, self.dpop)
+            fetching = opened_fetcher(
+                self.allowed_hosts | {host}, private=is_loopback(host), client=self.http_client, timeout=self.timeout
+            )
+            async with fetching as fetcher, open_service_nursery() as nursery:
+                authorizer = Authorizer(self, server, account, fetcher, nursery)
+                account.connected.add(authorizer)
+                try:
+                    yield authorizer
+                finally:
+                    account.connected.discard(authorizer)
+        finally:
+            account.connections -= 1
+            if not account.connections and self._accounts.get(key) is account:
+                del self._accounts[key]  # the store has what is needed again
 
     async def login(self, server: str) -> Credentials:
         """Get a token for a server now, whatever is kept, and keep it.
@@ -110,17 +120,23 @@ class OAuth:
             return authorizer.account.credentials
 
     async def logout(self, server: str) -> bool:
-        """Forget the login for a server; return whether there was one."""
+        """Forget the login for a server, and give up one that is under way; return whether there was one."""
         key = StoreKey(server, self.identity)
-        self._accounts.pop(key, None)
+        account = self._accounts.get(key)
+        if account is not None:
+            if account.attempt is not None:
+                account.attempt.give_up("logged out")
+                await account.attempt.done.wait()
+            account.credentials = None
         return await self.store.remove(key)
 
 
 @attrs.define(eq=False)
 class _Account:
-    """What is known of one login, for all connections that use it."""
+    """What is known of one login, for all connections that use it, and as long as there are some."""
 
     key: StoreKey
+    connections: int = 0
     credentials: Credentials | None = None
     proof_key: ProofKey | None = None
     attempt: _Attempt | None = None
@@ -130,10 +146,15 @@ class _Account:
     def take(self, credentials: Credentials | None, dpop: bool) -> None:
         """Use these from now on."""
         self.credentials = credentials
-        if credentials is not None and credentials.proof_key is not None:
-            if self.proof_key is None or self.proof_key.jwk != credentials.proof_key:
-                self.proof_key = ProofKey.from_jwk(credentials.proof_key)
-        elif dpop and self.proof_key is None:
+        if credentials is not None and credentials.bound:
+            kept = credentials.proof_key
+            try:
+                if self.proof_key is None or self.proof_key.jwk != kept:
+                    self.proof_key = ProofKey.from_jwk(kept)
+            except ValueError as error:
+                _log.warning("the login for %s is not used: %s", self.key, error)
+                self.credentials = None
+        if dpop and self.proof_key is None:
             self.proof_key = ProofKey.generate()
 
     @property
@@ -150,6 +171,11 @@ class _Attempt:
     waiting: int = 0
     error: BaseException | None = None
     ended: bool = False
+
+    def give_up(self, why: str) -> None:
+        """End it; whoever waits is told why."""
+        self.error = AuthorizationError(why)
+        self.scope.cancel(reason=why)
 
     async def wait(self) -> None:
         """Wait until it has ended; if nobody waits any more, it is given up."""
@@ -240,6 +266,7 @@ class Authorizer:
             if error == "use_dpop_nonce" and fresh:
                 return
         used = sent.get("authorization", "").partition(" ")[2]
+        now = self._oauth.now()
         if tries >= _MOST_TRIES:
             raise AuthorizationError(
                 "the server refuses the token that the authorization server gave for it"
@@ -248,16 +275,17 @@ class Authorizer:
                 error,
             )
         tokens = self.account.tokens
-        if tokens is not None and used and tokens.access_token != used:
-            return  # it was renewed while this request was under way
-        if status == 403:
+        if tokens is not None and tokens.access_token != used and not tokens.expired(now):
+            return  # it was got or renewed while this request was under way
+        if status == 403 and self.account.attempt is None:  # else this request only waits for what another asked for
             self._count_step_up(challenge)
         await self.renew(challenge, anew=status == 403 or tries > 0)
 
     def _count_step_up(self, challenge: AuthChallenge | None) -> None:
         wanted = frozenset(() if challenge is None else challenge.scopes)
-        count = self.account.step_ups[wanted] = self.account.step_ups.get(wanted, 0) + 1
-        if count > _MOST_TRIES:
+        counts = self.account.step_ups
+        count = counts[wanted] = counts.get(wanted, 0) + 1
+        if count > _MOST_TRIES or len(counts) > _MOST_STEP_UPS:
             raise AuthorizationError(f"the server wants more than could be had: {' '.join(sorted(wanted))}")
 
     # One login or renewal at a time
@@ -293,11 +321,12 @@ class Authorizer:
             with attempt.scope:
                 await self._get(challenge, before, anew)
                 attempt.ended = True
-        except AuthorizationError as error:
-            attempt.error = error
         except Exception as error:  # a store's, a browser's or an assertion's: it must not end the connection
-            _log.exception("a login failed")
-            attempt.error = AuthorizationError(f"the login failed: {type(error).__name__}; the log has the details")
+            alone = sole(error)
+            if not isinstance(alone, AuthorizationError):
+                _log.exception("a login failed")
+                alone = AuthorizationError(f"the login failed: {type(alone).__name__}; the log has the details")
+            attempt.error = alone
         finally:
             self.account.attempt = None
             attempt.done.set()
@@ -308,17 +337,21 @@ class Authorizer:
             kept = await oauth.store.load(account.key)
             tokens = None if kept is None else kept.tokens
             account.take(kept, oauth.dpop)
-            other = tokens is not None and before is not None and tokens.access_token != before.access_token
+            other = before is None or (tokens is not None and tokens.access_token != before.access_token)
             if tokens is not None and other and not anew and not tokens.expired(oauth.now()):
-                return  # another process has renewed it
+                return  # another process has got or renewed it
             login = Login(self._server, oauth.grant, oauth.now, oauth.scopes, account.proof_key)
             new: Credentials | None = None
             if kept is not None and not anew:
                 new = await self._carry_out(login.refresh(kept))
             if new is None:
                 new = await self._carry_out(login.begin(challenge, kept))
-            await oauth.store.save(account.key, new)
             account.take(new, oauth.dpop)
+            # A refresh token that rotates was good once: were the next one lost, somebody would have to log in again.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _SAVING) as saving:
+                await oauth.store.save(account.key, new)
+            if saving.cancelled_caught:
+                _log.warning("the login for %s was not kept: that took longer than %g s", account.key, _SAVING)
 
     async def _carry_out(self, flow: Flow[T]) -> T:
         """Do what a flow asks for, step by step, and return what it returns."""

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 import attrs
-import trio
 
 from trimcp.auth.challenges import challenge_text
 from trimcp.auth.keys import Issuer, IssuerKeys
@@ -54,7 +53,6 @@ TokenBinding: TypeAlias = Literal["off", "allowed", "required"]
 
 _MAX_CREDENTIALS: Final = 16 * 1024
 _NONCE_SECONDS: Final = 300.0
-_REFRESH_EVERY: Final = 5.0
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
 
 
@@ -134,7 +132,6 @@ class ResourceServer:
     _verified: OrderedDict[bytes, _Verified] = attrs.field(init=False, factory=OrderedDict, repr=False)
     _replays: Replays = attrs.field(init=False, factory=Replays, repr=False)
     _secret: bytes = attrs.field(init=False, factory=lambda: secrets.token_bytes(32), repr=False)
-    _challenges: dict[tuple[str, ...], str] = attrs.field(init=False, factory=dict, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if not secure_url(self.resource):
@@ -205,7 +202,7 @@ class ResourceServer:
                 issuer.name: IssuerKeys(issuer, fetcher) for issuer in self.issuers if isinstance(issuer, Issuer)
             }
             for keys in self._keys.values():
-                nursery.start_soon(_keep_fresh, keys)
+                nursery.start_soon(keys.keep_fresh)
             try:
                 yield
             finally:
@@ -266,6 +263,8 @@ class ResourceServer:
                 if key is None:
                     raise BadToken("the token is signed by a key that its issuer does not publish")
                 good = self._rules.judge(token, key, self.now())
+                if good.issuer != issuer:  # a key is good for the tokens of whoever published it
+                    raise BadToken("the token is from another issuer")
                 return _Verified(good, _principal(good), good.expires_at + self.skew)
         if self.introspection is None:
             raise BadToken("the token is not a JWT of an issuer that is known here")
@@ -371,19 +370,9 @@ class ResourceServer:
     def _is_nonce(self, text: object) -> bool:
         now = self.now()
         return isinstance(text, str) and any(
-            hmac.compare_digest(text.encode(), self._nonce(when).encode()) for when in (now, now - _NONCE_SECONDS)
+            hmac.compare_digest(text.encode("utf-8", "replace"), self._nonce(when).encode())
+            for when in (now, now - _NONCE_SECONDS)
         )
-
-
-async def _keep_fresh(keys: IssuerKeys) -> None:
-    """Fetch keys at once, and then before they are too old."""
-    while True:
-        if keys.stale:
-            try:
-                await keys.refresh()
-            except AuthorizationError:
-                pass  # it is logged, and tried again
-        await trio.sleep(_REFRESH_EVERY)
 
 
 def _principal(token: AccessToken) -> Principal:

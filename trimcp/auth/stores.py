@@ -22,6 +22,7 @@ from trimcp.errors import AuthorizationError
 
 _SERVICE: Final = "trimcp"
 _MAX_FILE: Final = 16 * 1024 * 1024
+_LOCK_SECONDS: Final = 10.0
 
 
 class CredentialStore(ABC):
@@ -178,19 +179,23 @@ class FileStore(CredentialStore):
             raise AuthorizationError(f"{self.path.parent} cannot be made: {error.strerror}") from None
 
     def _change(self, entry: str, text: str | None) -> bool:
-        from filelock import FileLock
+        from filelock import FileLock, Timeout
 
         self._folder()
-        with FileLock(self.path.with_name(f".{self.path.name}.lock"), mode=0o600):
-            entries = self._entries()
-            there = entry in entries
-            if text is not None:
-                entries[entry] = text
-            elif there:
-                del entries[entry]
-            else:
-                return False
-            self._replace(json.dumps({"logins": entries}, indent=1).encode())
+        try:
+            # Whoever has it only reads and writes the file, unless the system has stopped it.
+            with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=_LOCK_SECONDS, mode=0o600):
+                entries = self._entries()
+                there = entry in entries
+                if text is not None:
+                    entries[entry] = text
+                elif there:
+                    del entries[entry]
+                else:
+                    return False
+                self._replace(json.dumps({"logins": entries}, indent=1).encode())
+        except Timeout:
+            raise AuthorizationError(f"{self.path} is locked by another process") from None
         return there
 
     def _replace(self, data: bytes) -> None:

@@ -184,9 +184,10 @@ class TokenRules:
         """
         try:
             found = jws.deserialize_compact(token, key, algorithms=list(self.algorithms))
-        except (JoseError, ValueError, TypeError):
+            claims = json.loads(found.payload)
+        except (JoseError, ValueError, TypeError, RecursionError):
             raise BadToken("the token's signature is not good") from None
-        return self.judge_claims(json.loads(found.payload), now)
+        return self.judge_claims(claims, now)
 
     def judge_claims(self, claims: Mapping[str, Any], now: float) -> AccessToken:
         """Check what a token says that is known to be its issuer's.
@@ -282,18 +283,18 @@ def check_proof(
     method: str,
     url: str,
     token: str,
-    key: str | None,
+    key: str,
     now: float,
     replays: Replays,
     nonce: Callable[[object], bool] | None = None,
-) -> str:
-    """Check that whoever sends a token has the key it is bound to; return the key's thumbprint (RFC 9449, 4.3).
+) -> None:
+    """Check that whoever sends a token has the key it is bound to (RFC 9449 section 4.3).
 
     Args:
         proof: the header `DPoP`.
         method, url: of the request; the URL without query.
         token: the access token beside it.
-        key: the thumbprint of the key that the token is bound to, or None to take any.
+        key: the thumbprint of the key that the token is bound to.
         now: seconds since 1970.
         replays: which proofs were used.
         nonce: tells whether what the proof holds as its nonce is good; None asks for none.
@@ -318,26 +319,31 @@ def check_proof(
         public = _PUBLIC[str(jwk.get("kty"))].import_key(jwk)
         if not _fits(public, algorithm):
             raise ValueError
-        jws.deserialize_compact(proof, public, algorithms=[algorithm])
         thumbprint: str = public.thumbprint()
+        # Before its signature is checked: how long that takes is up to whoever chose the key.
+        if not _equal(thumbprint, key):
+            raise bad("the proof is by another key than the token's", "invalid_token")
+        jws.deserialize_compact(proof, public, algorithms=[algorithm])
     except (JoseError, ValueError, TypeError, KeyError):
         raise bad("the proof's signature is not good") from None
-    if key is not None and not hmac.compare_digest(thumbprint, key):
-        raise bad("the proof is by another key than the token's", "invalid_token")
     id, issued, theirs = claims.get("jti"), claims.get("iat"), claims.get("ath")
     if claims.get("htm") != method or not isinstance(claims.get("htu"), str) or not _same(claims["htu"], url):
         raise bad("the proof is for another request")
-    if not isinstance(theirs, str) or not hmac.compare_digest(theirs.encode(), access_token_hash(token).encode()):
+    if not isinstance(theirs, str) or not _equal(theirs, access_token_hash(token)):
         raise bad("the proof is for another token")
     if not isinstance(id, str) or not 0 < len(id) <= 256:
         raise bad("the proof has no id of its own")
     if nonce is not None and not nonce(claims.get("nonce")):
         raise bad("the proof lacks a nonce of ours", "use_dpop_nonce")
-    if not isinstance(issued, int | float) or not abs(now - issued) <= _PROOF_SECONDS:
+    if not isinstance(issued, int | float) or not now - _PROOF_SECONDS <= issued <= now + _PROOF_SECONDS:
         raise bad("the proof is too old, or from the future")
     if not replays.first_use(thumbprint, id, now):
         raise bad("the proof was used before")
-    return thumbprint
+
+
+def _equal(one: str, other: str) -> bool:
+    """Return whether two texts are the same, in a time that does not tell where they differ."""
+    return hmac.compare_digest(one.encode("utf-8", "surrogatepass"), other.encode("utf-8", "surrogatepass"))
 
 
 def _same(one: str, other: str) -> bool:
