@@ -173,6 +173,7 @@ class Http:
     peer: Peer
     revision: str
     session: str = ""
+    more: str = ""  # headers that each request has, with their line ends
 
     async def post(
         self, data: bytes, *, method: str = "", name: str = "", path: str = "/mcp"
@@ -195,6 +196,7 @@ class Http:
 
     async def send(self, verb: str, path: str, headers: str, data: bytes = b"") -> None:
         """Send a request."""
+        headers += self.more
         if self.session:
             headers += f"Mcp-Session-Id: {self.session}\r\nMCP-Protocol-Version: {self.revision}\r\n"
         await self.peer.send(f"{verb} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode() + data)

@@ -14,17 +14,18 @@ import attrs
 import httpx2
 import pytest
 import trio
-from joserfc import jwt
+from joserfc import jws, jwt
 from joserfc.jwk import ECKey, RSAKey
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.auth.authority import reply
 from trimcp.auth.challenges import parse_challenges
-from trimcp.auth.fetching import opened_fetcher
-from trimcp.auth.jose import ProofKey
+from trimcp.auth.fetching import _is_public, opened_fetcher
+from trimcp.auth.jose import ProofKey, access_token_hash
 from trimcp.auth.resource_server import Introspection, ResourceServer
 from trimcp.auth.steps import Fetch
 from trimcp.principal import Principal
+from trimcp.security import security_event
 from trimcp.transports.http.identity import Refused, bearer_tokens
 from trimcp.transports.http.seams import Head
 
@@ -336,6 +337,63 @@ async def test_what_metadata_names_is_not_fetched_from_a_private_address(host: s
         assert "not a public one" not in reply.why
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.0.0.0", "10.0.0.1", "100.64.0.1", "169.254.169.254", "192.168.0.1", "224.0.0.1", "255.255.255.255"),
+        *("::", "::1", "::7f00:1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::1", "2002:a00:1::"),
+        *("2001:0:7f00:1::", "fc00::1", "fe80::1", "fec0::1", "ff02::1"),
+    ],
+)
+def test_an_address_that_leads_into_ones_own_network(address: str) -> None:
+    assert not _is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"])
+def test_an_address_of_the_internet(address: str) -> None:
+    assert _is_public(address)
+
+
+async def test_who_asks_for_an_unknown_key_and_leaves_does_not_cut_off_its_fetch(
+    published: Published, autojump_clock: MockClock
+) -> None:
+    async with serving(published) as server:
+        assert isinstance(await ask(server, token()), Principal)
+        published.keys.append(OTHER)
+        await trio.sleep(31)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, server, token(OTHER, {"kid": "evil"}))
+            await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+        assert isinstance(await ask(server, token(OTHER, {"kid": "k2"})), Principal)
+        assert published.fetches == 2
+
+
+async def test_keys_that_have_moved_are_found_at_their_new_place(
+    published: Published, autojump_clock: MockClock
+) -> None:
+    published.headers["cache-control"] = "max-age=60"
+    async with serving(published) as server:
+        assert isinstance(await ask(server, token()), Principal)
+        published.status = 404
+        await trio.sleep(70)
+        published.status, published.keys = 200, [OTHER]
+        published.metadata["jwks_uri"] = f"{ISSUER}/moved"
+        await trio.sleep(70)
+        assert isinstance(await ask(server, token(OTHER, {"kid": "k2"})), Principal)
+        assert "/moved" in published.asked
+
+
+async def test_one_issuers_key_is_no_good_for_the_tokens_of_another(published: Published) -> None:
+    async with serving(published, issuers=[ISSUER, "https://second.example"]) as server:
+        await wait_all_tasks_blocked()
+        server._keys["https://second.example"]._keys = {"k2": OTHER}
+        refused = await ask(server, token(OTHER, {"kid": "k2"}))
+        assert "does not publish" in challenge(refused)["error_description"]
+        good = await ask(server, token(OTHER, {"kid": "k2"}, iss="https://second.example"))
+        assert good == Principal("https://second.example#ann")
+
+
 async def test_metadata_of_another_issuer_gives_no_keys(published: Published) -> None:
     published.metadata["issuer"] = "https://evil.example"
     async with serving(published) as server:
@@ -421,6 +479,44 @@ async def test_a_proof_that_is_for_something_else(published: Published) -> None:
         }.items():
             refused = await ask(server, text, "DPoP", headers=headers)
             assert why in challenge(refused)["error_description"]
+
+
+@pytest.mark.parametrize(
+    "value", [None, 10**400, -(10**400), 1e400, "now", True, [], {}, "\ud800", "ä", "http://[", ""]
+)
+@pytest.mark.parametrize("name", ["htm", "htu", "ath", "iat", "nonce"])
+async def test_a_proof_that_holds_nonsense_is_refused_as_a_proof(published: Published, name: str, value: Any) -> None:
+    key = ECKey.generate_key("P-256")
+    text = token(cnf={"jkt": key.thumbprint()})
+    async with serving(published, nonces=name == "nonce") as server:
+        said = {"htm": "POST", "htu": RESOURCE, "ath": access_token_hash(text), "jti": "one", "iat": NOW, name: value}
+        header = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=False)}
+        made = jws.serialize_compact(header, json.dumps(said), key)
+        found = await ask(server, text, "DPoP", headers={"dpop": made})
+        assert challenge(found)["error"] in ("invalid_dpop_proof", "use_dpop_nonce")
+
+
+async def test_the_signature_of_a_strangers_proof_is_not_even_checked(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = attrs.evolve(ProofKey.generate(), now=lambda: NOW)
+    text = token(cnf={"jkt": key.thumbprint})
+    async with serving(published) as server:
+        assert isinstance(await ask(server, text, "DPoP", headers=proof(key, text)), Principal)
+        monkeypatch.setattr("trimcp.auth.verifying.jws.deserialize_compact", None)
+        refused = await ask(server, text, "DPoP", headers=proof(ProofKey.generate(), text))
+        assert "another key" in challenge(refused)["error_description"]
+
+
+async def test_what_a_user_is_called_cannot_break_out_of_a_log(
+    published: Published, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(published) as server:
+        found = await ask(server, token(sub="ann\n\x1b[31mroot"))
+        assert isinstance(found, Principal)
+        security_event("not_allowed", principal=found)
+    assert caplog.text.count("\n") == 1
+    assert "\x1b" not in caplog.text
 
 
 async def test_a_nonce_is_asked_for_and_is_good_for_a_while(published: Published) -> None:

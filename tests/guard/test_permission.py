@@ -194,3 +194,80 @@ def test_options_that_cannot_be_meant_are_refused() -> None:
         server.add_tool(lambda: None, name="x", scopes="read")
     with pytest.raises(TypeError, match="allow is a function"):
         server.add_tool(lambda: None, name="x", allow=True)  # type: ignore[arg-type]  # that is the point
+
+
+@trimcp.testing.every_revision
+async def test_each_decision_is_one_record_of_the_audit(revision: trimcp.Revision) -> None:
+    records: list[dict[str, Any]] = []
+    server = trimcp.Server("files", version="1", audit=trimcp.guard.Audit(write=records.append))
+
+    @server.tool(scopes=["read", "write"])
+    async def write() -> str:
+        return "written"
+
+    @server.tool(allow=lambda request: Denied("only in office\nhours") if request.arguments["amount"] > 9 else True)
+    async def pay(amount: int) -> str:
+        return "paid"
+
+    @server.resource("files://secret", scopes=["write"])
+    async def secret() -> str:
+        return "secret"
+
+    async with connected(server, READER, revision=revision) as session:
+        for call in (
+            session.call_tool("write"),
+            session.call_tool("pay", {"amount": 10}),
+            session.read_resource("files://secret"),
+        ):
+            with pytest.raises(trimcp.RemoteError):
+                await call
+        await session.call_tool("pay", {"amount": 1})
+    told = ("principal", "target", "outcome", "code", "reason", "scopes", "detail")
+    assert [{name: record[name] for name in told if name in record} for record in records] == [
+        {
+            "principal": "ann",
+            "target": "write",
+            "outcome": "refused",
+            "code": FORBIDDEN,
+            "reason": "scopes",
+            "scopes": ["read", "write"],
+            "detail": "this needs the scopes read write",
+        },
+        {
+            "principal": "ann",
+            "target": "pay",
+            "outcome": "refused",
+            "code": FORBIDDEN,
+            "reason": "forbidden",
+            "detail": "only in office\\nhours",
+        },
+        {
+            "principal": "ann",
+            "target": "files://secret",
+            "outcome": "refused",
+            "code": FORBIDDEN,
+            "reason": "scopes",
+            "scopes": ["write"],
+            "detail": "this needs the scopes write",
+        },
+        {"principal": "ann", "target": "pay", "outcome": "ok"},
+    ]
+
+
+async def test_a_call_whose_user_says_no_is_one_record_of_the_audit() -> None:
+    records: list[dict[str, Any]] = []
+    server = trimcp.Server("files", version="1", audit=trimcp.guard.Audit(write=records.append))
+
+    @server.tool(allow=lambda request: ASK)
+    async def pay() -> str:
+        return "paid"
+
+    client = trimcp.Client("host")
+
+    @client.elicitation
+    def answer(params: trimcp.ElicitParams) -> trimcp.ElicitResult:
+        return trimcp.ElicitResult(action="decline")
+
+    async with connected(server, READER, client=client, revision=trimcp.LATEST_LEGACY) as session:
+        assert (await session.call_tool("pay")).is_error
+    assert [record["outcome"] for record in records] == ["tool_error"]

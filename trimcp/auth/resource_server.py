@@ -83,6 +83,7 @@ class _Verified:
     token: AccessToken
     principal: Principal
     until: float
+    settled: bool  # shown as a bearer token it is good for every request, with nothing more to judge
 
 
 @attrs.define(eq=False)
@@ -225,6 +226,8 @@ class ResourceServer:
         if found is None or found.until <= self.now():
             return self._verify(head, scheme, token, digest)
         self._verified.move_to_end(digest)
+        if found.settled and scheme == "bearer":
+            return found.principal
         return self._allowed(head, scheme, token, found)
 
     def _other(self, head: Head, shown: bool) -> Identity | Awaitable[Identity]:
@@ -265,12 +268,16 @@ class ResourceServer:
                 good = self._rules.judge(token, key, self.now())
                 if good.issuer != issuer:  # a key is good for the tokens of whoever published it
                     raise BadToken("the token is from another issuer")
-                return _Verified(good, _principal(good), good.expires_at + self.skew)
+                return self._remembered(good, good.expires_at + self.skew)
         if self.introspection is None:
             raise BadToken("the token is not a JWT of an issuer that is known here")
         good = await self._introspect(self.introspection, token)
         until = min(good.expires_at + self.skew, self.now() + self.introspection.max_age)
-        return _Verified(good, _principal(good), until)
+        return self._remembered(good, until)
+
+    def _remembered(self, good: AccessToken, until: float) -> _Verified:
+        free = good.key is None and good.certificate is None and self.binding != "required"
+        return _Verified(good, _principal(good), until, free and set(self.scopes) <= set(good.scopes))
 
     async def _introspect(self, settings: Introspection, token: str) -> AccessToken:
         if self._fetcher is None:

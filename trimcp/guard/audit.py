@@ -22,7 +22,7 @@ from trimcp.cleaning import harmless, mask, shapes
 from trimcp.errors import ErrorReply
 from trimcp.session.job import Job
 from trimcp.session.queues import Outbox
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, OVERLOADED
 
 AUDITED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
 """The methods that are recorded by default."""
@@ -42,10 +42,11 @@ class Audit:
     other byte streams), `outcome`, `duration` (seconds of work), `waited` (seconds of waiting for a turn before),
     `request_bytes` (approximate) and `reply_bytes`. Members present if known: `principal`, `address` (over HTTP),
     `client` and `client_version` (as the client declares them), `target` (the tool's, resource's or prompt's name),
-    `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given).
+    `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by the canceller
+    or by `allow=`), and `scopes` (those that the call needs, if the caller's token lacks some).
 
     `outcome` is "ok", "tool_error" (a result with `isError`), "error", "cancelled", "refused" (the handler did not run;
-    `reason` is "overload", "quota", "drain" or "audit") or "asked" (answered with questions; the client repeats the
+    `reason` is "overload", "quota", "drain", "audit", "scopes" or "forbidden") or "asked" (answered with questions; the client repeats the
     call).
 
     There is one destination, by default the logger "trimcp.audit" at INFO, with each member as an attribute of the log
@@ -207,6 +208,13 @@ class Audit:
         elif code == OVERLOADED or (code == CANCELLED_BY_DRAIN and not job.started):
             record["outcome"] = "refused"
             record["reason"] = self._why_refused(job)
+        elif code == FORBIDDEN:
+            record["outcome"] = "refused"
+            record["reason"] = "scopes" if job.required else "forbidden"
+            if job.required:
+                record["scopes"] = [harmless(scope) for scope in job.required]
+            if job.detail is not None:
+                record["detail"] = harmless(job.detail)
         elif reply is None:
             record["outcome"] = "cancelled"
         elif code is not None:

@@ -154,7 +154,7 @@ class Job:
         required: scopes that a token needs for it, if the error says so.
         retry_after: seconds after which to retry, if the error says so.
         failed: whether its result has `isError`; computed only if `Session.on_finished` is set.
-        reason: why it was cancelled, or None; `detail` is the text that the canceller gave.
+        reason: why it was cancelled, or None; `detail` is the text that the canceller gave, or why it was forbidden.
         queued: when it began to wait for a slot, on Trio's clock; None if it never did.
         started, since: whether its handler has begun, and when, on Trio's clock.
         over: whether its answer is queued.
@@ -409,8 +409,10 @@ class Job:
             seconds: Any = answer.data.get("retryAfter")
             if type(seconds) in (int, float) and 0 <= seconds < math.inf:
                 self.retry_after = seconds
-        elif answer.code == FORBIDDEN and isinstance(answer.data, dict):
-            self.required = tuple(answer.data.get("requiredScopes", ()))
+        elif answer.code == FORBIDDEN:
+            self.detail = answer.message
+            if isinstance(answer.data, dict):
+                self.required = tuple(answer.data.get("requiredScopes", ()))
         return self._error(answer)
 
     def _error(self, answer: ErrorReply) -> bytes:

@@ -17,6 +17,7 @@ import trio
 
 from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
+from trimcp.cleaning import harmless
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.deadlines import Deadlines
@@ -210,7 +211,7 @@ class HttpFace:
         with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
             await self.service.serve(channel if write is None else traced(channel, write), self.shared.sessions)
         if scope.cancelled_caught:
-            _log.info("a WebSocket of %s was closed: the access token has expired", head.principal)
+            _log.info("a WebSocket of %s was closed: the access token has expired", harmless(head.principal or ""))
 
     def _health(self, head: Head) -> HttpResponse:
         if head.method not in ("GET", "HEAD"):

@@ -81,6 +81,8 @@ async def identify(hook: Authenticate, head: Head) -> Identity:
     """
     try:
         found = hook(head)
+        if isinstance(found, Principal):  # at once, as for each call of somebody known
+            return found
         if isinstance(found, Awaitable):
             found = await found
         if not isinstance(found, Principal | Refused):
