@@ -42,12 +42,12 @@ class Audit:
     other byte streams), `outcome`, `duration` (seconds of work), `waited` (seconds of waiting for a turn before),
     `request_bytes` (approximate) and `reply_bytes`. Members present if known: `principal`, `address` (over HTTP),
     `client` and `client_version` (as the client declares them), `target` (the tool's, resource's or prompt's name),
-    `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by the canceller
-    or by `allow=`), and `scopes` (those that the call needs, if the caller's token lacks some).
+    `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by
+    the canceller or by `allow=`), and `scopes` (those that the call needs, if the caller's token lacks some).
 
     `outcome` is "ok", "tool_error" (a result with `isError`), "error", "cancelled", "refused" (the handler did not run;
-    `reason` is "overload", "quota", "drain", "audit", "scopes" or "forbidden") or "asked" (answered with questions; the client repeats the
-    call).
+    `reason` is "overload", "quota", "drain", "audit", "scopes" or "forbidden") or "asked" (answered with questions; the
+    client repeats the call).
 
     There is one destination, by default the logger "trimcp.audit" at INFO, with each member as an attribute of the log
     record, as `JsonFormatter` writes them. The first of several failed writes is logged as one ERROR; no call fails for
