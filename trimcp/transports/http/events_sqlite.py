@@ -37,7 +37,7 @@ class SqliteEvents(BoundedEvents[int]):
     _file: _File = attrs.field(init=False)
     _rows: Iterator[int] = attrs.field(init=False, factory=lambda: count(1))
     _unwanted: list[int] = attrs.field(init=False, factory=list)
-    _complained: bool = attrs.field(init=False, default=False)
+    _warned: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self._file = _File(self.path)
@@ -60,7 +60,7 @@ class SqliteEvents(BoundedEvents[int]):
             try:
                 data = self._file.read(entry.kept)
             except self._file.errors as error:
-                self._complain(error)
+                self._warn(error)
                 continue
             if data is not None:
                 found.append((entry.seq, data))
@@ -83,15 +83,15 @@ class SqliteEvents(BoundedEvents[int]):
         try:
             self._file.write(rows, self._unwanted)
         except self._file.errors as error:
-            self._complain(error)
+            self._warn(error)
             return False
         self._unwanted.clear()
         return True
 
-    def _complain(self, error: Exception) -> None:
+    def _warn(self, error: Exception) -> None:
         # Logged once: a full disk fails every event of every session, and the log is often on the same disk.
-        if not self._complained:
-            self._complained = True
+        if not self._warned:
+            self._warned = True
             log.error(
                 "the event store %r fails; what it does not keep cannot be resumed", str(self.path), exc_info=error
             )

@@ -58,8 +58,8 @@ class Origins:
     and loopback addresses are admitted with any port. Once `allowed_hosts` is set, the Host is checked everywhere. Over
     a Unix socket, which no browser reaches, any Host is admitted unless `allowed_hosts` is set.
 
-    **Behind a proxy**, name the public host in `allowed_hosts`. The Host is then known to be ours, and a page of the
-    same host that was loaded over https counts as this server's, although the proxy uses plain http to us.
+    **Behind a proxy**, name the public host in `allowed_hosts`. The Host is then known to be ours. A page of the same
+    host that was loaded over https counts as this server's, although the proxy uses plain http to us.
 
     Args:
         allow_origins: pages of other origins that may call, as a browser writes them ("https://app.example",

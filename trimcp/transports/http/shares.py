@@ -114,8 +114,8 @@ class Shares(Generic[T]):
         The cost does not depend on the number of items.
         """
         own = self.held(newcomer)
-        for count, owner in list(islice(self._from_most(own), _OWNERS)):
-            found = self._yielded(self._shares[owner], count // (own + 1))
+        for count, owner in list(islice(self._largest_first(own), _OWNERS)):
+            found = self._ended_first(self._shares[owner], count // (own + 1))
             if found is not None:
                 return found
             self._by_count[count][owner] = self._by_count[count].pop(owner)  # check others next time
@@ -131,7 +131,7 @@ class Shares(Generic[T]):
             self.remove(other)
         return other
 
-    def _from_most(self, own: int) -> Iterator[tuple[int, str]]:
+    def _largest_first(self, own: int) -> Iterator[tuple[int, str]]:
         """Yield the owners that hold more than `own`, with their counts, the largest first."""
         for count in sorted(self._by_count, reverse=True):
             if count <= own:
@@ -139,7 +139,7 @@ class Shares(Generic[T]):
             for owner in self._by_count[count]:
                 yield count, owner
 
-    def _yielded(self, share: _Share[T], times: int) -> T | None:
+    def _ended_first(self, share: _Share[T], times: int) -> T | None:
         """Return the item of a share to end; the share is `times` as large as the newcomer's."""
         for item in share.fresh:
             return item

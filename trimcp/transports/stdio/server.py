@@ -92,7 +92,7 @@ def claim() -> Claim:
         receiver = _open_receiver(saved_input)
         undo.callback(receiver.close)
         _stand_in(saved_input is not None, saved_output is not None)
-        _print_by_lines(undo)
+        _set_line_buffering(undo)
         return Claim(receiver, sender, undo.pop_all())
 
 
@@ -122,7 +122,7 @@ def _stand_in(for_input: bool, for_output: bool) -> None:
     os.close(null)
 
 
-def _print_by_lines(undo: ExitStack) -> None:
+def _set_line_buffering(undo: ExitStack) -> None:
     """Make `sys.stdout` line-buffered, if it can be configured, so that user code's output appears at once."""
     _flush_stdout()
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -36,7 +36,7 @@ _BATCH: Final = 256  # messages that one `receive` returns at most
 _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
 _QUEUE: Final = 32_768  # messages; never reached, because the gate stops reading before
 _HANDSHAKE: Final = 10.0  # seconds
-_CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_complaint`
+_CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_fault`
 _DRAINED: Final = 16  # reads after that Close frame
 
 _PROTOCOL_ERROR: Final = 1002
@@ -66,8 +66,8 @@ class WebSocketChannel(MessageChannel):
     """Messages as text messages of a WebSocket connection, after its opening handshake.
 
     One `receive` returns all messages that have arrived; a batch is sent in one write. A message over the limit is
-    received as `Malformed` and is not kept in memory. The connection is closed with the matching close code after a
-    binary message, text that is not UTF-8, a frame that breaks the protocol, or a message of sixteen times the limit.
+    received as `Malformed` and is not kept in memory. Some input closes the connection with the matching close code:
+    binary messages, text that is not UTF-8, frames that break the protocol, and messages of sixteen times the limit.
 
     Args:
         stream: the stream to the peer; closed when the connection has ended.
@@ -138,7 +138,7 @@ class WebSocketChannel(MessageChannel):
         except (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             # While this waited, the peer may have left, or the watcher may have closed the stream.
             self._check_open()
-            raise trio.BrokenResourceError(self._trouble) from None
+            raise trio.BrokenResourceError(self._failure_text) from None
 
     def set_max_message(self, size: int) -> None:
         self._gate.max_message = size
@@ -158,7 +158,7 @@ class WebSocketChannel(MessageChannel):
             except ConnectionClosed:
                 self._check_open()
                 if self._peer_close is None:
-                    raise trio.BrokenResourceError(self._trouble) from None
+                    raise trio.BrokenResourceError(self._failure_text) from None
                 raise trio.EndOfChannel("the peer has closed the connection") from None
         batch, self._arrived = self._arrived, []
         return batch
@@ -193,8 +193,8 @@ class WebSocketChannel(MessageChannel):
         code = 1000 if self._client else 1011 if isinstance(sys.exception(), Exception) else 1001
         try:
             with trio.move_on_after(_CLOSING):
-                if self._gated.over.is_set() or self._complaint is not None:
-                    await self._ended.wait()  # `_send_complaint` may still be writing
+                if self._gated.over.is_set() or self._peer_fault is not None:
+                    await self._ended.wait()  # `_send_fault` may still be writing
                 elif not self._gated.writing:
                     self._gated.read_unlimited()
                     await self._library.aclose(code)
@@ -207,7 +207,7 @@ class WebSocketChannel(MessageChannel):
         if not self._gated.over.is_set():
             return None
         if self._peer_close is None:
-            return self._trouble
+            return self._failure_text
         code, reason = self._peer_close
         name = f" ({_CODES[code]})" if code in _CODES else ""
         return f"the peer closed the WebSocket with code {code}{name}" + (f": {reason[:200]!r}" if reason else "")
@@ -222,16 +222,16 @@ class WebSocketChannel(MessageChannel):
     def _peer_close(self) -> tuple[int, str] | None:
         """The code and reason of the peer's Close; None without one."""
         closed = self._library.closed
-        if not self._gate.closing or closed is None or self._complaint is not None:
+        if not self._gate.closing or closed is None or self._peer_fault is not None:
             return None
         return closed.code, closed.reason or ""
 
     @property
-    def _trouble(self) -> str:
+    def _failure_text(self) -> str:
         """Why the connection broke, as text."""
-        complaint = None if self._late else self._complaint
-        if complaint is not None:
-            return f"the peer broke the WebSocket protocol ({complaint.code}: {complaint.reason})"
+        fault = None if self._late else self._peer_fault
+        if fault is not None:
+            return f"the peer broke the WebSocket protocol ({fault.code}: {fault.reason})"
         if self._late:
             return "the peer took too long to end a message"
         if self._silent:
@@ -241,7 +241,7 @@ class WebSocketChannel(MessageChannel):
         return "the peer is gone without a closing handshake"
 
     @property
-    def _complaint(self) -> FrameFault | None:
+    def _peer_fault(self) -> FrameFault | None:
         """The fault of the peer that ended the connection; None if the end had another reason."""
         if self._gated.sent_close:
             return None  # the connection was already closing
@@ -271,7 +271,7 @@ class WebSocketChannel(MessageChannel):
             if crash is not None and not isinstance(crash, ConnectionClosed | ProtocolError):
                 _log.error("a WebSocket connection crashed", exc_info=crash)
             self._gated.over.set()
-            await self._send_complaint()
+            await self._send_fault()
         finally:
             crash = self._gated.connection = None  # breaks the reference cycle between this frame and the exception
             self._ended.set()
@@ -301,7 +301,7 @@ class WebSocketChannel(MessageChannel):
                 due = (max(sent, heard) if gated.reading else sent) + interval
                 if now >= due:
                     sent, due = now, now + interval
-                    self._ask_or_tell(nursery)
+                    self._ping_or_pong(nursery)
                 # A message that begins during this wait is due after this time at the earliest.
                 late = now + self._keep_alive.message_timeout
                 if gated.reading:
@@ -313,7 +313,7 @@ class WebSocketChannel(MessageChannel):
             if self._pinging is not None:
                 self._pinging.cancel(reason="the connection has ended")
 
-    def _ask_or_tell(self, nursery: trio.Nursery) -> None:
+    def _ping_or_pong(self, nursery: trio.Nursery) -> None:
         """Send a ping, or a pong while we do not read. During a write, send nothing: the write is a sign of life."""
         if self._gated.writing:
             return
@@ -333,13 +333,13 @@ class WebSocketChannel(MessageChannel):
         with suppress(ConnectionClosed):
             await control()
 
-    async def _send_complaint(self) -> None:
+    async def _send_fault(self) -> None:
         """Send a Close frame that names the peer's fault, which trio-websocket does not do, and close the stream."""
-        complaint = self._complaint
+        fault = self._peer_fault
         with trio.move_on_after(_CLOSING), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            if complaint is not None and not self._gated.writing:
+            if fault is not None and not self._gated.writing:
                 self._gated.writing = True
-                frame = FrameProtocol(self._client, []).close(complaint.code, complaint.reason)
+                frame = FrameProtocol(self._client, []).close(fault.code, fault.reason)
                 await self._stream.send_all(bytes(frame))
                 # Closing with unread input would send a reset, which could overtake the Close frame.
                 for _ in range(_DRAINED):

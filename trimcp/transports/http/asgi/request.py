@@ -68,8 +68,8 @@ def response_start(kind: str, response: HttpResponse, length: int | None) -> Asg
 class SendTimer:
     """Measures `send`, to distinguish a client that left from one that the server dropped as too slow.
 
-    A server that limits how long a client may not read (ours does, with the same limit) ends the connection, lets
-    `send` return normally, and then reports that the client left.
+    Some servers limit how long a client may not read; ours does, with the same limit. Such a server ends the
+    connection, lets `send` return normally, and then reports that the client left.
     """
 
     _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds

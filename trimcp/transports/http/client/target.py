@@ -54,7 +54,7 @@ class HttpServer:
         client: an `httpx2.AsyncClient` of your own, with its proxies, certificates and authentication; it is not
             closed. Its limits must allow a connection for each call in progress, and its timeouts are not used. It
             should use HTTP/1.1: over HTTP/2 httpx2 does not tell the server that a call was cancelled.
-        retries: how often a request is sent again where that is safe: if no byte of it was sent, or if it only reads
+        retries: how often a request is sent again. Only safe ones are: no byte was sent, or the method only reads
             (lists, `resources/read`, `prompts/get`, `completion/complete`, `server/discover`, `ping`).
         retry_calls: send `tools/call` again, too, although it may then be carried out twice.
         max_posts: requests in progress at a time; more wait. Subscriptions do not count.

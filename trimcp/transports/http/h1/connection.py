@@ -55,7 +55,7 @@ class H1Connection:
 
     __slots__ = (
         *("_deadline", "_face", "_hosting", "_limits", "_parked", "_parser", "_peer", "_reply", "_wire", "writer"),
-        *("_closing", "_dry", "_holding", "_lost", "_reset", "_rested", "_secure", "_upgraded"),
+        *("_closing", "_half_closed", "_holding", "_lost", "_reset", "_secure", "_upgraded", "_yielded"),
     )
 
     def __init__(
@@ -78,9 +78,9 @@ class H1Connection:
         )
         self._closing = False  # end after the current response
         self._lost = False  # end at once: the client is gone, or is being dropped
-        self._dry = False  # the client has sent its last byte; the rest of a finished response is still sent
+        self._half_closed = False  # the client has sent its last byte; the rest of a finished response is still sent
         self._reset = False
-        self._rested = True  # whether other tasks could run since the last head
+        self._yielded = True  # whether other tasks could run since the last head
         self._upgraded: trio.CancelScope | None = None  # around a WebSocket
 
     async def run(self) -> None:
@@ -182,14 +182,14 @@ class H1Connection:
     async def _next_request(self, first: bool) -> H1Request | None:
         """Return the next request, or None if the connection ends. The first head's time counts from accepting."""
         parser = self._parser
-        if parser.buffered and not self._rested:
+        if parser.buffered and not self._yielded:
             await trio.lowlevel.checkpoint()  # a client that pipelines must not keep other connections waiting
         timed = first
         while True:
             request = parser.next_head()
             if request is not None:
                 self._deadline.clear()
-                self._rested = False
+                self._yielded = False
                 return request
             if parser.buffered and not timed:
                 timed = True
@@ -206,11 +206,11 @@ class H1Connection:
             log.exception("judging a request from %s crashed", self._peer)
             admitted = HttpResponse(500)
         if isinstance(admitted, HttpResponse):
-            await self._turn_away(request, admitted)
+            await self._respond_unread(request, admitted)
         elif isinstance(admitted, Upgrade):
             await self._upgrade(request, admitted)
         elif request.length is not None and request.length > admitted.max_body:
-            await self._turn_away(request, admitted.too_large(self._parser.next_data() or b""))
+            await self._respond_unread(request, admitted.too_large(self._parser.next_data() or b""))
         else:
             body = b"" if request.length == 0 else await self._read_body(request, admitted)
             if body is not None:
@@ -258,7 +258,7 @@ class H1Connection:
                     if size > handler.max_body:
                         beginning = body.beginning(_READ_SIZE)
                         del body  # a dropped body is not kept while the client reads the response
-                        await self._turn_away(request, handler.too_large(beginning))
+                        await self._respond_unread(request, handler.too_large(beginning))
                         return None
                     if request.length is None and parser.buffered:
                         # a client that sends tiny chunks must not keep other connections waiting
@@ -282,7 +282,7 @@ class H1Connection:
             if counted is not None:
                 counted.set(0)
 
-    async def _turn_away(self, request: H1Request, response: HttpResponse) -> None:
+    async def _respond_unread(self, request: H1Request, response: HttpResponse) -> None:
         """Respond without a handler. A small body is read and dropped; after a large one the connection is closed."""
         length = request.length
         if length != 0 and (request.expects or length is None or length > _DROPPED):
@@ -300,7 +300,7 @@ class H1Connection:
     async def _upgrade(self, request: H1Request, upgrade: Upgrade) -> None:
         serve = self._hosting.upgrade_websocket
         if serve is None or request.length != 0:
-            await self._turn_away(request, HttpResponse(400))
+            await self._respond_unread(request, HttpResponse(400))
             return
         self._deadline.close()
         self._lost = True
@@ -334,7 +334,7 @@ class H1Connection:
                 self._lost = True
                 return False
             data = await self._wire.read(_READ_SIZE)
-            self._rested = True
+            self._yielded = True
             if data:
                 self._parser.feed(data)
                 return True
@@ -350,23 +350,23 @@ class H1Connection:
         while self._reply is not None:
             if self.writer.broken:
                 self._abandon("read nothing" if self.writer.stalled else "left")
-            elif self._dry:
+            elif self._half_closed:
                 await self._parked.park()
             elif parser.buffered >= self._limits.max_pipelined:
                 if await self._wire.hung_up():
-                    self._let_go()
+                    self._input_ended()
             elif data := await self._wire.read(_READ_SIZE):
                 parser.feed(data)
-                self._rested = True
+                self._yielded = True
             elif data is None or self._reply is None:
                 self._lost = self._lost or data is not None
             else:
-                self._let_go()
+                self._input_ended()
 
-    def _let_go(self) -> None:
+    def _input_ended(self) -> None:
         """Handle the end of the client's input: a finished response is still sent, any other is abandoned."""
         if self._reply is not None and self._reply.ended:
-            self._dry = self._closing = True
+            self._half_closed = self._closing = True
         else:
             self._abandon("left")
 

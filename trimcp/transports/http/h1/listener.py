@@ -135,7 +135,7 @@ class _Listener:
     _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(2))
     _shares_of_waiting: Shares[_Accepted] = attrs.field(init=False, factory=Shares)
     _ended: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _complained: float = attrs.field(init=False, default=-math.inf)
+    _warned: float = attrs.field(init=False, default=-math.inf)
 
     async def accept(self, sock: socket.socket) -> None:
         """Accept connections until cancelled."""
@@ -148,13 +148,13 @@ class _Listener:
                     break
                 except OSError as error:
                     if error.errno in _EXHAUSTED:
-                        self._complain("cannot accept connections: %s", error.strerror)
+                        self._warn("cannot accept connections: %s", error.strerror)
                         with trio.move_on_after(_PAUSE):
                             await self._ended.park()
                         break
                     log.debug("a connection was gone before it was accepted: %s", error.strerror)
                 else:
-                    self._welcome(accepted, address)
+                    self._place(accepted, address)
 
     async def drain(self, grace: float) -> None:
         """Stop all connections: those with a request after its response, for which they have `grace` seconds."""
@@ -167,11 +167,11 @@ class _Listener:
         if self._connections:
             log.debug("%d connections are cut: their responses take too long", len(self._connections))
 
-    def _complain(self, text: str, value: object) -> None:
+    def _warn(self, text: str, value: object) -> None:
         """Log a shortage, at most once a minute."""
         now = trio.current_time()
-        if now - self._complained >= _QUIET:
-            self._complained = now
+        if now - self._warned >= _QUIET:
+            self._warned = now
             log.warning(text, value)
 
     def forget_waiting(self) -> None:
@@ -180,7 +180,7 @@ class _Listener:
         for accepted in waiting:
             accepted.sock.close()
 
-    def _welcome(self, sock: socket.socket, address: object) -> None:
+    def _place(self, sock: socket.socket, address: object) -> None:
         peer, loopback = peer_name(address)
         accepted = _Accepted(sock, peer, loopback, owner_of(None, peer))
         most = self._hosting.limits.max_connections
@@ -189,25 +189,25 @@ class _Listener:
             return
         other = self._shares.make_way(accepted.owner, "connection")
         if other is None:
-            self._complain("%d connections are open; more have to wait", most)
-            self._let_wait(accepted)
+            self._warn("%d connections are open; more have to wait", most)
+            self._enqueue(accepted)
             return
         if other.connection is not None:
             other.connection.give_way("there are too many connections")
         self._begin(accepted)
 
-    def _let_wait(self, accepted: _Accepted) -> None:
+    def _enqueue(self, accepted: _Accepted) -> None:
         """Queue a connection until another ends; beyond the backlog, close the oldest of the owner that has most."""
         if len(self._waiting) >= self._hosting.limits.backlog:
             other = self._shares_of_waiting.giving_way(accepted.owner) or accepted
             other.sock.close()
             if other is accepted:
                 return
-            self._no_longer_waits(other)
+            self._dequeue(other)
         self._waiting[accepted] = None
         self._shares_of_waiting.add(accepted)
 
-    def _no_longer_waits(self, accepted: _Accepted) -> None:
+    def _dequeue(self, accepted: _Accepted) -> None:
         del self._waiting[accepted]
         self._shares_of_waiting.remove(accepted)
 
@@ -244,5 +244,5 @@ class _Listener:
             self._ended.unpark_all()
             while self._waiting and len(self._connections) < self._hosting.limits.max_connections:
                 first = next(iter(self._waiting))
-                self._no_longer_waits(first)
+                self._dequeue(first)
                 self._begin(first)

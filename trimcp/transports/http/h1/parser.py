@@ -92,7 +92,9 @@ class RequestParser:
     _secure: bool = attrs.field(default=False, alias="secure")
     _holding: Holding | None = attrs.field(default=None, alias="holding")
     _buffer: bytes = attrs.field(init=False, default=b"")
-    _forgiven: bool = attrs.field(init=False, default=False)  # whether an empty line before the request was skipped
+    _empty_line_skipped: bool = attrs.field(
+        init=False, default=False
+    )  # whether an empty line before the request was skipped
     _scanned: int = attrs.field(init=False, default=0)  # bytes of the buffer that were searched for the end of a head
     _line_seen: bool = attrs.field(init=False, default=False)  # whether the request line is complete and valid
     _left: int = attrs.field(init=False, default=0)  # bytes of the body still expected
@@ -120,8 +122,8 @@ class RequestParser:
         buffer = self._buffer
         if not buffer:
             return None
-        if buffer[:2] == b"\r\n" and not self._forgiven:
-            self._forgiven = True  # one empty line before a request, not two (RFC 9112 section 2.2)
+        if buffer[:2] == b"\r\n" and not self._empty_line_skipped:
+            self._empty_line_skipped = True  # one empty line before a request, not two (RFC 9112 section 2.2)
             buffer = self._buffer = buffer[2:]
             self._scanned = 0
         end = buffer.find(b"\r\n\r\n", max(0, self._scanned - 3))
@@ -132,7 +134,7 @@ class RequestParser:
                 return None
         request = self._read_head(buffer[: end + 4])
         self._buffer = buffer[end + 4 :]
-        self._forgiven = self._line_seen = False
+        self._empty_line_skipped = self._line_seen = False
         self._scanned = 0
         self._left = request.length or 0
         self._chunks = ChunkDecoder() if request.length is None else None

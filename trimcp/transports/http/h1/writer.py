@@ -72,7 +72,7 @@ class H1Writer:
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
     _began: float = attrs.field(init=False, default=-math.inf)  # when the burst began, on Trio's clock
-    _followed: bool = attrs.field(init=False, default=False)  # whether a task is going to write the waiting bytes
+    _scheduled: bool = attrs.field(init=False, default=False)  # whether a task is going to write the waiting bytes
     # whether the wire accepted less than all: then only that task writes
     _refused: bool = attrs.field(init=False, default=False)
 
@@ -96,7 +96,7 @@ class H1Writer:
             if taken < len(data) and not self.broken:
                 self._pending += memoryview(data)[taken:]
                 self._refused = True
-                self._follow()
+                self._schedule()
                 self._amount.set(len(self._pending))
 
     def gather(self, data: bytes) -> None:
@@ -114,7 +114,7 @@ class H1Writer:
                 self._began = now
                 self._flush()
             else:
-                self._follow()
+                self._schedule()
 
     async def room(self) -> None:
         """Wait until at most `low_water` bytes wait, or nothing can be written any more."""
@@ -156,7 +156,7 @@ class H1Writer:
         self._taken(self._try(self._pending))
         if self._pending:
             self._refused = True
-            self._follow()
+            self._schedule()
 
     def _taken(self, size: int) -> None:
         del self._pending[:size]
@@ -165,9 +165,9 @@ class H1Writer:
         if self._room is not None and len(self._pending) <= self._limits.low_water:
             self._room.unpark_all()
 
-    def _follow(self) -> None:
-        if not self._followed:
-            self._followed = True
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
             self._nursery.start_soon(self._drain)
 
     async def _drain(self) -> None:
@@ -179,7 +179,7 @@ class H1Writer:
                 with trio.CancelScope() as self._scope:
                     await self._write_pending()
                 self._scope = None
-            self._followed = self._refused = False  # first, because `drained` may write again
+            self._scheduled = self._refused = False  # first, because `drained` may write again
             if not self.broken and self._owner is not None:
                 self._owner.drained()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
