@@ -1,4 +1,4 @@
-"""For tests of servers and clients: both sides in one process, in virtual time, in any revision."""
+"""Testing servers and clients: both sides in one process, in virtual time, in any revision."""
 
 from trimcp.lazy import lazy_names as _lazy_names
 

@@ -24,8 +24,8 @@ _TestT = TypeVar("_TestT")
 
 
 def every_revision(test: _TestT) -> _TestT:
-    """Run a test, or every test of a class, once for each revision, which it takes as the argument `revision`."""
-    import pytest  # the one thing here that needs it
+    """Run a test, or every test of a class, once for each revision, passed as the argument `revision`."""
+    import pytest  # only needed here
 
     names = [revision.name for revision in REVISIONS]
     return cast(_TestT, pytest.mark.parametrize("revision", REVISIONS, ids=names)(cast(Any, test)))
@@ -33,7 +33,7 @@ def every_revision(test: _TestT) -> _TestT:
 
 @attrs.define(eq=False, repr=False)
 class _FromPrincipal(WrappedChannel):
-    """Says of every message who sent it."""
+    """Sets the principal of every message."""
 
     principal: Principal
 
@@ -53,19 +53,19 @@ async def connected(
     wrap: Callable[[MessageChannel], MessageChannel] | None = None,
     faults: Faults | None = None,
 ) -> AsyncIterator[ClientSession]:
-    """Yield a client's session with `server`, both in this process; works in virtual time, thread tools included.
+    """Yield a client's session with `server`, both in this process. Works in virtual time, also with thread tools.
 
-    `session.peer` is the server's side, so that a test can look at `session.peer.statistics()`.
+    `session.peer` is the server's session, for example for `session.peer.statistics()`.
 
     Args:
-        server: what is tested, in a run of its own.
+        server: the server to test, in a run of its own.
         client: by default one without handlers.
-        revision: the one they use.
+        revision: the revision to use.
         framed: pass every message through line framing and a small pipe.
-        force_rerun: let questions run handlers again in every revision, so that one that cannot bear it fails here.
-        principal: as whom the client is known, as if its token had said so; None for nobody.
-        wrap: put around the client's channel, such as a `SlowChannel`.
-        faults: applied between the two, in both directions; `faults.journal` says which were.
+        force_rerun: run handlers again after a question in every revision, to find those that must not run twice.
+        principal: the client's principal, as if authenticated by a token; None for none.
+        wrap: wraps the client's channel, for example in a `SlowChannel`.
+        faults: applied between the two, in both directions; `faults.journal` lists them.
     """
     client = client or Client("test")
     ours: AnyChannel

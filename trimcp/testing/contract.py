@@ -1,4 +1,4 @@
-"""The contract of `MessageChannel` as a test for any transport, like `trio.testing.check_two_way_stream`."""
+"""Checks that a transport fulfils the contract of `MessageChannel`, like `trio.testing.check_two_way_stream`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trimcp.nurseries import sole
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[MessageChannel, MessageChannel]]]
-"""Makes an async context manager that yields the two ends of a fresh connection."""
+"""Returns an async context manager that yields the two ends of a new connection."""
 
 _HANG: Final = 20
 _CUSHION: Final = 0.02
@@ -24,16 +24,16 @@ _ENOUGH: Final = 2000  # sends after which one must have failed or blocked
 
 
 async def check_channel(make_pair: MakePair, *, clogs: bool = True, big: int = 1_000_000) -> None:
-    """Check everything `MessageChannel` promises, each time with a fresh pair of channels.
+    """Check the contract of `MessageChannel`, each part with a new pair of channels.
 
     Checked: order within and across batches, both directions at once, big and empty batches, garbage, the end after
     the peer's close and the errors after it, one sender and one receiver at a time, checkpoints, and cancelling.
 
     Args:
-        make_pair: makes an async context manager that yields two connected channels. This function closes them; the
-            context manager closes whatever else it opened.
-        clogs: whether `send` blocks, sooner or later, if the peer does not read.
-        big: characters of the longest message tried.
+        make_pair: returns an async context manager that yields two connected channels. This function closes the
+            channels; the context manager closes everything else.
+        clogs: whether `send` blocks eventually if the peer does not read.
+        big: characters of the longest message.
 
     Raises:
         AssertionError: a check failed; the traceback names it.
@@ -66,7 +66,7 @@ async def _run(check: _Check, make_pair: MakePair) -> None:
         failures, rest = group.split(AssertionError)
         if failures is None or rest is not None:
             raise
-        raise AssertionError(str(sole(failures))) from group  # without the groups of our nurseries
+        raise AssertionError(str(sole(failures))) from group  # without the exception groups of the nurseries here
 
 
 async def _order(left: MessageChannel, right: MessageChannel) -> None:
@@ -179,7 +179,7 @@ async def _cancelled_receive(left: MessageChannel, right: MessageChannel) -> Non
         with scope:
             arrived.extend(await right.receive())
 
-    for n in range(20):  # cancelled about when a message arrives: it is returned, or kept for the next call
+    for n in range(20):  # cancel at about the time a message arrives: it is returned now or by the next call
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
             nursery.start_soon(receive, scope)
@@ -214,7 +214,7 @@ async def _close_when_cancelled(left: MessageChannel, right: MessageChannel) -> 
 
 
 async def _cancelled_send(left: MessageChannel, right: MessageChannel) -> None:
-    """The peer receives a prefix of what was sent; only the last message may be incomplete."""
+    """Check that the peer receives a prefix of the sent messages; only the last one may be incomplete."""
     async with _clogged(left) as scope:
         scope.cancel()
     arrived: list[Incoming] = []
@@ -255,7 +255,7 @@ async def _one_sender(left: MessageChannel, right: MessageChannel) -> None:
 
 @asynccontextmanager
 async def _clogged(channel: MessageChannel) -> AsyncIterator[trio.CancelScope]:
-    """Run the body while a task is blocked sending to a peer that does not read; it ends by cancel or close."""
+    """Run the body while a task blocks in `send` because the peer does not read; cancelling or closing ends it."""
     scope = trio.CancelScope()
     done = False
 

@@ -1,7 +1,7 @@
-"""Channels and byte streams with faults, for tests: slow, cut, stalled, garbled, messages doubled or reordered.
+"""Channels and byte streams with faults, for tests: slow, cut, stalled, garbled, messages duplicated or reordered.
 
-Each wraps another one and is deterministic: time is Trio's, and what happens to a message follows from the seed and the
-message's number alone, not from when it comes.
+Each wraps another one and is deterministic: it uses Trio's clock, and a message's faults depend only on the seed and
+the message's number, not on timing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Direction: TypeAlias = Literal["send", "receive"]
 _JOURNAL_SIZE: Final = 10_000
 _MAX_PIECE: Final = 65_536  # bytes
 _CUT: Final = "cut on purpose"
-# Valid JSON that is no message, and text that is no JSON.
+# Valid JSON that is not a message, and text that is not JSON.
 _NONSENSE: Final = (
     b"42",
     b"[]",
@@ -49,7 +49,7 @@ _NONSENSE: Final = (
 
 @attrs.define(eq=False)
 class SlowChannel(WrappedChannel):
-    """A channel that delays what it sends and receives, and whose reader can be stopped.
+    """A channel that delays sending and receiving, and can stop reading.
 
     Args:
         channel: the wrapped channel.
@@ -66,12 +66,12 @@ class SlowChannel(WrappedChannel):
         self._reading.set()
 
     def stop_reading(self) -> None:
-        """Let every receive from now on wait for `resume`."""
+        """Block every receive from now on until `resume`."""
         if self._reading.is_set():
             self._reading = trio.Event()
 
     def resume(self) -> None:
-        """Let them receive again."""
+        """Continue to read."""
         self._reading.set()
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
@@ -86,7 +86,7 @@ class SlowChannel(WrappedChannel):
         return await self.channel.receive()
 
     async def aclose(self) -> None:
-        self.resume()  # a stopped reader gets the error of a closed channel
+        self.resume()  # a blocked receive then raises the error of a closed channel
         await self.channel.aclose()
 
 
@@ -111,10 +111,10 @@ class Fault:
 
     Attributes:
         kind: "cut", "stall", "delay", "duplicate", "reorder", "garble" or "garbage".
-        direction: whether our side was sending or receiving.
+        direction: "send" or "receive", as seen from the wrapped side.
         message: the number of the message in its direction, from 0.
-        connection: the number of the connection, from 0, of those made with these faults.
-        seconds: how long it was held back (stall, delay).
+        connection: the number of the connection among those with the same `Faults`, from 0.
+        seconds: how long the message was delayed (stall, delay).
     """
 
     kind: str
@@ -126,7 +126,7 @@ class Fault:
 
 @attrs.frozen
 class _Effects:
-    """What is done to one message."""
+    """The faults of one message."""
 
     seconds: float = 0
     cut: bool = False
@@ -140,19 +140,19 @@ class _Effects:
     eq=False, field_transformer=checked(zero=Chances.__annotations__.keys() - {"seed", "on"}, unchecked=("seed",))
 )
 class Faults:
-    """How often a connection has faults. All chances are between 0 and 1 and are drawn for each message.
+    """The probabilities of faults on a connection: between 0 and 1, drawn for each message.
 
     Attributes:
-        seed: the same seed does the same to the same messages.
-        cut: chance that the connection ends instead of this message.
-        stall: chance that this message, and what is sent with it or comes after it, waits `stall_seconds`.
-        stall_seconds: of Trio's clock.
-        delay: seconds of Trio's clock by which each message is delayed at most. What comes after it waits as well.
-        duplicate: chance that a message comes twice.
+        seed: the same seed gives the same faults for the same messages.
+        cut: chance that the connection breaks instead of this message.
+        stall: chance that this message, its batch and later messages wait `stall_seconds`.
+        stall_seconds: seconds of Trio's clock.
+        delay: the longest random delay of each message, in seconds of Trio's clock. Later messages wait as well.
+        duplicate: chance that a message is sent or received twice.
         reorder: chance that a message changes places with the one before it, if both are in one batch.
-        garble: chance that a message loses its second half, and so is no JSON any more (over HTTP: only received ones).
-        garbage: chance that something that is no message comes before this one (over HTTP: only received ones).
-        on: apply faults to what our side sends, what it receives, or both.
+        garble: chance that a message loses its second half, so that it is not JSON (over HTTP: only received ones).
+        garbage: chance that data that is not a message precedes this one (over HTTP: only received ones).
+        on: apply faults to sent messages, received messages, or both.
         journal: the last 10,000 faults that were applied.
     """
 
@@ -170,14 +170,14 @@ class Faults:
     _connections: Iterator[int] = attrs.field(init=False, factory=count, repr=False)
 
     def new_connection(self) -> int:
-        """Return the number of a new connection, so that the second one has other faults than the first."""
+        """Return the number of a new connection; each number gives different faults."""
         return next(self._connections)
 
     def draw(self, direction: Direction, message: int, connection: int, *, valid: bool = False) -> _Effects:
-        """Draw what is done to a message, and note it in the journal; `valid` if it must stay a message."""
+        """Draw the faults of a message and note them in the journal; with `valid` it stays a valid message."""
         if self.on not in ("both", direction):
             return _Effects()
-        # One generator for each message: what is drawn must not depend on how messages happen to be batched.
+        # One generator for each message, so that the result does not depend on the batches.
         chance = random.Random(f"{self.seed}/{connection}/{direction}/{message}")
         chances = [self.cut, self.stall, self.duplicate, self.reorder, self.garble, self.garbage]
         cut, stall, duplicate, reorder, garble, garbage = (chance.random() < each for each in chances)
@@ -196,19 +196,19 @@ class Faults:
 
 
 def _nonsense(chance: random.Random) -> bytes:
-    """Return one line that is no message: valid JSON, half of it, or any characters."""
+    """Return one line that is not a message: valid JSON, half of it, or random characters."""
     if chance.random() < 0.5:
         return chance.choice(_NONSENSE)
     return "".join(chr(chance.randrange(0x20, 0x2FF)) for _ in range(chance.randrange(1, 60))).encode()
 
 
 class FaultyChannel(WrappedChannel):
-    """A channel with faults; `faults.journal` says which were applied.
+    """A channel with faults; `faults.journal` lists those that were applied.
 
     Args:
         channel: the wrapped channel.
-        faults: how often which faults are applied, for one connection or several.
-        chances: the same by name, for this one: `FaultyChannel(channel, seed=7, cut=0.01)`.
+        faults: the probabilities of faults, for one connection or several.
+        chances: the same as keyword arguments, for this channel: `FaultyChannel(channel, seed=7, cut=0.01)`.
     """
 
     def __init__(self, channel: MessageChannel, faults: Faults | None = None, **chances: Unpack[Chances]) -> None:
@@ -230,11 +230,11 @@ class FaultyChannel(WrappedChannel):
             raise trio.BrokenResourceError("an earlier send was cut short")
         changed: list[Outgoing] = []
         for message in batch:
-            # What is sent over HTTP is read first, to be put into headers and to know what answers it.
+            # The HTTP channel parses messages to send, for headers and to match the response.
             effects = self.faults.draw("send", self._sent, self._connection, valid=self.mirrors_headers)
             self._sent += 1
             if effects.seconds:
-                self._torn = True  # cancelled meanwhile, the rest would be missing
+                self._torn = True  # if cancelled here, the rest of the batch is lost
                 await trio.sleep(effects.seconds)
                 self._torn = False
             if effects.cut:
@@ -266,7 +266,7 @@ class FaultyChannel(WrappedChannel):
                 self._next = self._draw(self._arrived[0])
             effects, due = self._next
             if self._ready and (effects.cut or due > trio.current_time()):
-                return self._take_ready()  # what comes before must not wait with it
+                return self._take_ready()  # earlier messages must not wait with it
             if due > trio.current_time():
                 await trio.sleep_until(due)
             if effects.cut:
@@ -275,9 +275,9 @@ class FaultyChannel(WrappedChannel):
             self._apply(effects, self._arrived.popleft())
 
     def _draw(self, incoming: Incoming) -> tuple[_Effects, float]:
-        """Return what is done to a message, and until when it is held back, on Trio's clock."""
+        """Return the faults of a message and the time until which it is delayed, on Trio's clock."""
         if isinstance(incoming.message, Lost):
-            return _Effects(), 0  # the channel itself reports this: it came over no wire
+            return _Effects(), 0  # generated by the channel itself, not received over the wire
         effects = self.faults.draw("receive", self._received, self._connection)
         self._received += 1
         return effects, trio.current_time() + effects.seconds if effects.seconds else 0
@@ -304,7 +304,7 @@ class FaultyChannel(WrappedChannel):
         try:
             return await self.channel.receive()
         except trio.ClosedResourceError:
-            self._check()  # who cut it closed it, too
+            self._check()  # cutting the connection also closed the channel
             raise
 
     async def _break(self) -> None:
@@ -323,17 +323,17 @@ class FaultyChannel(WrappedChannel):
 
 @attrs.frozen(eq=False)
 class FaultyTarget:
-    """A target whose connections have faults; `faults.journal` says which were applied."""
+    """A target whose connections have faults; `faults.journal` lists those that were applied."""
 
     target: Target
     faults: Faults
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
-        """Open the target and yield its channel, with faults."""
+        """Connect to the target and yield its channel with faults."""
         target = named(self.target)
         if isinstance(target, InProcess) and not target.framed:
-            target = attrs.evolve(target, framed=True)  # else there is no wire between the sides that could be faulty
+            target = attrs.evolve(target, framed=True)  # otherwise no bytes pass between the sides
         async with opened(target) as channel:
             assert isinstance(channel, MessageChannel)
             yield FaultyChannel(channel, self.faults)
@@ -343,27 +343,27 @@ def faulty(target: Target, faults: Faults | None = None, **chances: Unpack[Chanc
     """Return a target with faults: `client.connect(faulty(trimcp.http(url), seed=7, cut=0.01))`.
 
     Args:
-        target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or another.
-        faults: how often which faults are applied.
-        chances: the same by name, see `Faults`.
+        target: from `trimcp.stdio`, `trimcp.http`, `trimcp.websocket`, `trimcp.in_process`, or a target of your own.
+        faults: the probabilities of faults.
+        chances: the same as keyword arguments, see `Faults`.
     """
     return FaultyTarget(target, Faults(**chances) if faults is None else faults)
 
 
 @attrs.define(eq=False)
 class CutStream(trio.abc.SendStream):
-    """A byte stream that breaks after so many bytes, perhaps in the middle of a line.
+    """A byte stream that breaks after a number of bytes, perhaps in the middle of a line.
 
     Args:
         stream: the wrapped stream.
-        after: bytes that still go through.
+        after: the number of bytes that are sent before it breaks.
     """
 
     stream: trio.abc.SendStream
     after: int
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send what may still go through, then close the stream and raise `trio.BrokenResourceError`."""
+        """Send up to the limit; beyond it close the stream and raise `trio.BrokenResourceError`."""
         allowed = bytes(data)[: self.after]
         self.after -= len(allowed)
         await self.stream.send_all(allowed)
@@ -380,12 +380,12 @@ class CutStream(trio.abc.SendStream):
 
 @attrs.define(eq=False)
 class FaultyStream(trio.abc.HalfCloseableStream):
-    """A two-way byte stream with faults in both directions. What goes through is cut into pieces.
+    """A two-way byte stream with faults in both directions. The data is split into pieces.
 
     Args:
         stream: the wrapped stream.
-        seed: the same seed does the same to the same pieces.
-        small: bytes of the largest piece that is read or written at once; 0 for any.
+        seed: the same seed gives the same faults for the same pieces.
+        small: bytes of the largest piece that is read or written at once; 0 for no limit.
         stall: chance that a piece waits `stall_seconds` of Trio's clock.
         garble: chance that one byte of the piece is changed.
         cut: chance that the connection breaks instead of this piece.
@@ -424,7 +424,7 @@ class FaultyStream(trio.abc.HalfCloseableStream):
         return min(most, draw.randint(1, self.small)) if self.small else most
 
     async def _before_piece(self, draw: random.Random) -> bool:
-        """Stall or cut before a piece, and return whether it is to be garbled."""
+        """Apply stall and cut before a piece, and return whether to garble it."""
         stall, garble, cut = (draw.random() < chance for chance in (self.stall, self.garble, self.cut))
         if stall:
             await trio.sleep(self.stall_seconds)

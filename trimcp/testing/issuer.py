@@ -1,6 +1,6 @@
-"""A small authorization server for tests and for trying things at home: it believes whoever says who they are.
+"""A small authorization server for tests and local experiments: it accepts every user name without a password.
 
-It listens on this machine alone and keeps nothing. Never let it be reached by others.
+It listens on the loopback interface only and stores nothing. Never expose it to a network.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ToyIssuer:
     """An authorization server: PKCE, registration, refresh tokens that rotate, client credentials, DPoP.
 
     Args:
-        url: where it listens, which is its name as an issuer.
-        lifetime: seconds for which access tokens are good.
+        url: where it listens; also the issuer identifier.
+        lifetime: seconds for which access tokens are valid.
         clients: secrets by client id, for client credentials.
-        now: returns the seconds since 1970.
+        now: returns the time in seconds since 1970.
     """
 
     url: str
@@ -61,13 +61,13 @@ class ToyIssuer:
     _refresh: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict, repr=False)
 
     def token(self, user: str, resource: str, scope: str = "", **claims: Any) -> str:
-        """Return an access token (RFC 9068), for a test that needs one and no login.
+        """Return an access token (RFC 9068), for a test that needs one without a login.
 
         Args:
-            user: whom it lets in.
-            resource: the URL of the server it is for.
-            scope: what it is good for, with spaces in between.
-            claims: more of what it says, or something else; None leaves one out.
+            user: the subject.
+            resource: the URL of the server it is for (the audience).
+            scope: its scopes, separated by spaces.
+            claims: more claims, or replacements; None leaves one out.
         """
         now = self.now()
         said = {
@@ -87,7 +87,7 @@ class ToyIssuer:
     # For the listener
 
     async def admit(self, head: Head) -> Admitted:
-        """Answer a request, or take its body first."""
+        """Answer a request, or accept its body first."""
         if head.method == "POST" and head.path in ("/authorize", "/token", "/register"):
             return _Posted(self, head)
         if head.method != "GET":
@@ -101,10 +101,10 @@ class ToyIssuer:
         return _error(404, "invalid_request", "there is nothing here")
 
     def done(self, head: Head, status: int, sent: int) -> None:
-        """Keep no log."""
+        """Do nothing: requests are not logged."""
 
     def posted(self, head: Head, body: bytes) -> HttpResponse:
-        """Answer a request whose body is there."""
+        """Answer a request whose body was received."""
         if head.path == "/register":
             about = json.loads(body)
             return _json(201, {**about, "client_id": f"client-{secrets.token_hex(4)}"})
@@ -212,10 +212,10 @@ class _Posted(Handler):
 
 @asynccontextmanager
 async def toy_issuer(port: int = 0, **settings: Any) -> AsyncIterator[ToyIssuer]:
-    """Run a `ToyIssuer` on this machine while the block runs, and yield it.
+    """Run a `ToyIssuer` on the loopback interface while the block runs, and yield it.
 
     Args:
-        port: to listen on; 0 for any.
+        port: the port; 0 for any free one.
         settings: see `ToyIssuer`.
     """
     issuer = ToyIssuer("", **settings)

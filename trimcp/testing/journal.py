@@ -1,8 +1,8 @@
-"""Journals: the messages of both sides of a connection, one JSON object a line, to be read and replayed.
+"""Journals: the messages of both sides of a connection, one JSON object per line, to be read and replayed.
 
-The first line says what the file is; each other one has `at` (seconds since the beginning), `from` ("client" or
-"server") and `message`, or `text` for what was no JSON. A `note` is a comment. Secrets are replaced by numbers: "***1"
-is the same secret everywhere, so that one the server sends can be sent back to it.
+The first line identifies the format. Each other line has `at` (seconds since the beginning), `from` ("client" or
+"server") and `message`, or `text` for data that is not JSON. A `note` is a comment. Secrets are replaced by numbers:
+"***1" is the same secret everywhere, so that a secret from the server can be sent back to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import orjson
 from trimcp.cleaning import MASK, mask_text, names_a_secret
 
 FORMAT: Final = 1
-"""The number of the format; it changes when what is there means something else."""
+"""The version of the format; it changes if existing members get another meaning."""
 
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _SIDES: Final = {True: "client", False: "server"}
@@ -33,15 +33,15 @@ class JournalWriter:
     """Writes a journal, each message at once.
 
     Args:
-        path: the file. If there is one of that name already, this one gets a number: `weather-2.jsonl`.
-        target: what is recorded, for the reader.
+        path: the file. If it exists, the new one gets a number: `weather-2.jsonl`.
+        target: the recorded server, as text for the reader.
         masked: write numbers in place of secrets.
-        max_bytes: bytes after which only a note that says so is written.
-        tell: called with a line when the file is begun, and when no more is written.
+        max_bytes: the size in bytes after which recording ends, with a note.
+        tell: called with a line of text when recording begins, and when it ends early.
 
     Attributes:
         path: the file that is written.
-        full: whether nothing more is written.
+        full: whether recording has ended.
     """
 
     path: Path = attrs.field(converter=Path)
@@ -78,7 +78,7 @@ class JournalWriter:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # what could not be written was reported
+        with suppress(OSError):  # a failed write was already reported
             self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class JournalWriter:
         try:
             self._file.write(line)
             self._file.flush()
-        except OSError as error:  # it ends the recording, not the connection
+        except OSError as error:  # ends the recording, not the connection
             self.full = True
             self.tell(f"the recording ends here: {error}")
 
@@ -111,17 +111,17 @@ def _create(path: Path) -> tuple[BinaryIO, Path]:
     while True:
         name = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         try:
-            # Readable for this user only: what a tool returns is private.
+            # Readable for this user only: results of tools are private.
             return open(name, "xb", opener=partial(os.open, mode=0o600)), name
         except FileExistsError:
             number += 1
 
 
 def read_journal(text: str) -> list[tuple[bool, Any]]:
-    """Return the messages of a journal, `(True, message)` for the client's. What was no JSON is left out.
+    """Return the messages of a journal, `(True, message)` for the client's. Data that was not JSON is left out.
 
     Raises:
-        ValueError: it is no journal, or one of a later format.
+        ValueError: the text is not a journal, or has a later format.
     """
     lines = text.splitlines()
     head = _entry(lines[0] if lines else "", 1)

@@ -1,7 +1,7 @@
-"""Hooks that note where tasks, threads, descriptors, child processes and sessions are made while a test is watched.
+"""Hooks that note where a test creates tasks, threads, descriptors, child processes and sessions.
 
-They are installed for the duration of the test and change nothing but the time it takes. What is made past them (in C,
-or through a name that was imported before) is found in the end all the same, but without the place where it was made.
+They are installed for the duration of the test and affect only its run time. Objects created without them (in C, or
+through a name imported before) are still found at the end, but without the place of their creation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import io
 import linecache
 import os
-import shutil  # looks at import time whether `os.open` is the real one
+import shutil  # checks at import whether `os.open` is the original
 import socket
 import subprocess
 import sys
@@ -31,7 +31,7 @@ from trio import _core as core
 from trimcp.session.session import Session
 
 Place: TypeAlias = tuple[tuple[str, int, str], ...]
-"""Where something was made: file, line and function of each frame, innermost first."""
+"""Where an object was created: file, line and function of each frame, innermost first."""
 
 _LOADED: Final = (shutil, tempfile)
 _OPENERS: Final = ("open", "pipe", "pipe2", "dup", "dup2", "openpty", "eventfd", "memfd_create", "pidfd_open")
@@ -43,7 +43,7 @@ _LOOP: Final = "unrolled_run"
 _PATHS: Final = sysconfig.get_paths()
 _INSTALLED: Final = (
     *(_PATHS[name] + os.sep for name in ("purelib", "platlib")),
-    os.path.dirname(os.path.dirname(trio.__file__)) + os.sep,  # below another environment, perhaps
+    os.path.dirname(os.path.dirname(trio.__file__)) + os.sep,  # perhaps in another environment
 )
 _LIBRARIES: Final = (
     *_INSTALLED,
@@ -58,7 +58,7 @@ def _here(started: Place | None) -> Place:
     """Return the stack above the function that calls this one.
 
     Args:
-        started: where the current task was started. It follows the task's own frames, in place of Trio's loop.
+        started: where the current task was started; replaces the frames of Trio's loop.
     """
     step: FrameType | None = sys._getframe(2)
     found: list[FrameType] = []
@@ -71,7 +71,7 @@ def _here(started: Place | None) -> Place:
 
 
 def place_of(frames: Iterable[FrameType], lines: Iterable[int] | None = None) -> Place:
-    """Return frames as a place; `lines` where they differ from where the frames are now."""
+    """Return frames as a place; `lines` overrides their current lines."""
     frames = list(frames)
     numbers = [frame.f_lineno for frame in frames] if lines is None else lines
     return tuple(
@@ -81,8 +81,8 @@ def place_of(frames: Iterable[FrameType], lines: Iterable[int] | None = None) ->
 
 
 def user_lines(place: Place, *, most: int = _SHOWN) -> list[str]:
-    """Return the innermost lines of the user's own code, as text; the innermost of all if there are none."""
-    place = tuple(takewhile(lambda step: not step[0].startswith(_PYTEST), place))  # further out is the test runner
+    """Return the innermost lines of the user's code as text; of any code if there are none."""
+    place = tuple(takewhile(lambda step: not step[0].startswith(_PYTEST), place))  # outer frames belong to pytest
     own = [step for step in place if not step[0].startswith(_LIBRARIES)]
     return [_line(*step) for step in own[:most] or place[:1]]
 
@@ -96,11 +96,11 @@ def _line(file: str, number: int, function: str) -> str:
 
 @attrs.define(eq=False)
 class Run(trio.abc.Instrument):
-    """What one `trio.run` has under way.
+    """The running tasks of one `trio.run`.
 
     Attributes:
-        tasks: those that have not ended, with where they were started.
-        ended: called when the main task ends, before what is left is cancelled.
+        tasks: the tasks that have not ended, with the place of their start.
+        ended: called when the main task ends, before the remaining tasks are cancelled.
     """
 
     ended: Callable[[Run], None]
@@ -110,13 +110,13 @@ class Run(trio.abc.Instrument):
     def task_spawned(self, task: trio.lowlevel.Task) -> None:
         """Note where a task is started."""
         if task.parent_nursery is None or task.name == _ENTRY_QUEUE:
-            return  # the run's own
+            return  # a task of Trio itself
         if self._main is None:
             self._main = task
         self.tasks[task] = _here(self.started())
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
-        """Forget a task; when the main one ends, report what is left."""
+        """Remove a task; when the main one ends, report the remaining tasks."""
         self.tasks.pop(task, None)
         if task is self._main:
             self.ended(self)
@@ -130,28 +130,28 @@ class Run(trio.abc.Instrument):
             return None
 
     def below(self, parent: trio.lowlevel.Task | None) -> list[trio.lowlevel.Task]:
-        """Return the tasks that run directly in nurseries of a task."""
+        """Return the direct child tasks of a task."""
         return [task for task in self.tasks if parent_of(task) is parent]
 
 
 def parent_of(task: trio.lowlevel.Task) -> trio.lowlevel.Task | None:
-    """Return the task whose nursery a task runs in."""
+    """Return the parent of a task."""
     nursery = task.parent_nursery
     return None if nursery is None else nursery.parent_task
 
 
 @attrs.define(eq=False)
 class Hooks:
-    """What was noted, and by which hooks.
+    """The hooks and the places that they noted.
 
     Attributes:
         run_ended: called when the main task of a run ends.
-        runs: the runs that are under way.
-        descriptors: where each number was opened last.
-        processes: where each child was started, and its command, by its process id.
-        threads: where each thread was started.
-        jobs: where the current job of each thread of Trio's cache was started, by the thread's identity.
-        sessions: where each session was made, and by which task.
+        runs: the current runs of Trio.
+        descriptors: the place where each number was last opened.
+        processes: the place where each child was started, and its command, by process id.
+        threads: the place where each thread was started.
+        jobs: the place where the current job of each cached Trio thread was started, by the thread's identity.
+        sessions: the place where each session was created, and the task that did so.
     """
 
     run_ended: Callable[[Run], None]
@@ -166,7 +166,7 @@ class Hooks:
     _before: list[tuple[Any, str, Any, Any]] = attrs.field(init=False, factory=list)
 
     def install(self) -> None:
-        """Begin to note."""
+        """Install the hooks."""
         for names, note in ((_OPENERS, self._opened), (_FORKS, self._forked)):
             for name in names:
                 if hasattr(os, name):
@@ -183,7 +183,7 @@ class Hooks:
         os.supports_dir_fd.add(os.open)
 
     def remove(self) -> None:
-        """Remove the hooks. One that was replaced or wrapped meanwhile stays; it does no harm."""
+        """Remove the hooks. A hook that was replaced or wrapped meanwhile stays; it is harmless."""
         os.supports_dir_fd.discard(os.open)
         for owner, name, ours, before in reversed(self._before):
             if getattr(owner, name) is ours:
@@ -191,7 +191,7 @@ class Hooks:
         self._before.clear()
 
     def run_of(self, task: trio.lowlevel.Task) -> Run | None:
-        """Return the run that a task belongs to."""
+        """Return the run of a task."""
         return next((run for run in self.runs if task in run.tasks), None)
 
     def _task_started(self) -> Place | None:
@@ -202,7 +202,7 @@ class Hooks:
         setattr(owner, name, ours)
 
     def _noting(self, function: Callable[..., Any], note: Callable[[Any, Place], None]) -> object:
-        """Return a function that also notes what `function` returns."""
+        """Return a function that also notes the return value of `function`."""
 
         @functools.wraps(function)
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -210,10 +210,10 @@ class Hooks:
             note(made, _here(self._task_started()))
             return made
 
-        return staticmethod(noting)  # like a built-in function, it does not become a method as a class's attribute
+        return staticmethod(noting)  # like a built-in function, it must not become a method as a class attribute
 
     def _after(self, owner: type, name: str, note: Callable[[Any, Place], object]) -> None:
-        """Have a method note its object once it has done its work."""
+        """Wrap a method so that it notes its object after it has returned."""
         method = getattr(owner, name)
 
         @functools.wraps(method)
@@ -242,7 +242,7 @@ class Hooks:
         self._put(cache, "start_thread_soon", start_thread_soon)
 
     def _watch_runs(self) -> None:
-        """Give every run an instrument, however `trio.run` is called; Trio has no public way to do so."""
+        """Add an instrument to every run, however `trio.run` is called; Trio has no public API for this."""
         module = getattr(core, "_run", None)
         setup = getattr(module, "setup_runner", None)
         if setup is None:
@@ -255,7 +255,7 @@ class Hooks:
 
         self._put(module, "setup_runner", setup_runner)
 
-    # What was made
+    # Notes on created objects
 
     def _opened(self, made: Any, place: Place) -> None:
         if hasattr(made, "fileno"):
@@ -265,7 +265,7 @@ class Hooks:
 
     def _forked(self, made: Any, place: Place) -> None:
         pid = made[0] if isinstance(made, tuple) else made
-        if pid:  # else this is the child
+        if pid:  # 0 in the child
             self.processes[pid] = place, "a copy of this process"
 
     def _started(self, made: Any, place: Place) -> None:

@@ -1,6 +1,6 @@
-"""What a test leaves behind, and where it was made: tasks, sockets, descriptors, threads, child processes, sessions.
+"""Finds what a test leaks, and where it was created: tasks, sockets, descriptors, threads, child processes, sessions.
 
-It compares what there is before and after. `plugin` calls it from pytest.
+It compares the states before and after the test. `plugin` calls it from pytest.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from trimcp.session.session import Session
 from trimcp.testing.leak_hooks import Hooks, Place, Run, parent_of, place_of, user_lines
 
 KINDS: Final = ("task", "socket", "descriptor", "thread", "process", "session")
-"""What is looked for."""
+"""The kinds of leaks."""
 
-_GRACE: Final = 1.0  # seconds of real time that a thread or a process that is ending may take to do so
-_TURNS: Final = 30  # of the event loop, that a task that is ending may take
+_GRACE: Final = 1.0  # seconds of real time for ending threads and processes
+_TURNS: Final = 30  # turns of the event loop for ending tasks
 _DESCRIPTORS: Final = next((path for path in ("/proc/self/fd", "/dev/fd") if os.path.isdir(path)), None)
 _CHILDREN: Final = Path("/proc/self/task")
 
 
 @attrs.frozen
 class Leak:
-    """One thing that was left behind.
+    """One leaked object.
 
     Attributes:
         kind: one of `KINDS`.
-        name: what an allowance can call it by: a thread's or task's name, a file's path, a command.
-        state: what it is or does, as text.
-        place: the stack where it was made, innermost first; empty if that is unknown.
+        name: the name to allow it by: a thread's or task's name, a file's path, a command.
+        state: a description of its state.
+        place: the stack where it was created, innermost first; empty if unknown.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Leak:
 
 @attrs.frozen
 class _Stock:
-    """What there is at one moment."""
+    """The descriptors, threads and child processes at one moment."""
 
     descriptors: dict[int, object]
     threads: frozenset[threading.Thread]
@@ -65,20 +65,20 @@ class _Stock:
 
 
 def _descriptors() -> dict[int, object]:
-    """Return the identity of what each open descriptor refers to, as numbers are used again."""
+    """Return the identity of each open descriptor's file; the numbers alone are reused."""
     numbers = range(3, 1024) if _DESCRIPTORS is None else map(int, os.listdir(_DESCRIPTORS))
     found: dict[int, object] = {}
     for number in numbers:
         try:
             status = os.fstat(number)
         except OSError:
-            continue  # the one that listed the others
+            continue  # the descriptor used for listing
         found[number] = status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode)
     return found
 
 
 def _children() -> frozenset[int] | None:
-    """Return our child processes, with those not reaped yet; None where the system does not list them."""
+    """Return our child processes, including zombies; None if the system does not list them."""
     found: set[int] = set()
     try:
         for task in os.listdir(_CHILDREN):
@@ -97,8 +97,8 @@ class LeakWatch:
     """Watches one test: the fixture `trimcp_leaks`.
 
     Args:
-        allowed: kinds (`"thread"`), names (`"logger-*"`, with wildcards), or both (`"thread:logger-*"`), of what may
-            stay.
+        allowed: leaks to ignore: kinds (`"thread"`), names (`"logger-*"`, with wildcards), or both
+            (`"thread:logger-*"`).
     """
 
     allowed: list[str] = attrs.field(factory=list, converter=list)
@@ -110,14 +110,13 @@ class LeakWatch:
         self._hooks = Hooks(self._run_ended)
 
     def allow(self, *kinds_or_names: str) -> None:
-        """Let some of this stay; see `allowed`."""
+        """Ignore more leaks; see `allowed`."""
         self.allowed.extend(kinds_or_names)
 
     def found(self) -> list[Leak]:
-        """Return what has been left behind so far and is not allowed.
+        """Return the leaks so far that are not allowed.
 
-        Where there seems to be something, garbage is collected first, and threads and processes that are ending get a
-        second to do so.
+        If there seem to be any, garbage is collected first, and ending threads and processes get a second to end.
         """
         if not (found := self._look()):
             return found
@@ -132,17 +131,17 @@ class LeakWatch:
     # For the plugin
 
     def begin(self) -> None:
-        """Note what there is, and from now on where things are made."""
+        """Note the current state, and from now on where objects are created."""
         self._before = self._stock()
         self._hooks.install()
 
     def end(self) -> None:
-        """Note no more."""
+        """Remove the hooks."""
         self._hooks.remove()
 
     @contextmanager
     def excused(self) -> Iterator[None]:
-        """Allow everything that the block makes: it belongs to more than this test."""
+        """Allow everything that the block creates: it is shared by several tests."""
         before = self._stock()
         try:
             yield
@@ -156,7 +155,7 @@ class LeakWatch:
             )
 
     async def body_ended(self) -> None:
-        """Note what the body of an async test leaves in nurseries around it, before they are cancelled."""
+        """Note the tasks that an async test leaves in outer nurseries, before they are cancelled."""
         body = trio.lowlevel.current_task()
         run = self._hooks.run_of(body)
         if run is None:
@@ -168,7 +167,7 @@ class LeakWatch:
         self._see_tasks(run, run.below(body))
         self._see_sessions(lambda maker: maker is not None and _is_below(maker, body))
 
-    # What there is
+    # The current state
 
     def _stock(self) -> _Stock:
         children = _children()
@@ -195,7 +194,7 @@ class LeakWatch:
             place = self._hooks.threads.get(thread, ())
             if frame is not None and _is_cached(thread):
                 if frame.f_code.co_name == "_work" or thread.ident not in self._hooks.jobs:
-                    continue  # it is idle, or its job began before the test
+                    continue  # idle, or its job began before the test
                 place = self._hooks.jobs[thread.ident]
             elif thread in self._before.threads:
                 continue
@@ -211,12 +210,12 @@ class LeakWatch:
 
     def _sessions(self) -> Iterator[Leak]:
         if any(leak.kind == "session" for leak in self._seen):
-            return  # they are reported already
+            return  # already reported
         for session, (place, _) in list(self._hooks.sessions.items()):
             if _is_open(session):
                 yield _session_leak(session, place)
 
-    # What is only there as long as a run is
+    # What exists only during a run
 
     def _run_ended(self, run: Run) -> None:
         self._see_tasks(run, [task for task in run.tasks if parent_of(task) not in run.tasks])
@@ -235,7 +234,7 @@ class LeakWatch:
 
 
 def spell(leaks: Iterable[Leak]) -> str:
-    """Return the error text for a test that left something behind."""
+    """Return the error text for a test with leaks."""
     leaks = list(leaks)
     some = "something" if len(leaks) == 1 else f"{len(leaks)} things"
     return "\n".join((f"the test left {some} behind:", *(f"  {leak}" for leak in leaks)))
@@ -261,7 +260,7 @@ def _is_cached(thread: threading.Thread) -> bool:
 
 
 def _is_open(session: Session) -> bool:
-    """Whether a session was ever driven and has not ended; one that was not is no more than an object."""
+    """Return whether a session was driven and has not ended; one that was never driven holds nothing."""
     return session.driven and not session.closed.is_set()
 
 
@@ -289,7 +288,7 @@ def _describe_descriptor(number: int) -> tuple[str, str, str]:
             else:
                 state += f", connected to {_address(copy.getpeername()) or 'its other end'}"
         except OSError:
-            pass  # not every socket has addresses, or is connected
+            pass  # no addresses, or not connected
     return "socket", name, state
 
 
@@ -298,7 +297,7 @@ def _address(address: Any) -> str:
 
 
 def _state_of(pid: int) -> str | None:
-    """Return what a child process does, without reaping it; None if there is none."""
+    """Return the state of a child process, without reaping it; None if it does not exist."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, AttributeError):

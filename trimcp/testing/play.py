@@ -1,9 +1,9 @@
-"""Plays one side of a recorded conversation and compares what the other side sends with what it sent then.
+"""Plays one side of a recorded conversation and compares the other side's messages with the recorded ones.
 
-A message is sent once all has arrived that was recorded before it. What arrives may come in any order: answers are
-matched by their request, the other side's requests by their method, progress by its token. Values that the other side
-chooses (ids of its requests, cursors, states) and masked secrets are replaced by the ones of this time. The number of
-progress messages, pings, times, and answers to cancelled requests may differ.
+A message is sent once all messages recorded before it have arrived. These may arrive in any order: responses are
+matched by their request, requests by their method, progress by its token. Values that the other side chooses (request
+ids, cursors, states) and masked secrets are replaced by the current ones. Pings, times, the number of progress
+messages, and responses to cancelled requests may differ.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.revisions import find
 
 Alike: TypeAlias = Callable[[Any, Any, str], bool]
-"""Decides that an expected and an actual value at a path count as the same."""
+"""Returns whether an expected and an actual value at a path count as equal."""
 
 _PATIENCE: Final = 10.0  # seconds
 _LINGER: Final = 0.3  # seconds in which unexpected messages may still arrive
 _CANCELLED: Final = "notifications/cancelled"
 _PROGRESS: Final = "notifications/progress"
 _CHOSEN: Final = {
-    # The key under which one side sends a value of its choice, by the key under which it comes back.
+    # The member in which one side sends a value of its choice, by the member in which the other side returns it.
     **{key: key for key in ("requestState", "progressToken", "elicitationId", "taskId", "nextCursor")},
     "cursor": "nextCursor",
 }
@@ -42,7 +42,7 @@ _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\
 
 @attrs.define(eq=False)
 class _Awaited:
-    """A message of the other side that is expected."""
+    """An expected message of the other side."""
 
     number: int
     message: Any
@@ -58,14 +58,14 @@ async def play(
     ignore: Iterable[str] = (),
     patience: float = _PATIENCE,
 ) -> list[str]:
-    """Play one side and return a line for each thing that differs.
+    """Play one side and return a line for each difference.
 
     Args:
         messages: the conversation, `(True, message)` for the client's.
         channel: to the other side; it is not closed.
-        client: play the client's side; else the server's.
-        ignore: JSON Pointers to what may differ in any message of the other side, "*" for any one step.
-        patience: seconds that the other side may take for what is expected next.
+        client: play the client's side; otherwise the server's.
+        ignore: JSON Pointers to values that may differ in any message of the other side; "*" matches any one step.
+        patience: seconds to wait for the next expected message.
     """
     player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience)
     player.expect(messages)
@@ -92,7 +92,7 @@ class _Player:
     _ended: bool = attrs.field(init=False, default=False)
 
     def expect(self, messages: Sequence[tuple[bool, Any]]) -> None:
-        """Note what the other side is expected to send."""
+        """Add the messages that the other side is expected to send."""
         for from_client, whole in messages:
             for message in _members(whole):
                 if from_client == self.client:
@@ -119,7 +119,7 @@ class _Player:
     # Sending
 
     async def send(self, messages: Sequence[tuple[bool, Any]]) -> None:
-        """Send our side's messages, each once all before it has arrived."""
+        """Send our side's messages, each once all expected messages before it have arrived."""
         for number, (from_client, whole) in enumerate(messages, 1):
             if from_client != self.client:
                 continue
@@ -144,12 +144,12 @@ class _Player:
             self.problems.append(f"and {len(missing) - 1} more that did not come after it")
 
     async def _send(self, message: Any) -> None:
-        """Send one message. A channel takes one task at a time, and `receive` answers pings meanwhile."""
+        """Send one message under a lock: a channel allows one sender at a time, and `receive` also answers pings."""
         async with self._sending:
             await self.channel.send([outgoing_of(message)])
 
     async def _until_arrived(self, number: int) -> bool:
-        """Wait until all has arrived that is expected before the message of this number; False if it does not."""
+        """Wait for all messages expected before the message of this number; return False after `patience`."""
         with trio.move_on_after(self.patience):
             while any(each.number < number and not each.arrived and not each.optional for each in self._awaited):
                 if self._ended:
@@ -161,10 +161,10 @@ class _Player:
     def _can_be_sent(self, message: Any) -> bool:
         if "method" in message or "id" not in message:
             return True
-        return message["id"] in self._ids  # else it answers what was not asked this time
+        return message["id"] in self._ids  # otherwise its request was not sent this time
 
     def _translated(self, message: Any) -> Any:
-        """Return a message of ours with the ids, states and secrets of this time."""
+        """Return a recorded message of our side with the current ids, states and secrets."""
         now = self._replaced(message)
         if "method" not in message and "id" in message:
             now["id"] = self._ids[message["id"]]
@@ -186,7 +186,7 @@ class _Player:
     # Receiving
 
     async def receive(self) -> None:
-        """Compare what arrives, until the other side ends."""
+        """Compare the messages that arrive, until the other side closes."""
         try:
             while True:
                 for incoming in await self.channel.receive():
@@ -233,12 +233,12 @@ class _Player:
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
     def _compare(self, expected: Any, actual: Any) -> tuple[list[str], dict[Any, Any]]:
-        """Return what differs, and which values the other side chose this time for those of the journal."""
+        """Return the differences, and the other side's current values by those in the journal."""
         chosen: dict[Any, Any] = {}
 
         def alike(left: Any, right: Any, path: str) -> bool:
             key = path.rpartition(".")[2]
-            if (path == "$.id" and "method" in expected) or key == META_TIMEOUT:  # how long a caller has left
+            if (path == "$.id" and "method" in expected) or key == META_TIMEOUT:  # the caller's remaining time
                 return True
             if path == "$.params.requestId" and expected.get("method") == _CANCELLED:
                 return bool(self._ids.get(left) == right)
@@ -279,7 +279,7 @@ def _is_same_text(left: str, right: str) -> bool:
 
 
 def _without(value: Any, pointer: list[str]) -> Any:
-    """Return a JSON value without what a pointer leads to."""
+    """Return a JSON value without the values at a JSON Pointer."""
     step, rest = pointer[0].replace("~1", "/").replace("~0", "~"), pointer[1:]
     if isinstance(value, dict):
         names = list(value) if step == "*" else [step] if step in value else []
@@ -293,7 +293,7 @@ def _without(value: Any, pointer: list[str]) -> Any:
 
 
 def outgoing_of(message: Any) -> Outgoing:
-    """Return a JSON message as a channel takes it, with the headers it needs where the channel carries such."""
+    """Return a JSON message to send over a channel, with the request headers of HTTP."""
     data = orjson.dumps(message)
     if not isinstance(message, dict):
         return Outgoing(data, Kind.NOTIFICATION)
@@ -313,10 +313,10 @@ def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None
     """Yield a line for every place where two JSON values differ, with its path.
 
     Args:
-        expected: where it is the string "...", anything will do.
-        actual: what is compared to it.
-        path: what the whole is called.
-        alike: decides for places of its choice that they are the same.
+        expected: the expected value; a string "..." in it matches any value.
+        actual: the actual value.
+        path: the path of the whole value.
+        alike: if it returns True, two values count as equal.
     """
     if expected == "..." or (alike is not None and alike(expected, actual, path)):
         return
@@ -338,6 +338,6 @@ def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None
 
 
 def _short(value: Any, longest: int = 120) -> str:
-    """Return a JSON value as text of so many characters at the most."""
+    """Return a JSON value as text of at most `longest` characters."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -1,7 +1,7 @@
-"""The pytest plugin: fails a test that leaves something behind. Unless it is asked to, it does and loads nothing.
+"""The pytest plugin: fails a test that leaks tasks, descriptors, threads, processes or sessions.
 
-It asks for nothing but pytest until a test carries the marker `trimcp_leaks`, takes the fixture of that name, or is in
-a project whose configuration says `trimcp_leaks = true`.
+It does nothing, and imports nothing but pytest, until a test has the marker `trimcp_leaks`, uses the fixture of that
+name, or the project's configuration sets `trimcp_leaks = true`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from trimcp.testing.leaks import LeakWatch
 
 _NAME = "trimcp_leaks"
-_HARMLESS = ("_pytest.", "pytest_trio.")  # their fixtures close nothing that a test opens
+_HARMLESS = ("_pytest.", "pytest_trio.")  # packages whose fixtures do not close what a test opens
 _WATCH = pytest.StashKey["LeakWatch"]()
 _LATER = pytest.StashKey[bool]()
 _PASSED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what a project can configure."""
+    """Add the configuration options."""
     parser.addini(_NAME, "fail every test that leaves a task, socket, thread, ... behind", type="bool", default=False)
     parser.addini(f"{_NAME}_allow", "kinds and names of what may stay", type="linelist", default=[])
 
@@ -37,14 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def trimcp_leaks(request: pytest.FixtureRequest) -> LeakWatch:
-    """Watch this test. `found()` tells what it has left behind so far, and `allow(...)` lets some of it stay."""
+    """Watch this test for leaks. `found()` returns those so far, and `allow(...)` ignores some."""
     watch: LeakWatch = request.node.stash[_WATCH]
     return watch
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """Take stock before any fixture does anything."""
+    """Note the state before any fixture runs."""
     watch = _watch_for(item)
     if watch is not None:
         item.stash[_WATCH] = watch
@@ -57,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Leave out of the account what a fixture makes for more than one test."""
+    """Ignore what a fixture creates for more than one test."""
     watch = _watching(request)
     if watch is None:
         return (yield)
@@ -66,13 +66,13 @@ def pytest_fixture_setup(
             return (yield)
     closes = inspect.isgeneratorfunction(fixturedef.func) or "request" in fixturedef.argnames
     if closes and not fixturedef.func.__module__.startswith(_HARMLESS):
-        request.node.stash[_LATER] = True  # what it does in the end may be to close what the test opens
+        request.node.stash[_LATER] = True  # its teardown may close what the test opens
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Judge a test that passed, unless a fixture may still put things right."""
+    """Check a test that passed, unless a fixture's teardown may still close what it opened."""
     watch = item.stash.get(_WATCH, None)
     if watch is None:
         return (yield)
@@ -87,7 +87,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Judge a test whose fixtures have ended, and watch it no more."""
+    """Check a test after the teardown of its fixtures, and stop watching it."""
     watch = item.stash.get(_WATCH, None)
     if watch is None:
         return (yield)
@@ -102,11 +102,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 
 
 def _watch_for(item: pytest.Item) -> LeakWatch | None:
-    """Return a watch for a test that is to be watched, else None."""
+    """Return a watch if the test is to be watched, otherwise None."""
     markers = list(item.iter_markers(_NAME))
     wanted = bool(item.config.getini(_NAME))
     if markers:
-        wanted = markers[0].kwargs.get("watch", True)  # the closest one decides
+        wanted = markers[0].kwargs.get("watch", True)  # the closest marker decides
     if _NAME in getattr(item, "fixturenames", ()):
         wanted = True
     if not wanted:
@@ -121,13 +121,13 @@ def _watch_for(item: pytest.Item) -> LeakWatch | None:
 
 
 def _watching(request: pytest.FixtureRequest) -> LeakWatch | None:
-    """Return what watches the test that a fixture is being set up for; `request.node` may be a module or a session."""
+    """Return the watch of the test whose fixture is being set up; `request.node` may be a module or a session."""
     item = getattr(request, "_pyfuncitem", None)
     return None if item is None else item.stash.get(_WATCH, None)
 
 
 def _watch_body(item: Any, watch: LeakWatch) -> None:
-    """Check the body of an async test when it ends, before the tasks it has left are cancelled."""
+    """Check an async test when its body ends, before the remaining tasks are cancelled."""
     test = getattr(item.obj, "hypothesis", None)
     body = item.obj if test is None else test.inner_test
     if not inspect.iscoroutinefunction(body):

@@ -1,8 +1,8 @@
 """Transcripts: conversations that are replayed to a server and compared message by message, field by field.
 
-One that was written by hand is compared exactly and in its order; one that `trimcp record` made, as `play` documents.
-A transcript is text. `-->` begins a message of the client, `<--` one of the server, each as one line of JSON; lines
-that begin with `#` and blank lines are comments. A string `"..."` in an expected message stands for any value.
+A transcript written by hand is compared exactly and in order; a recording of `trimcp record` as `play` documents.
+A transcript is text. `-->` begins a message of the client, `<--` one of the server, each as one line of JSON. Lines
+that begin with `#` and blank lines are comments. A string `"..."` in an expected message matches any value.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 
 _CLIENT, _SERVER = "-->", "<--"
-_PATIENCE = 10.0  # seconds for each answer; in virtual time they cost nothing
-_CUSHION = 0.01  # seconds without activity after which a server sends nothing more
+_PATIENCE = 10.0  # seconds for each answer; virtual time skips them
+_CUSHION = 0.01  # seconds without activity after which the server counts as idle
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ class Transcript:
 
     Attributes:
         messages: the messages, as JSON values.
-        recorded: whether it was made by `trimcp record`: then only what repeats is compared.
+        recorded: whether `trimcp record` made it; then values that change from run to run are not compared.
     """
 
     messages: Sequence[tuple[bool, Any]]
@@ -67,10 +67,10 @@ class Transcript:
 
     @classmethod
     def load(cls, path: Path | str) -> Transcript:
-        """Read a conversation from a file, whether written by hand or made by `trimcp record`.
+        """Read a conversation from a file, either written by hand or recorded by `trimcp record`.
 
         Raises:
-            ValueError: it is neither; the text says why.
+            ValueError: the file is neither; the text has the reason.
         """
         text = Path(path).read_text(encoding="utf-8")
         return cls(read_journal(text), recorded=True) if text.startswith("{") else cls.parse(text)
@@ -82,17 +82,17 @@ class Transcript:
 
 
 async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore: Iterable[str] = ()) -> None:
-    """Play the client's part and compare what the server answers.
+    """Play the client's side and compare the server's messages with the transcript.
 
     Args:
         transcript: the conversation.
-        target: a server in this process, or, for a conversation that was recorded, whatever a client can connect to.
-        ignore: JSON Pointers to what may differ in any message of a recorded conversation, "*" for any one step:
-            `"/result/structuredContent/time"`, `"/params/arguments/*"`.
+        target: a server in this process, or, for a recorded conversation, any target that a client can connect to.
+        ignore: JSON Pointers to values that may differ in any message of a recorded conversation; "*" matches any one
+            step: `"/result/structuredContent/time"`, `"/params/arguments/*"`.
 
     Raises:
-        AssertionError: an answer is missing, there is one too many, or fields differ; the text names each.
-        TypeError: the target is none for this conversation, or `ignore` is given for one that was not recorded.
+        AssertionError: a message is missing, unexpected or has different fields; the text names each.
+        TypeError: the target does not suit this conversation, or `ignore` is given for one that was not recorded.
     """
     if transcript.recorded:
         async with opened(in_process(target, framed=True) if isinstance(target, Server) else named(target)) as channel:
