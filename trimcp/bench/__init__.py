@@ -1,1 +1,1 @@
-"""Load on any MCP server: how fast it answers, and how often rightly. `measure` is the way in."""
+"""Load tests of any MCP server: latency, rate, and correctness of its answers. Begin with `measure`."""

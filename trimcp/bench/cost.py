@@ -1,4 +1,4 @@
-"""What the server's processes have cost so far, as the kernel counts it (Linux; elsewhere nothing is known)."""
+"""CPU time and memory of the server's processes, as the kernel counts them (Linux only)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PROC: Final = Path("/proc")
 class ProcessTree:
     """Some processes and their descendants.
 
-    Args:
-        roots: their ids, in collections that may grow.
+    Finding descendants takes milliseconds, reading clocks takes microseconds, so these are two methods.
 
-    Looking for descendants takes milliseconds, reading clocks takes microseconds; hence they are two methods.
+    Args:
+        roots: process ids, in collections that may grow.
     """
 
     _roots: Sequence[Collection[int]]
@@ -34,13 +34,13 @@ class ProcessTree:
         self.find()
 
     def find(self) -> None:
-        """Look for descendants that are new."""
+        """Find new descendants."""
         roots = {pid for some in self._roots for pid in some}
         if sys.platform == "linux" and roots:
             self._known |= _with_descendants(roots)
 
     def cpu(self) -> dict[int, float]:
-        """Return the CPU seconds by process, of all its threads together; nothing of those that have exited."""
+        """Return the CPU seconds by process id, over all threads; processes that have exited are left out."""
         found = {}
         for pid in self._known:
             with suppress(OSError):
@@ -48,9 +48,9 @@ class ProcessTree:
         return found
 
     def cost(self, before: Mapping[int, float], after: Mapping[int, float]) -> Cost | None:
-        """Return what was spent between two readings of `cpu`, and the memory held now; None of no process.
+        """Return the CPU time between two results of `cpu`, and the memory held now; None without processes.
 
-        What is known by now and was not at the first reading began in between, and counts whole.
+        A process that is not in the first result began in between: all of its time counts.
         """
         clocks = {**self.cpu(), **after}
         if not clocks:
@@ -68,7 +68,7 @@ def _with_descendants(roots: Iterable[int]) -> set[int]:
     for name in os.listdir(_PROC):
         if name.isdecimal():
             with suppress(OSError):
-                # proc(5): the name in field 2 may hold anything, a parenthesis included.
+                # proc(5): the name in field 2 may contain any character, also a parenthesis.
                 fields = (_PROC / name / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(name))
     found: set[int] = set()
@@ -82,13 +82,13 @@ def _with_descendants(roots: Iterable[int]) -> set[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process so far, all its threads together."""
-    # The clock of another process (`clock_getcpuclockid(3)`); `/proc/PID/stat` counts in hundredths only.
+    """Return the CPU seconds of a process so far, over all threads."""
+    # The clock of another process (`clock_getcpuclockid(3)`); `/proc/PID/stat` counts only hundredths of a second.
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """Return the bytes a process holds and the most it ever held; zeros of one that has exited."""
+    """Return the current and the peak resident memory of a process in bytes; zeros if it has exited."""
     found = {}
     for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
         name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Meeting the server once before the load, with a client that copes with every era: what it speaks, what it has."""
+"""One connection to the server before the load, with a client of every era: its transport, revision and tools."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MORE_ARGUMENTS = ("additionalProperties", "patternProperties", "$ref", "allOf",
 
 @attrs.frozen
 class Found:
-    """What a server turned out to be.
+    """The discovered properties of a server.
 
     Attributes:
-        transport: what carries the messages.
-        revision: what client and server agreed on.
-        name, version: what it calls itself.
+        transport: the transport of the messages.
+        revision: the negotiated revision.
+        name, version: as the server declares them.
         requests: the requests of the plan, ready to be sent.
     """
 
@@ -50,12 +50,12 @@ class Found:
 
 
 def name_of(target: Target) -> str:
-    """Return what to call a server: its command line, or its URL without user and query."""
+    """Return a display name of a server: its command line, or its URL without user and query."""
     return shlex.join(target.command) if isinstance(target, StdioServer) else masked_url(target.url, path=True)
 
 
 def as_planned(target: Target, plan: Plan) -> Target:
-    """Return the server to be spoken to over the transport that the plan wants."""
+    """Return the target with the plan's transport."""
     if plan.transport != "auto" and getattr(target, "url", "").startswith("http"):
         mode = "sse" if plan.transport == "sse" else "streamable"
         return cast(Target, attrs.evolve(cast(Any, target), mode=mode))
@@ -63,10 +63,10 @@ def as_planned(target: Target, plan: Plan) -> Target:
 
 
 async def discover(target: Target, plan: Plan) -> Found:
-    """Connect to a server as any client does, look at what it has, and leave.
+    """Connect to a server with a usual client, check that it has what the plan calls, and disconnect.
 
     Raises:
-        McpError: it cannot be reached, or does not have what the plan calls; the text says what to do.
+        McpError: it cannot be reached, or lacks something that the plan calls; the text says what to do.
     """
     target = as_planned(target, plan)
     client = Client(CLIENT["name"], CLIENT["version"], connect_timeout=plan.opening)
@@ -102,7 +102,7 @@ async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Foun
 
 
 def _check_tool(entry: MixEntry, tools: Mapping[str, Tool]) -> Tool:
-    """Return the tool that is called, or say what is wrong before ten thousand errors do."""
+    """Return the tool to call. Raises at once for mistakes that would otherwise make every call fail."""
     tool = tools.get(entry.label)
     if tool is None:
         raise LocalError(f"the server has no tool {entry.label!r:.60}; it has {_listed(list(tools))}")
@@ -113,7 +113,7 @@ def _check_tool(entry: MixEntry, tools: Mapping[str, Tool]) -> Tool:
         raise LocalError(f"the tool {entry.label!r:.60} needs {_listed(missing)}")
     known = schema.get("properties")
     unknown = [name for name in arguments if name not in known] if isinstance(known, Mapping) else []
-    # A server may well ignore what it does not know, and then something else is measured than was meant.
+    # A server may ignore unknown arguments, and then the measured call is not the intended one.
     if unknown and not any(schema.get(keyword) for keyword in _MORE_ARGUMENTS):
         raise LocalError(
             f"the tool {entry.label!r:.60} has no argument {_listed(unknown)}; it takes {_listed(list(known))}"

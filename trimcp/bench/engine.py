@@ -1,4 +1,4 @@
-"""A measurement from its beginning to its end: connections, warm-up, what is counted when, and the report."""
+"""A measurement from beginning to end: connections, warm-up, counting, and the report."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ async def measure(
     stop: trio.Event | None = None,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Report:
-    """Put load on a server and return what was found.
+    """Put load on a server and return a report.
+
+    Cancelling it closes every connection and child process; then there is no report.
 
     Args:
-        on_tick: called with how things stand. It must return at once, and its time counts as ours.
+        on_tick: called with the current state. It must return at once, and its time counts as the generator's.
         tick: seconds between two such calls.
-        stop: set it to end the measurement before its time; the report tells what was found until then.
-        ssl_context: what to trust at an https or wss URL; None for what this system trusts.
-
-    Cancelling it ends every connection and child process, as `target` would, and there is no report.
+        stop: set it to end the measurement early; the report is then about the time until then.
+        ssl_context: certificates to trust at an https or wss URL; None for the system's.
 
     Raises:
-        McpError: the server cannot be reached, or does not have what the plan calls; the text says what to do. Once
-            calls are sent, failures are counted instead.
+        McpError: the server cannot be reached, or lacks something that the plan calls; the text says what to do. After
+            the first call, failures are counted instead.
     """
     if not plan.mix:
         raise LocalError("there is nothing to send: name a tool or a method")
@@ -83,10 +83,10 @@ async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
 
 
 def _session_runner(target: Target, transport: WireName) -> Callable[..., Awaitable[None]]:
-    """Return what runs one session to the end of the measurement, whatever happens to it.
+    """Return a function that runs one session to the end of the measurement, also across lost connections.
 
-    It takes a `Load` and a `task_status`: it counts as started once it can be used, or the first attempt to open it has
-    failed. What only some transports need is imported here.
+    It takes a `Load` and a `task_status`. It calls `started` once the session can be used, or the first attempt to open
+    it has failed. Modules of single transports are imported here.
     """
     if isinstance(target, StdioServer):
         from trimcp.bench.stdio import stdio_opener
@@ -107,7 +107,7 @@ def _session_runner(target: Target, transport: WireName) -> Callable[..., Awaita
 
 @attrs.frozen
 class _Mark:
-    """What was spent and sent by one moment."""
+    """CPU time and bytes at one moment."""
 
     at: float
     cpu: float
@@ -118,7 +118,7 @@ class _Mark:
 
 @attrs.define(eq=False)
 class Measurement:
-    """One measurement under way."""
+    """One running measurement."""
 
     _load: Load
     _run_session: Callable[..., Awaitable[object]]
@@ -159,7 +159,7 @@ class Measurement:
     # Phases
 
     async def _open(self, sessions: trio.Nursery) -> None:
-        """Open all sessions before any calls: opening is not what is measured."""
+        """Open all sessions before any call: opening them is not measured."""
         limit = trio.CapacityLimiter(_OPENING)
 
         async def open_one() -> None:
@@ -179,7 +179,7 @@ class Measurement:
             self._changed.set()
 
     async def _conduct(self) -> None:
-        """Warm up, measure."""
+        """Warm up, then measure."""
         plan, supply, tally = self._load.plan, self._load.supply, self._load.tally
         supply.on_milestone = lambda: self._changed.set()
         counted = plan.count is not None
@@ -187,7 +187,7 @@ class Measurement:
         if plan.warm_up or plan.warm_up_count:
             supply.allow(plan.warm_up_count if counted and plan.warm_up_count else math.inf)
             await self._until(plan.warm_up or math.inf, plan.warm_up_count or math.inf)
-            if counted:  # what is counted begins when nothing else is under way
+            if counted:  # no call of the warm-up may run when counting begins
                 supply.allow(0)
                 await self._until(math.inf, supply.settled + supply.under_way)
         self._began = self._mark()
@@ -201,7 +201,7 @@ class Measurement:
         self._cost = self._processes.cost(self._began.processes, self._ended.processes)
 
     async def _until(self, seconds: float, settled: float) -> None:
-        """Wait until time is up, or so many calls are over, or there is no sense in waiting any longer."""
+        """Wait until the time is over, this many calls have ended, or the server has been silent for too long."""
         supply = self._load.supply
         plan = self._load.plan
         deadline = trio.current_time() + seconds
@@ -215,7 +215,7 @@ class Measurement:
             if trio.current_time() >= deadline:
                 return
             if scope.cancelled_caught and supply.settled == before and waited:
-                return  # the server has fallen silent; who waits for it is told in the end
+                return  # the server is silent; calls that still wait are counted as failures at the end
 
     async def _watch_stop(self) -> None:
         await self._stop.wait()
@@ -230,10 +230,10 @@ class Measurement:
         spent = self._processes.cpu()
         return _Mark(trio.current_time(), time.process_time(), tally.bytes_in, tally.bytes_out, spent)
 
-    # What is seen of it
+    # Snapshots and the report
 
     async def _tick(self) -> None:
-        """Show now and then how things stand."""
+        """Call `on_tick` with a snapshot at each interval."""
         if self._on_tick is None:
             return
         due = trio.current_time()
@@ -248,7 +248,7 @@ class Measurement:
     def _snapshot(self, now: float, seconds: float, busy: float) -> Snapshot:
         load, tally, plan = self._load, self._load.tally, self._load.plan
         times, reported = tally.take_recent(now)
-        # The first one after the warm-up has less to show.
+        # The first snapshot after the warm-up covers a shorter time.
         seconds = max(min(seconds, now - tally.began), 1e-9)
         elapsed = now - tally.began if tally.began < math.inf else -max(self._warm_until - now, 1e-9)
         if plan.count is not None:
@@ -273,7 +273,7 @@ class Measurement:
         )
 
     def report(self, target: str, found: Found) -> Report:
-        """Return what was found."""
+        """Return the report."""
         load, tally = self._load, self._load.tally
         nothing = _Mark(0.0, 0.0, 0, 0, {})
         began, ended = self._began or nothing, self._ended or self._began or nothing

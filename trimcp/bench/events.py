@@ -1,4 +1,4 @@
-"""Load over the HTTP+SSE of 2024-11-05: each message is a POST of its own, all answers come over one stream."""
+"""Load over HTTP+SSE (2024-11-05): each message is a POST of its own, and one stream carries all responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEND: Final = {"content-type": "application/json"}
 
 
 def events_opener(server: HttpServer) -> Opener:
-    """Return what opens the stream anew for each session."""
+    """Return an opener that opens a new stream for each session."""
     site = Site.of(server)
 
     @asynccontextmanager
@@ -44,7 +44,7 @@ def events_opener(server: HttpServer) -> Opener:
 
 @attrs.define(eq=False)
 class _EventChannel:
-    """One session: the stream, and connections to POST on, as many as are needed and calls may be under way."""
+    """One session: the stream, and connections for POSTs, at most one for each concurrent call."""
 
     _load: Load
     _caller: LoadCaller
@@ -66,10 +66,10 @@ class _EventChannel:
     # The stream
 
     async def open(self) -> None:
-        """Open the stream and wait for the endpoint that the server names first.
+        """Open the stream and wait for its first event, the endpoint for POSTs.
 
         Raises:
-            ConnectionLost: there is none; the text says why.
+            ConnectionLost: no endpoint was received; the text has the reason.
         """
         patience = self._load.plan.opening
         stream = self._stream
@@ -94,7 +94,7 @@ class _EventChannel:
         self._head = self._site.head(b"POST", _SEND, path=path.encode())
 
     async def receive(self) -> Sequence[bytes]:
-        """Return what the stream has brought; see `LoadChannel.receive`."""
+        """Return the messages received over the stream; see `LoadChannel.receive`."""
         try:
             if not self._arrived:
                 if self._stream.reply.complete:
@@ -107,13 +107,13 @@ class _EventChannel:
         return [event.data for event in arrived if event.data]
 
     async def close_reason(self) -> str:
-        """Say how the connection ended; see `LoadChannel.close_reason`."""
+        """Return how the connection ended; see `LoadChannel.close_reason`."""
         return self._why
 
-    # Messages of ours
+    # Sending
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Have the messages sent, each by the next connection that is free; see `LoadChannel.send`."""
+        """Queue the messages, each for the next free connection; see `LoadChannel.send`."""
         self._outgoing.extend(messages)
         for _ in messages:
             if self._idle:
@@ -123,7 +123,7 @@ class _EventChannel:
                 self._nursery.start_soon(self._work)
 
     async def run(self) -> None:
-        """Have a place for the tasks that POST; see `LoadChannel.run`."""
+        """Run the nursery of the tasks that POST; see `LoadChannel.run`."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self.send(())

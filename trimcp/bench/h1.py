@@ -1,6 +1,6 @@
-"""HTTP/1.1 of a client that measures: requests one after the other over a connection that is kept, replies in pieces.
+"""A minimal HTTP/1.1 client for load: sequential requests over a kept connection, response bodies in pieces.
 
-It takes what `httptools` takes. It follows no redirects and undoes no compression: it asks for none.
+It accepts whatever `httptools` parses. It does not follow redirects and does not request compression.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from trimcp.framing.sse import Event, EventDecoder
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
-_IDLE: Final = 0.5  # seconds after which a kept connection is looked at before it is used
+_IDLE: Final = 0.5  # seconds after which a kept connection is checked before it is used
 _CONTENT_TYPE: Final = b"content-type"
 _SESSION: Final = b"mcp-session-id"
 
 
 class UnreadableReply(Exception):
-    """What came is no HTTP, or too much of it."""
+    """The response is not HTTP, or too large."""
 
 
 @attrs.frozen
 class Site:
-    """Where requests go: the path of the request line, the header Host, and the user's headers as lines."""
+    """The fixed parts of a request: the path of the request line, the header Host, and the user's headers as lines."""
 
     address: Address
     path: bytes
@@ -51,24 +51,24 @@ class Site:
         return Site(address, path.encode(), host.encode(), lines.encode())
 
     def head(self, method: bytes, headers: Mapping[str, str] | None = None, *, path: bytes | None = None) -> bytes:
-        """Return a request's head but for its last lines, which say what is different in each."""
+        """Return the head of a request without its last lines, which differ between requests."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items()).encode()
         start = b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, path or self.path, self.host)
         return b"%b%b%b" % (start, self.headers, lines)
 
 
 class Reply:
-    """One reply, as far as it has come; the parser calls it.
+    """One response, as far as it was received; the parser calls its methods.
 
     Attributes:
-        status: its status, 0 before it is known.
+        status: the status code, 0 before it is known.
         content_type: the media type without parameters, in lower case.
         session_id: the header `Mcp-Session-Id`, or None.
-        pieces: of the body that were not taken yet.
+        pieces: received pieces of the body that were not taken yet.
         size: bytes of the body so far.
-        has_length: whether it says where it ends; else the end of the connection is its end.
-        complete: whether all has come.
-        keeps: whether the connection can be used again; known when all has come.
+        has_length: whether it has a length or is chunked; otherwise it ends with the connection.
+        complete: whether it was received to its end.
+        keeps: whether the connection can be used again; known when complete.
     """
 
     __slots__ = ("_parser", "complete", "content_type", "has_length", "keeps", "pieces", "session_id", "size", "status")
@@ -78,7 +78,7 @@ class Reply:
         self.reset()
 
     def reset(self) -> None:
-        """Make it ready for the next one."""
+        """Prepare for the next response."""
         self.status: int = 0
         self.content_type: bytes = b""
         self.session_id: str | None = None
@@ -89,7 +89,7 @@ class Reply:
         self.keeps: bool = False
 
     def feed(self, data: bytes) -> None:
-        """Take in what came. Raises `UnreadableReply`."""
+        """Parse received bytes. Raises `UnreadableReply`."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -97,10 +97,10 @@ class Reply:
         except httptools.HttpParserUpgrade:
             raise UnreadableReply("the server switches to another protocol") from None
 
-    # What the parser calls
+    # Callbacks of the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep what matters."""
+        """Keep the headers that are used."""
         if len(name) == 12 and name.lower() == _CONTENT_TYPE:
             self.content_type = value.partition(b";")[0].strip().lower()
         elif len(name) == 14:
@@ -113,29 +113,29 @@ class Reply:
             self.has_length = True
 
     def on_headers_complete(self) -> None:
-        """The head has come."""
+        """The head is complete."""
         self.status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:
-        """A piece of the body has come."""
+        """A piece of the body was received."""
         self.size += len(piece)
         self.pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        """All has come, unless it was only a word that the request is being dealt with."""
+        """The response is complete, unless its status was informational (1xx)."""
         if self.status >= 200:
             self.complete = True
-            self.keeps = bool(self._parser.should_keep_alive())  # afterwards it has forgotten
+            self.keeps = bool(self._parser.should_keep_alive())  # not known any more after this callback
         else:
             self.reset()
 
 
 @attrs.define(eq=False)
 class LoadConnection:
-    """One connection to a site, opened when it is needed, and opened again where the server has closed it.
+    """One connection to a site, opened when it is first used, and again if the server has closed it.
 
     Attributes:
-        reply: the reply to the last request.
+        reply: the response to the last request.
     """
 
     site: Site
@@ -146,14 +146,14 @@ class LoadConnection:
     _used: float = attrs.field(init=False, default=0.0)
 
     async def open(self) -> LoadLink:
-        """Connect, unless it is connected and the server has not closed it.
+        """Connect, unless an open connection exists.
 
         Raises:
-            ConnectionLost: there is no connection.
+            ConnectionLost: connecting failed.
         """
         link = self._link
         if link is not None and trio.current_time() - self._used > _IDLE and link.ended():
-            # Servers close what is idle, and a request must not be lost to that.
+            # Servers close idle connections; a request sent then would be lost.
             self.close()
             link = None
         if link is None:
@@ -163,11 +163,11 @@ class LoadConnection:
         return link
 
     async def request(self, data: bytes) -> None:
-        """Send a request; its reply is then read with `more`.
+        """Send a request; then read the response with `more`.
 
         Raises:
-            ConnectionLost: there is no connection.
-            trio.BrokenResourceError: it broke before all was sent.
+            ConnectionLost: connecting failed.
+            trio.BrokenResourceError: the connection broke before all was sent.
         """
         link = await self.open()
         self.reply.reset()
@@ -177,11 +177,11 @@ class LoadConnection:
             await link.send_all(data[sent:])
 
     async def more(self) -> list[bytes]:
-        """Return the next pieces of the reply's body, as many as have come; none need have.
+        """Return the next received pieces of the response's body, perhaps none.
 
         Raises:
-            UnreadableReply: it is no HTTP, or larger than may be.
-            trio.BrokenResourceError: the connection ended before the reply did.
+            UnreadableReply: it is not HTTP, or too large.
+            trio.BrokenResourceError: the connection ended before the response did.
         """
         assert self._link is not None
         reply = self.reply
@@ -204,26 +204,26 @@ class LoadConnection:
         return pieces
 
     async def body(self) -> bytes:
-        """Return the whole body of the reply. Raises what `more` does."""
+        """Return the whole body of the response. Raises as `more` does."""
         pieces: list[bytes] = []
         while not self.reply.complete:
             pieces += await self.more()
         return b"".join(pieces)
 
     async def post(self, head: bytes, message: bytes) -> bytes:
-        """Send a message, and return the whole body of the reply. Raises what `request` and `more` do."""
+        """Send a message, and return the whole body of the response. Raises as `request` and `more` do."""
         await self.request(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(message), message))
         return await self.body()
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection, if it is open."""
         if self._link is not None:
             self._link.close()
             self._link = None
 
 
 def events_in(pieces: Iterable[bytes], decoder: EventDecoder) -> list[Event]:
-    """Return the events that these pieces of a body complete. Raises `UnreadableReply` for one that is too large."""
+    """Return the events completed by these pieces of a body. Raises `UnreadableReply` for one that is too large."""
     events = [event for piece in pieces for event in decoder.feed(piece)]
     for event in events:
         if event.oversize is not None:

@@ -1,4 +1,4 @@
-"""Times in buckets whose edges grow by a fixed ratio: any number of them in little memory, to within half a percent."""
+"""A histogram of times with logarithmic buckets: bounded memory for any number of times, errors of at most 0.51 %."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import attrs
 _PER_FOLD: Final = 100  # buckets for each factor of e: one is 1 % wide
 _LEAST: Final = 1e-8
 _MOST: Final = 1e9
-_ZERO: Final = 2_000  # makes every index positive, so that cutting it is rounding down: ln(_LEAST) is -18.4
+_ZERO: Final = 2_000  # makes every index positive, so that truncating rounds down: ln(_LEAST) is -18.4
 
 
 @attrs.define(eq=False)
 class Histogram:
-    """Times in seconds. What is read back is off by at most 0.51 %; the four public numbers are exact, 0 of none."""
+    """Times in seconds. Percentiles have an error of at most 0.51 %; the four public numbers are exact, 0 if empty."""
 
     count: int = 0
     total: float = 0.0
@@ -26,7 +26,7 @@ class Histogram:
     _buckets: Counter[int] = attrs.field(init=False, factory=Counter)
 
     def add(self, times: Sequence[float]) -> None:
-        """Take in some more; what is below 10 ns counts as that."""
+        """Add times; those below 10 ns count as 10 ns."""
         if not times:
             return
         least, most = min(times), max(times)
@@ -39,7 +39,7 @@ class Histogram:
 
     @staticmethod
     def merged(histograms: Iterable[Histogram]) -> Histogram:
-        """Return one that holds what these hold."""
+        """Return the sum of histograms."""
         whole = Histogram()
         for each in histograms:
             if each.count:
@@ -55,17 +55,17 @@ class Histogram:
 
     @property
     def mean(self) -> float | None:
-        """The mean, or None of none."""
+        """The mean, or None if empty."""
         return self.total / self.count if self.count else None
 
     def percentile(self, percent: float) -> float | None:
-        """Return the shortest time that this many percent do not exceed, or None of none.
+        """Return the shortest time that this percentage of the times does not exceed, or None if empty.
 
-        It is the time of rank ceil(percent / 100 * count); of 100 times the 99th percentile is the last but one.
+        It is the time of rank ceil(percent / 100 * count): of 100 times the 99th percentile is the second largest.
         """
         if not self.count:
             return None
-        # A product such as 0.999 * 1000 may come out above 999 by a rounding, and must not be taken for 1000.
+        # Rounding may make a product such as 0.999 * 1000 slightly larger than 999; ceil must not make it 1000.
         rank = max(1, math.ceil(round(percent / 100 * self.count, 6)))
         if rank >= self.count:
             return self.most
@@ -79,9 +79,9 @@ class Histogram:
 
     @staticmethod
     def bars(histograms: Sequence[Histogram], most: int) -> tuple[list[float], list[list[float]]]:
-        """Return the edges of at most so many bars for all that these hold, and for each of them the shares in percent.
+        """Return the edges of at most `most` bars for all histograms, and for each histogram the shares in percent.
 
-        A bar holds as many whole buckets as the next one; before and behind them is an empty one.
+        Each bar has the same number of whole buckets; an empty bar is added at each end.
         """
         indexes = [index for each in histograms for index in each._buckets]
         if not indexes:
@@ -97,7 +97,7 @@ class Histogram:
         return [_edge(index) for index in edges], shares
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """The upper edges and the counts of all buckets that are not empty, from the shortest times on."""
+        """Yield the upper edge and the count of each non-empty bucket, from the shortest times on."""
         for index in sorted(self._buckets):
             yield _edge(index + 1), self._buckets[index]
 

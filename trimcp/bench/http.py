@@ -1,7 +1,7 @@
-"""Calls over Streamable HTTP, in either era: each is a POST, and each that is under way has its own connection.
+"""Calls over Streamable HTTP, in either era: each is a POST, and each running call has its own connection.
 
-The stream on which a legacy server may speak unasked is not opened, and a stream that ends before the answer is not
-resumed: it is an error. The modern era has no sessions; there a session is what calls have in common.
+The standalone GET stream of a legacy server is not opened. A stream that ends before the response is not resumed: it is
+an error. The modern era has no sessions; there a session is only what calls share here.
 
 Sources: basic/transports (2025-11-25), basic/transports/streamable-http (2026-07-28).
 """
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = b"text/event-stream"
 _JSON: Final = b"application/json"
-_LINGER: Final = 0.5  # seconds a stream may go on after the answer; then its connection is given up
-_CLOSE_TIME: Final = 1.0  # seconds that the last request, which ends the session, may take
+_LINGER: Final = 0.5  # seconds a stream may stay open after the response; then its connection is closed
+_CLOSE_TIME: Final = 1.0  # seconds for the DELETE that ends the session
 _MOST_NOTICES: Final = 1_000
 
 
 async def run_http_session(
     load: Load, server: HttpServer, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run one session to the end of the measurement. It counts as started once it is open, or failed to for once."""
+    """Run one session to the end of the measurement. Calls `started` once it is open, or failed to open once."""
     session = _Session(load, Site.of(server))
     attempt = 0
     while True:
@@ -54,8 +54,8 @@ async def run_http_session(
     connections = [LoadConnection(session.site, load) for _ in range(load.plan.places)]
     load.open += 1
     try:
-        if load.plan.rate is None:  # connecting is not what is measured; an open loop uses as few as it can
-            with suppress(McpError):  # then the calls will find out
+        if load.plan.rate is None:  # connecting is not measured; an open loop uses as few connections as it can
+            with suppress(McpError):  # the calls then count the failure
                 for connection in connections:
                     await connection.open()
         if attempt == 0:
@@ -73,13 +73,13 @@ async def run_http_session(
 
 @attrs.define(eq=False)
 class _Session:
-    """What the calls of one session share.
+    """The state shared by the calls of one session.
 
     Attributes:
-        head: of each POST of a call, without its last lines.
-        id: of the last request.
-        session_id: what the server has named the session; None without one.
-        nursery: where notifications are sent.
+        head: the head of each POST of a call, without its last lines.
+        id: the id of the last request.
+        session_id: the server's session id; None without one.
+        nursery: runs the tasks that send notifications.
     """
 
     load: Load
@@ -101,10 +101,10 @@ class _Session:
     # The session at the server
 
     async def open(self) -> None:
-        """Shake hands, where the revision has a handshake.
+        """Initialize the session, if the revision has `initialize`.
 
         Raises:
-            McpError: the server does not.
+            McpError: it failed.
         """
         self._head_from({})
         if self.load.revision.modern:
@@ -129,10 +129,10 @@ class _Session:
             raise ConnectionLost(str(error)) from None
 
     async def renew(self, head: bytes) -> None:
-        """Shake hands again, once for all calls that found with this head that the server has forgotten the session.
+        """Initialize again, once for all calls that were told for this `head` that the session does not exist.
 
         Raises:
-            McpError: the server does not, or it was done too often.
+            McpError: it failed, or was done too often.
         """
         async with self._turn:
             if head != self.head:
@@ -143,8 +143,8 @@ class _Session:
             await self.open()
 
     async def close(self) -> None:
-        """End the session at the server, where there is one; a second has to do, cancelled or not."""
-        # Shielded, because a measurement ends by being cancelled, and a server should not keep the sessions of one.
+        """End the session at the server, if it has one, within one second, also when cancelled."""
+        # Shielded, because a measurement ends by cancelling, and the server should not keep its sessions.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
             if self.session_id is not None:
                 with suppress(McpError, trio.BrokenResourceError, UnreadableReply):
@@ -161,10 +161,10 @@ class _Session:
     def _head_from(self, named: dict[str, str]) -> None:
         self.head = self.site.head(b"POST", {**_ACCEPT, **named})
 
-    # What is said besides calls
+    # Messages besides calls
 
     def notify(self, message: bytes) -> None:
-        """Send a notification or an answer, without waiting for it."""
+        """Send a notification or a response in a task, without waiting."""
         if self._notices < _MOST_NOTICES:
             self._notices += 1
             self.nursery.start_soon(self._notify, message)
@@ -188,10 +188,10 @@ class _Session:
         body = await self._side.post(self.head, message)
         return self._side.reply.status, body
 
-    # Slots without a call
+    # Idle slots
 
     async def parked(self) -> None:
-        """Wait until there may be a call, or no more begin."""
+        """Wait until a call may be available, or no more begin."""
         event = trio.Event()
         self._idle.append(event)
         self._wait()
@@ -209,12 +209,12 @@ class _Session:
             for event in idle:
                 event.set()
         elif self._idle:
-            self._idle.pop().set()  # the place that was used last has the warmest connection
+            self._idle.pop().set()  # the slot used last has the connection most likely still open
             self._wait()
 
 
 def _message_in(body: bytes, content_type: bytes) -> dict[str, Any]:
-    """Return the first answer in the body of a reply, {} where there is none."""
+    """Return the first JSON-RPC response in the body of an HTTP response, or {}."""
     texts = [body]
     if content_type == b"text/event-stream":
         texts = [event.data for event in EventDecoder().feed(body)]
@@ -228,7 +228,7 @@ def _message_in(body: bytes, content_type: bytes) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class _CallSlot:
-    """Room for one call at a time."""
+    """A slot: makes one call at a time."""
 
     _session: _Session
     _connection: LoadConnection
@@ -239,7 +239,7 @@ class _CallSlot:
         self._calls = LoadCaller(self._session.load.supply, places=1, greeting={})
 
     async def run(self) -> None:
-        """Make calls until all is over, or too many in a row find no connection."""
+        """Make calls until no more begin, or too many in a row find no connection."""
         load = self._session.load
         supply, think = load.supply, load.plan.think
         failures = 0
@@ -268,7 +268,7 @@ class _CallSlot:
             self._connection.close()
 
     async def _make(self, call: LoadCall) -> bool:
-        """Make a call, or count why it failed; False if there is no connection any more."""
+        """Make a call and count its outcome; return False if the connection is lost."""
         session = self._session
         session.id = self._id = id = session.id + 1
         self._calls.begin(id, call)
@@ -282,7 +282,7 @@ class _CallSlot:
                 with trio.move_on_after(call.give_up):
                     await self._exchange(data)
                 if self._calls.give_up(id, trio.current_time()):
-                    # The server learns of it as its revision says; what comes next uses another connection.
+                    # The server is notified as its revision requires; the next call uses another connection.
                     self._connection.close()
                     if not session.load.revision.disconnect_cancels:
                         session.notify(cancellation(id))
@@ -329,7 +329,7 @@ class _CallSlot:
             self._fail("no answer in the reply", body.decode(errors="replace"))
 
     async def _read_events(self, pieces: list[bytes]) -> None:
-        """Take in a stream up to its end, or a moment longer than the answer."""
+        """Read a stream to its end, or until `_LINGER` after the response."""
         load, connection = self._session.load, self._connection
         load.replies.add("sse")
         if load.plan.reply == "json":
@@ -362,5 +362,5 @@ class _CallSlot:
             self._session.notify(answer)
 
     def _fail(self, kind: str, example: str) -> None:
-        """The call under way has failed, if there is one; else something else has."""
+        """Count a failure of the running call, or without one of something else."""
         self._calls.fail(self._id, kind, example, trio.current_time())

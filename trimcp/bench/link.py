@@ -1,4 +1,4 @@
-"""Bytes to and from a server, as cheaply as Trio allows: plain sockets by hand, TLS through Trio's stream."""
+"""Byte connections to a server with as little overhead as Trio allows: plain sockets directly, TLS by Trio's stream."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TRUSTING: Final = "name what to trust in SSL_CERT_FILE"
 class SocketLink:
     """One connection over a socket of the standard library: one task receives, one sends.
 
-    Where the connection broke they get a `trio.BrokenResourceError`.
+    If the connection breaks, both raise `trio.BrokenResourceError`.
     """
 
     _socket: socket.socket
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Send what the system takes now and return how many bytes that were."""
+        """Send without waiting, and return how many bytes the system took."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -37,7 +37,7 @@ class SocketLink:
             raise trio.BrokenResourceError(f"sending failed: {error}") from error
 
     async def send_all(self, data: bytes) -> None:
-        """Send all of it. Cancelling may leave a part of it sent."""
+        """Send all the data. If cancelled, a part of it may have been sent."""
         sent = self.send_nowait(data)
         with memoryview(data) as view:
             while sent < len(data):
@@ -47,7 +47,7 @@ class SocketLink:
 
     async def receive(self) -> bytes:
         """Wait for bytes and return them, b"" at the end. Cancelling it loses nothing."""
-        while True:  # after a wait: what is asked for has seldom come before
+        while True:  # wait first: data has seldom arrived already
             await trio.lowlevel.wait_readable(self._socket)
             try:
                 return self._socket.recv(_READ)
@@ -57,7 +57,7 @@ class SocketLink:
                 raise trio.BrokenResourceError(f"receiving failed: {error}") from error
 
     def ended(self) -> bool:
-        """Return whether the other side has closed it, or has sent what nobody asked for."""
+        """Return whether the server has closed it, or has sent unexpected data."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -75,16 +75,16 @@ class SocketLink:
 
 @attrs.define(eq=False)
 class TlsLink:
-    """One connection with TLS, as `SocketLink` is one without: what waits beneath it is told to the stream only."""
+    """One connection with TLS; otherwise as `SocketLink`. Only Trio's stream knows whether the socket is ready."""
 
     _stream: trio.SSLStream[trio.SocketStream]
 
     def send_nowait(self, data: bytes) -> int:
-        """Send nothing: it cannot be told how much the system takes."""
+        """Send nothing: it is unknown how much the system would take."""
         return 0
 
     async def send_all(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all the data."""
         await self._stream.send_all(data)
 
     async def receive(self) -> bytes:
@@ -92,7 +92,7 @@ class TlsLink:
         return bytes(await self._stream.receive_some(_READ))
 
     def ended(self) -> bool:
-        """Return False: it cannot be told."""
+        """Return False: it is unknown."""
         return False
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ LoadLink: TypeAlias = SocketLink | TlsLink
 
 
 def linked(stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]) -> LoadLink:
-    """Return the link over a stream, which is not to be used any more."""
+    """Return a link over a stream; do not use the stream afterwards."""
     if isinstance(stream, trio.SSLStream):
         return TlsLink(stream)
     family, kind, protocol = stream.socket.family, stream.socket.type, stream.socket.proto
@@ -118,9 +118,9 @@ class Address:
     """Where a server listens.
 
     Attributes:
-        host, port: of its URL.
-        tls: speak TLS.
-        path: of the Unix socket to connect to in place of host and port, or None.
+        host, port: from its URL.
+        tls: use TLS.
+        path: the path of a Unix socket to connect to instead of host and port, or None.
     """
 
     host: str
@@ -129,10 +129,10 @@ class Address:
     path: str | None = None
 
     async def dial(self, patience: float, context: ssl.SSLContext | None = None) -> LoadLink:
-        """Connect within so many seconds; `context` is what to trust, None for what this system trusts.
+        """Connect within `patience` seconds; `context` has the certificates to trust, None for the system's.
 
         Raises:
-            ConnectionLost: there is no connection; the text says why.
+            ConnectionLost: connecting failed; the text has the reason.
         """
         tls = (context or ssl.create_default_context()) if self.tls else None
         stream = await dial(self.host, self.port, path=self.path, tls=tls, timeout=patience, trusting=_TRUSTING)
@@ -141,14 +141,14 @@ class Address:
 
 @attrs.define(eq=False)
 class Writer:
-    """Sends what the system takes at once, and the rest as soon as it takes more, without making the reader wait.
+    """Sends without waiting as much as the system takes, and the rest in `run`, so that the reader never waits.
 
-    What waits in it is bounded by the calls that may be under way.
+    Its buffer is bounded by the number of concurrent calls.
 
     Args:
-        send_nowait: sends what the system takes now and returns how many bytes that were; None where that cannot be.
+        send_nowait: sends without waiting and returns how many bytes the system took; None if not supported.
         send_all: sends everything.
-        tally: where bytes are counted.
+        tally: counts the bytes.
     """
 
     _send_nowait: Callable[[bytes], int] | None
@@ -159,7 +159,7 @@ class Writer:
     _more: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def write(self, data: bytes) -> None:
-        """Send now what can be sent now. It does not raise: where the connection broke, `run` does."""
+        """Send without waiting, and buffer the rest. Does not raise: if the connection broke, `run` does."""
         self._tally.bytes_out += len(data)
         if not self._is_busy and self._send_nowait is not None:
             sent = 0
@@ -173,7 +173,7 @@ class Writer:
         self._more.set()
 
     async def run(self) -> None:
-        """Send what `write` left over, until it is cancelled. Raises what `send_all` does."""
+        """Send what `write` has buffered, until cancelled. Raises as `send_all` does."""
         while True:
             await self._more.wait()
             self._more = trio.Event()
