@@ -51,10 +51,10 @@ class Cache:
         return self._changes.get(method, 0)
 
     def put(self, method: str, key: str | None, result: Cacheable, edition: int) -> None:
-        """Keep a result for its time to live, unless a change was announced since the request."""
+        """Keep a result for its time to live, unless the server notified a change since the request."""
         if result.ttl_ms <= 0 or edition != self.edition(method):
             return
-        weight = len(encode(converter_for(LATEST).dump(result)))  # about what it takes in memory
+        weight = len(encode(converter_for(LATEST).dump(result)))  # approximately its memory
         if weight > _MOST_BYTES:
             return
         if (method, key) in self._kept:
@@ -65,7 +65,7 @@ class Cache:
         self._bytes += weight
 
     def drop(self, method: str) -> None:
-        """Forget what is kept of a method."""
+        """Remove the results of a method."""
         self._changes[method] = self.edition(method) + 1
         for key in [key for key in self._kept if key[0] == method]:
             self._forget(key)
@@ -74,6 +74,6 @@ class Cache:
         self._bytes -= self._kept.pop(key)[2]
 
     def notified(self, event: Notified) -> None:
-        """Forget what a notification makes stale."""
+        """Remove the results that a notification makes stale."""
         for method in _STALE.get(event.verb.name, ()):
             self.drop(method)

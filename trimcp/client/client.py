@@ -1,7 +1,7 @@
 """A client program that connects: it opens a target, agrees with the server on a revision, and yields a session.
 
-`protocol.negotiation` decides what to send next; here it is sent. A server that dies on the probe is started once more
-and sent `initialize`, and a target of the legacy era is not probed a second time. The client's handlers are in
+`protocol.negotiation` decides what to send next; this module sends it. A server that ends on the probe is started once
+more and sent `initialize`. A target known to be of the legacy era is not probed again. The client's handlers are in
 `client.handlers`.
 """
 
@@ -50,15 +50,15 @@ class Connectable(Protocol):
     """A target that can be opened any number of times, such as a command that starts a server."""
 
     def connect(self) -> AbstractAsyncContextManager[AnyChannel]:
-        """Return a context manager that opens the connection anew and yields its channel."""
+        """Return a context manager that opens a new connection and yields its channel."""
         ...
 
 
 Opener: TypeAlias = AnyChannel | AbstractAsyncContextManager[AnyChannel] | Connectable
-"""What `opened` can open. A plain channel or context manager is good for once."""
+"""What `opened` can open. A plain channel or context manager can be opened once."""
 
 Target: TypeAlias = str | Opener
-"""What a client can connect to: a URL, or what names a server. A plain channel or context manager is good for once."""
+"""What a client can connect to: a URL or another target. A plain channel or context manager can be used once."""
 
 
 class Client(ClientProgram):
@@ -94,8 +94,8 @@ class Client(ClientProgram):
     Attributes:
         sessions: the connections there are now.
 
-    Timeouts and bounds can be read under their names. What else has a public name, such as `served`, is there for
-    what connects and answers, and may change; handlers are registered with the methods.
+    Timeouts and bounds can be read as attributes of the same names. Other public attributes, such as `served`, are for
+    internal use and may change; register handlers with the methods.
     """
 
     sessions: set[ClientSession]
@@ -105,8 +105,8 @@ class Client(ClientProgram):
     ) -> AbstractAsyncContextManager[ClientSession]:
         """Connect to a server, agree with it on a revision, and yield the session.
 
-        What the body raises leaves as itself. Leaving the block ends the connection (and a child process with it);
-        so does cancelling it. The loss of the server ends no body: it fails calls with `ConnectionLost`.
+        The body's exceptions are raised unchanged. Leaving the block ends the connection (and its child process); so
+        does cancelling it. If the server is lost the body goes on: its calls raise `ConnectionLost`.
 
         Args:
             target: a URL (http, https, ws, wss), what `trimcp.stdio`, `trimcp.http` or `trimcp.websocket` returns, a
@@ -148,7 +148,7 @@ def named(target: Target) -> Opener:
         TypeError: it is no target; the text says what to pass, and quotes nothing of it.
         LocalError: the URL names no server.
     """
-    given: object = target  # annotations do not keep others out
+    given: object = target  # at run time it may be anything
     if isinstance(given, str):
         if _URL.match(given):
             return at_url(given)
@@ -170,17 +170,17 @@ async def connecting(
     """Connect within `timeout` seconds and yield the session; see `Client.connect`."""
     require_trio()
     offered = client.profile.revisions if revision is None else (pinned(revision),)
-    # With a pinned revision it does not show what the server prefers, so nothing is remembered of it.
+    # A pinned revision does not show what the server prefers, so nothing is stored about it.
     key = _key(target) if revision is None else None
     move = opening(offered)
     if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
         move = decide(ProbeResult(Met.SILENCE), offered)
-        client.legacy_targets.discard(key)  # until it has shown again that it is one
+        client.legacy_targets.discard(key)  # until it proves again to be one
     probe_timeout = min(_LONGEST_PROBE, timeout / 2) if client.probe_timeout is None else client.probe_timeout
     if all(each.modern for each in offered):
-        probe_timeout = math.inf  # there is no legacy server to turn to
+        probe_timeout = math.inf  # without a legacy revision, there is nothing to fall back to
     waited_for, known = "the connection was not opened", None
-    limit = WorkClock(timeout, math.inf)  # which stands still while a person logs in
+    limit = WorkClock(timeout, math.inf)  # pauses while a person logs in
     with limit.scope:
         for attempt in range(2):
             session = _make(client, offered)
@@ -193,7 +193,7 @@ async def connecting(
                     with session.clocks.including(limit):
                         move = await negotiation.run(move)
                 except trio.Cancelled:
-                    # Asked now: later a child process would have been ended by us.
+                    # Read it now: later the reason could be that we ended the child process.
                     waited_for, known = f"the server did not answer {negotiation.asked}", channel.close_reason()
                     raise
                 if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable):
@@ -204,7 +204,7 @@ async def connecting(
                     raise ConnectionLost(negotiation.close_reason("server/discover"))
                 if key is not None and not session.revision.modern:
                     client.legacy_targets.add(key)
-                limit.stop()  # from here on the body runs, which has no deadline of ours
+                limit.stop()  # the body has no deadline of ours
                 if limit.scope.cancel_called:
                     await trio.lowlevel.checkpoint()
                 client.sessions.add(session)
@@ -221,10 +221,10 @@ async def connecting(
 
 
 def pinned(revision: Revision | str) -> Revision:
-    """Return the revision of that name.
+    """Return the revision with that name.
 
     Raises:
-        LocalError: there is none.
+            LocalError: there is none.
     """
     if isinstance(revision, Revision):
         return revision
@@ -235,7 +235,7 @@ def pinned(revision: Revision | str) -> Revision:
 
 
 def _key(target: Target) -> object:
-    """Return a key by which the same server is known next time, or None."""
+    """Return a key that identifies the same server in later connections, or None."""
     key, command = getattr(target, "key", None), getattr(target, "command", None)
     if key is None and command is not None:
         key = (tuple(command), str(getattr(target, "cwd", None)))
@@ -321,7 +321,7 @@ class _Negotiation:
         return move
 
     async def _probe(self, verb: Verb) -> tuple[ProbeResult, dict[str, Any]]:
-        """Send the probe, and return its result. An answer that comes later is dropped."""
+        """Send the probe, and return its result. A late answer is dropped."""
         try:
             limit = WorkClock(self.probe_timeout, math.inf)
             with self.session.clocks.including(limit), limit.scope:
@@ -359,7 +359,7 @@ class _Negotiation:
         await self.session.ask_for_logs()
 
     async def _exchange(self, verb: Verb, params: Any) -> dict[str, Any]:
-        """Send a request before anything is agreed on, and return the result as it came."""
+        """Send a request before a revision is agreed on, and return the raw result."""
         actor = self.actor
         engine = actor.engine
         id = engine.new_id()
@@ -374,7 +374,7 @@ class _Negotiation:
             raise
 
     def close_reason(self, method: str) -> str:
-        """Return why the server is gone, as far as its channel knows, and what to do."""
+        """Return why the server is gone, if its channel knows it, and what to do."""
         text = f"the connection ended before the server answered {method}"
         known = self.channel.close_reason()
         if known is not None and not self.started:

@@ -1,6 +1,6 @@
-"""What one connection serves to its server: bounded answers to its questions, and handlers of its notifications.
+"""What one connection serves to its server: bounded answers to questions, and handlers of notifications.
 
-In the legacy era questions are requests, since 2026-07-28 they are part of results; one function answers both.
+Questions are requests in the legacy era, and part of results since 2026-07-28. One function answers both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trimcp.wire.lifecycle import LoggingMessageParams
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-# client/sampling, "Error Handling": the code for a refusal by the user.
+# client/sampling, "Error Handling": the error code when the user refuses.
 _REFUSED = -1
 
 
@@ -56,7 +56,7 @@ class Logs:
         self._send, self._receive = trio.open_memory_channel[LoggingMessageParams](self._actor.limits.logs_kept)
 
     def put(self, params: LoggingMessageParams) -> None:
-        """Keep a message for the handler."""
+        """Queue a message for the handler."""
         limits = self._actor.limits
         allowed = limits.kept_of(limits.logs_kept, self._actor.arriving)
         while self._send.statistics().current_buffer_used >= allowed:
@@ -71,7 +71,7 @@ class Logs:
         async for params in self._receive:
             try:
                 await call_handler(self._handler, params, session=session)
-            except Exception as error:  # the user's own; the next message may fare better
+            except Exception as error:  # the handler's own; continue with the next message
                 log_crash(log, error, "the logging handler crashed")
             self._unread -= 1
             if not self._unread:
@@ -88,9 +88,9 @@ class ClientEndpoint:
     """What one connection serves to its server.
 
     Attributes:
-        session: the `ClientSession` that it belongs to, which sets this and the next.
-        take_note: called with each notification, after the handlers are started.
-        clocks: stop while a person answers a question.
+        session: the `ClientSession` that it belongs to, which sets this and the next one.
+        take_note: called with each notification, after the handlers were started.
+        clocks: pause while a person answers a question.
     """
 
     client: ClientProgram
@@ -113,12 +113,12 @@ class ClientEndpoint:
         """Return None: a crash is not described to the server."""
 
     def whereabouts(self, job: Job) -> str | None:
-        """Return where the handler of a server's question was written, for the log."""
+        """Return the source location of the handler of a server's question, for the log."""
         handler = self.client.served.get(job.request.verb.name)
         return None if handler is None else written(handler)
 
     async def answer(self, question: InputRequest) -> Any:
-        """Answer a question of a result.
+        """Answer a question in a result.
 
         Raises:
             LocalError: it cannot be answered: there is no handler, the user refused, or there are too many.
@@ -165,7 +165,7 @@ class ClientEndpoint:
         return sampled
 
     def notified(self, actor: Session, event: Notified) -> None:
-        """Call the handlers of a notification, and let the session take note of it."""
+        """Call the handlers of a notification, then the session's `take_note`."""
         handlers = self.client.notification_handlers.get(event.verb.name)
         if handlers is not None and actor.driven:
             if actor.notices >= actor.limits.backlog_requests:
@@ -177,10 +177,10 @@ class ClientEndpoint:
 
     async def _notice(self, actor: Session, handlers: list[Callable[..., Any]], params: Any) -> None:
         try:
-            for handler in handlers:  # one that crashes does not keep it from the next
+            for handler in handlers:  # a crash of one does not affect the next
                 try:
                     await self._call(handler, params)
-                except Exception as error:  # whatever it is, it is the handler's
+                except Exception as error:  # any failure of the handler
                     log_crash(log, error, "the handler of a notification crashed (%s)", written(handler))
         finally:
             actor.notices -= 1
@@ -191,7 +191,7 @@ class ClientEndpoint:
 
 
 def _approved(verdict: Any, value: Any, what: str) -> Any:
-    """Return what the hook decided to use: `value`, or its replacement."""
+    """Return the approved value: `value`, or its replacement by the hook."""
     if verdict is True:
         return value
     if isinstance(verdict, type(value)):

@@ -1,6 +1,6 @@
 """What a client program answers to its servers and allows them: its handlers, its approvals and its bounds.
 
-Knows no connection. What the client declares follows from the handlers it has.
+It knows no connection. The client's declared capabilities follow from its handlers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Roots: TypeAlias = Sequence[Root | str]
 Handler: TypeAlias = Callable[..., Any]
 
 HandlerT = TypeVar("HandlerT", bound=Handler)
-# A decorated handler keeps its own type. The bounds catch a wrong result; parameters are free, for the `session`.
+# A decorated handler keeps its own type. The bounds detect a wrong result; parameters are free, for the `session`.
 SamplingT = TypeVar("SamplingT", bound=Callable[..., Awaitable[Sampled] | Sampled])
 ElicitationT = TypeVar("ElicitationT", bound=Callable[..., Awaitable[ElicitResult] | ElicitResult])
 RootsT = TypeVar("RootsT", bound=Callable[..., Awaitable[Roots] | Roots])
@@ -56,7 +56,7 @@ SampledApprovalT = TypeVar(
 
 
 class ClientProgram:
-    """All of a `Client` but `connect`: settings, handlers and approvals. `Client` documents the arguments.
+    """Everything of a `Client` except `connect`: settings, handlers and approvals. `Client` documents the arguments.
 
     Attributes:
         served: the handler of each method that servers may call.
@@ -134,7 +134,7 @@ class ClientProgram:
 
     @property
     def capabilities(self) -> ClientCapabilities:
-        """What is declared to servers. It follows from the handlers; register them before connecting."""
+        """The capabilities declared to servers. They follow from the handlers; register them before connecting."""
         capabilities = self.profile.capabilities
         assert isinstance(capabilities, ClientCapabilities)
         return capabilities
@@ -146,11 +146,13 @@ class ClientProgram:
     @overload
     def sampling(self, *, tools: bool = ..., context: bool = ...) -> Callable[[SamplingT], SamplingT]: ...
     def sampling(self, handler: Any = None, *, tools: bool = False, context: bool = False) -> Any:
-        """Register what asks the model: `async def sample(params: CreateMessageParams) -> CreateMessageResult | str`.
+        """Register the function that asks the model.
+
+        Its form is `async def sample(params: CreateMessageParams) -> CreateMessageResult | str`.
 
         Args:
-            tools: it can let the model use tools (2025-11-25 on).
-            context: it can include context from other servers.
+            tools: whether the model may use tools (2025-11-25 on).
+            context: whether context from other servers can be included.
         """
 
         declared = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
@@ -162,13 +164,13 @@ class ClientProgram:
     @overload
     def elicitation(self, *, form: bool = ..., url: bool = ...) -> Callable[[ElicitationT], ElicitationT]: ...
     def elicitation(self, handler: Any = None, *, form: bool = True, url: bool = True) -> Any:
-        """Register what asks the user: `async def ask(params: ElicitParams) -> ElicitResult`.
+        """Register the function that asks the user: `async def ask(params: ElicitParams) -> ElicitResult`.
 
-        `params` is an `ElicitFormParams`, or an `ElicitURLParams` whose address is to be shown whole and opened only
+        `params` is an `ElicitFormParams`, or an `ElicitURLParams`, whose URL must be displayed in full and opened only
         if the user agrees.
 
         Args:
-            form, url: which of the two it can handle (all of elicitation is form before 2025-11-25).
+            form, url: which of the two it supports (before 2025-11-25 there are only forms).
         """
 
         declared = ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT)
@@ -176,14 +178,14 @@ class ClientProgram:
         return register if handler is None else register(handler)
 
     def roots(self, handler: RootsT) -> RootsT:
-        """Register what returns the client's roots: `def roots() -> list[Root | str]`, URIs or `Root`s."""
+        """Register the function that returns the client's roots: `def roots() -> list[Root | str]`, URIs or `Root`s."""
         return self._serve("roots/list", handler, roots=RootsCapability(list_changed=True))
 
     def set_roots(self, roots: Sequence[Root | str]) -> None:
-        """Set the client's roots; servers that were told of them are told that they changed.
+        """Set the client's roots, and notify servers that they changed.
 
         Raises:
-            ValueError: a root is no `file://` URI (client/roots).
+            ValueError: a root is not a `file://` URI (client/roots).
         """
         fixed = [Root(uri=root) if isinstance(root, str) else root for root in roots]
         for root in fixed:
@@ -196,10 +198,10 @@ class ClientProgram:
                 session.roots_changed()
 
     def logging(self, handler: NoticeT) -> NoticeT:
-        """Register what takes servers' log messages: `async def log(params: LoggingMessageParams) -> None`.
+        """Register the handler of servers' log messages: `async def log(params: LoggingMessageParams) -> None`.
 
-        One message at a time, in order, per connection. `Limits.logs_kept` messages are kept for a slow handler, then
-        the oldest are dropped. What it raises is logged.
+        It gets one message at a time, in order, per connection. `Limits.logs_kept` messages are kept for a slow
+        handler; then the oldest are dropped. What it raises is logged.
         """
         self.on_logging = handler
         return handler
@@ -222,27 +224,28 @@ class ClientProgram:
     # Approval
 
     def approve_call(self, hook: CallApprovalT) -> CallApprovalT:
-        """Register what decides on each tool call: `async def approve(tool: Tool | None, arguments) -> bool`.
+        """Register a function to decide on each tool call: `async def approve(tool: Tool | None, arguments) -> bool`.
 
-        `tool` carries the annotations as the server claims them; it is None for a tool the server does not list.
-        False raises `LocalError` in the caller, and nothing is sent; what the hook raises reaches the caller.
+        `tool` has the annotations sent by the server; it is None for a tool that the server does not list. False raises
+        `LocalError` in the caller, and nothing is sent. An exception of the function is raised in the caller.
         """
         self.on_call = hook
         return hook
 
     def approve_sampling(self, hook: SamplingApprovalT) -> SamplingApprovalT:
-        """Register what decides before the model is asked: `async def approve(params) -> bool | CreateMessageParams`.
+        """Register a function that decides before the model is asked.
 
-        False refuses the server's request; params returned replace the server's.
+        Its form is `async def approve(params) -> bool | CreateMessageParams`. False refuses the server's request;
+        params returned replace the server's.
         """
         self.before_sampling = hook
         return hook
 
     def approve_sampled(self, hook: SampledApprovalT) -> SampledApprovalT:
-        """Register what decides on the model's answer before the server gets it:
-        `async def approve(params, result) -> bool | CreateMessageResult`.
+        """Register a function that decides on the model's answer before the server gets it.
 
-        False refuses the server's request; a result returned replaces the model's.
+        Its form is `async def approve(params, result) -> bool | CreateMessageResult`. False refuses the server's
+        request; a result returned replaces the model's.
         """
         self.after_sampling = hook
         return hook
@@ -260,10 +263,10 @@ def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
 
 
 async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:
-    """Return what a sync or async handler returns, giving it the session if it takes a keyword of that name.
+    """Return the result of a sync or async handler. It gets the session if it has a keyword of that name.
 
     Raises:
-        Exception: as `contained`: also where the handler raised none, or left something open.
+        Exception: as `contained`: also if the handler raised anything else, or left something open.
     """
     kwargs: dict[str, object] = {}
     with suppress(TypeError, ValueError):  # not every callable has a signature
@@ -279,11 +282,11 @@ async def call_handler(handler: Callable[..., Any], *args: Any, session: object 
 
 
 def fill_defaults(schema: FormSchema, filled_in: dict[str, ElicitAnswer] | None = None) -> dict[str, ElicitAnswer]:
-    """Return what was filled in, with the form's own defaults where nothing was (client/elicitation, "Defaults").
+    """Return the filled-in values, with the form's defaults for the others (client/elicitation, "Defaults").
 
     Args:
         schema: `params.requested_schema` of the question.
-        filled_in: values by name, as far as the user gave any.
+        filled_in: the values that the user gave, by name.
     """
     values = dict(filled_in or {})
     for name, question in schema.properties.items():

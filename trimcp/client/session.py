@@ -1,6 +1,6 @@
-"""A connection as a client program uses it: a typed method for every request, the same in every revision.
+"""A connection for client programs: a typed method for every request, the same in every revision.
 
-`session.calls` sends a request and has the questions on the way answered; `endpoint` calls the client's handlers.
+`session.calls` sends a request and gets the server's questions answered; `endpoint` calls the client's handlers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LISTED: Final = {
 
 @attrs.define(eq=False, repr=False)
 class ClientSession:
-    """One connection to one server, good until its `connect` block is left. Any task may use it.
+    """One connection to one server, valid until its `connect` block is left. Any task may use it.
 
     Cancelling any of its calls (a deadline included) tells the server, which stops its handler. All of them raise
     `RemoteError` if the server answers with an error, `InvalidReply` if its answer is invalid, `ConnectionLost` if it
@@ -69,10 +69,10 @@ class ClientSession:
 
     Attributes:
         client: the client that connected.
-        session: the actor that sends and receives.
-        server_info: the server's name and version as it reports them (unverified), or None.
-        server_capabilities: what the server declared.
-        instructions: for a model, how to use the server, or None. Untrusted text.
+            session: the session underneath, which sends and receives.
+            server_info: the server's name and version, as sent (not verified), or None.
+            server_capabilities: what the server declared.
+            instructions: how a model should use the server, or None. Untrusted text.
         cache, clocks, subscriptions, logs, outputs, mirrors: internal, and may change.
     """
 
@@ -103,17 +103,17 @@ class ClientSession:
 
     @property
     def revision(self) -> Revision:
-        """The revision spoken on this connection."""
+        """The revision of this connection."""
         revision = self.session.revision
         assert revision is not None
         return revision
 
     @property
     def peer(self) -> Session:
-        """The server's side of this connection, in a session that `trimcp.testing.connected` yields.
+        """The server's side of this connection, for a session that `trimcp.testing.connected` yields.
 
         Raises:
-            LocalError: the session was made by something else.
+            LocalError: the session was created by other code.
         """
         if self._peer is None:
             raise LocalError("session.peer is for sessions that trimcp.testing.connected yields; this is another")
@@ -124,11 +124,11 @@ class ClientSession:
         self._peer = peer
 
     def statistics(self) -> Statistics:
-        """Return a snapshot of what is under way."""
+        """Return a snapshot of its queues and of the requests in progress."""
         return self.session.statistics()
 
     async def wait_lost(self) -> None:
-        """Wait until the server is gone or the session ends. Cancelling it changes nothing."""
+        """Wait until the server is gone or the session ends. Cancelling this changes nothing."""
         await self.session.closed.wait()
 
     # Tools
@@ -150,15 +150,15 @@ class ClientSession:
     async def call_tool(
         self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> CallToolResult:
-        """Call a tool and return its result. One with `is_error` is no exception: it describes a failure to the model.
+        """Call a tool and return its result. One with `is_error` raises nothing: it reports a failure to the model.
 
-        Questions the server asks on the way are answered by the client's handlers.
+        The client's handlers answer the server's questions during the call.
 
         Args:
-            meta: what to add to the request's `_meta`, such as trace context.
+            meta: members to add to the request's `_meta`, such as trace context.
 
         Raises:
-            InvalidReply: the structured content does not match the output schema of the tool as it was listed.
+            InvalidReply: the structured content does not match the tool's output schema, as listed.
         """
         rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
         await self.allow(rounds)
@@ -187,7 +187,7 @@ class ClientSession:
     async def read_resource(
         self, uri: str, *, meta: Mapping[str, JSON] | None = None, fresh: bool = False
     ) -> ReadResourceResult:
-        """Return what a resource holds."""
+        """Return the contents of a resource."""
 
         async def read() -> tuple[Cacheable, bool]:
             rounds = self._rounds("resources/read", ReadResourceParams(uri=uri), meta)
@@ -214,13 +214,13 @@ class ClientSession:
     async def complete(
         self, ref: Reference, name: str, value: str, context: Mapping[str, str] | None = None
     ) -> Completion:
-        """Return what an argument being typed could become.
+        """Return suggestions for the value of an argument that is being typed.
 
         Args:
-            ref: the prompt or resource template it belongs to.
+            ref: the prompt or resource template that has the argument.
             name: the argument's name.
-            value: what was typed so far.
-            context: the other arguments that are known already.
+            value: the text typed so far.
+            context: the other arguments that are already known.
         """
         known = ABSENT if context is None else CompletionContext(arguments=dict(context))
         params = CompleteParams(ref=ref, argument=CompletionArgument(name=name, value=value), context=known)
@@ -251,17 +251,18 @@ class ClientSession:
         """Subscribe to changes: `async with session.listen(tools=True) as changes: async for change in changes: ...`.
 
         Args:
-            tools, prompts, resources_list: whether to hear when that list changes.
-            resources: URIs of resources to hear of when they are updated.
+                tools, prompts, resources_list: whether to report changes of that list.
+                resources: URIs of resources whose updates to report.
 
-        The iteration ends when the server closes the subscription, and raises `ConnectionLost` when it is cut.
+            The iteration ends when the server closes the subscription. It raises `ConnectionLost` when the connection
+            is lost or the server cancels the subscription with a reason.
         """
         return self.subscriptions.listening(changes_wanted(tools, prompts, resources_list, resources))
 
     # Logging, ping, roots
 
     async def set_log_level(self, level: LoggingLevel) -> None:
-        """Ask for log messages of this level and above, from now on; they go to the client's logging handler."""
+        """Ask for log messages of this level and above from now on; the client's logging handler gets them."""
         if self.revision.logs_on_request:
             self._log_level = level
             await trio.lowlevel.checkpoint()
@@ -282,13 +283,13 @@ class ClientSession:
             log.debug("the server did not take the log level: %s", error)
 
     async def ping(self) -> None:
-        """Return when the server has answered, which shows that it is alive (since 2026-07-28 by `server/discover`)."""
+        """Wait until the server has answered a ping (since 2026-07-28 `server/discover`): it is alive."""
         await self._ask("ping" if "ping" in vocabulary(self.revision) else "server/discover", None)
 
     async def request(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
-        """Send a request of an extension, which no revision has, and return its result as JSON.
+        """Send a request that is defined by an extension, and return its result as JSON.
 
-        Cancelling it tells the server. Raises as `call_tool`, and LocalError for a method the protocol has itself.
+        Cancelling this tells the server. Raises as `call_tool`, and LocalError for a method of the protocol itself.
         """
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol; use its own verb")
@@ -297,7 +298,7 @@ class ClientSession:
         return result
 
     def roots_changed(self) -> None:
-        """Tell the server that the client's roots changed, in revisions that have such a notification. Never blocks."""
+        """Notify the server that the client's roots changed, if the revision has that notification. Never blocks."""
         name = "notifications/roots/list_changed"
         if name in vocabulary(self.revision) and self.session.lost is None:
             self.session.notify_latest(name)
@@ -305,11 +306,11 @@ class ClientSession:
     # Lists
 
     async def list_page(self, method: str, cursor: str | None = None, *, fresh: bool = False) -> Any:
-        """Return one page of a list, as the result class of its method, for programs that page themselves.
+        """Return one page of a list, as the result class of its method, for programs that follow cursors themselves.
 
         Args:
             method: "tools/list", "prompts/list", "resources/list" or "resources/templates/list".
-            cursor: the `next_cursor` of the page before, None for the first.
+            cursor: the `next_cursor` of the previous page, None for the first.
         """
         if method not in _LISTED:
             raise LocalError(f"{method} is not paged; use one of {', '.join(_LISTED)}")
@@ -342,7 +343,7 @@ class ClientSession:
         raise InvalidReply(f"{method}: the list has more than {self.client.max_pages} pages")
 
     async def _cached(self, method: str, key: str | None, fetch: Callable[[], Any], fresh: bool) -> Cacheable:
-        """Return the kept result if it is fresh, else what `fetch` returns beside whether it may be kept."""
+        """Return the cached result if it is fresh, else that of `fetch`, which also returns whether to cache it."""
         if not fresh and (kept := self.cache.get(method, key)) is not None:
             await trio.lowlevel.checkpoint()
             return kept
@@ -374,7 +375,7 @@ class ClientSession:
         return Rounds(self.session, self, name, params, self.client.max_rounds, meta)
 
     def notified(self, event: Notified) -> None:
-        """Keep a log message for its handler, and forget what a notification says is stale."""
+        """Queue a log message for its handler, and remove cached results that a notification makes stale."""
         name = event.verb.name
         if name == "notifications/message":
             if self.logs is not None:
@@ -385,10 +386,10 @@ class ClientSession:
         self.cache.notified(event)
         self.subscriptions.notified(event)
 
-    # As the caller of its calls
+    # The `Caller` of its calls
 
     async def allow(self, rounds: Rounds) -> None:
-        """Ask the client's hook whether a tool may be called, and set the headers that the tool wants."""
+        """Ask the client's approval function about a tool call, and set the headers that the tool requires."""
         if self.client.on_call is not None:
             await self._approve(self.client.on_call, rounds)
         if self.session.mirrors_headers:
@@ -404,8 +405,8 @@ class ClientSession:
             raise LocalError(f"the call of {name!r} was not approved")
 
     async def refresh(self, rounds: Rounds) -> None:
-        """List the tools anew, since the server wants other headers than this call had, and set those."""
-        with suppress(RemoteError, InvalidReply):  # the call is refused again then, with a better error
+        """List the tools again, because the server requires other headers than this call had, and set those."""
+        with suppress(RemoteError, InvalidReply):  # the call is then refused again, with a better error
             await self.list_tools(fresh=True)
         self._mirror(rounds)
 
@@ -419,7 +420,7 @@ class ClientSession:
         return self.session.mirrors_headers and self.revision.method_headers
 
     async def answer(self, question: InputRequest) -> Any:
-        """Answer a question of the server's with the client's handlers."""
+        """Answer a question of the server with the client's handlers."""
         return await self._endpoint.answer(question)
 
     def check(self, rounds: Rounds, payload: Any) -> None:

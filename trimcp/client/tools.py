@@ -1,4 +1,4 @@
-"""What a client knows of a server's tools from their list: output schemas, header parameters, descriptions."""
+"""What a client stores from a server's list of tools: output schemas, header parameters, descriptions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _MOST_TOOLS: Final = 4_096
-# What a client is willing to repeat is its own choice; servers take 8 KiB to 64 KiB of headers at all.
+# How many headers a client repeats is its own choice; servers accept 8 KiB to 64 KiB of headers in all.
 _MOST_HEADERS: Final = 100
 _MOST_NAMES: Final = 8_192
 _MOST_WARNINGS: Final = 10
-_NO_PART: Final = ("_meta", "icons")  # of a fingerprint
+_NO_PART: Final = ("_meta", "icons")  # not part of a fingerprint
 
 
 @attrs.define(eq=False)
 class Outputs:
-    """The tools a server listed, and the checks of results by their output schemas; an unlisted tool is not checked."""
+    """The tools that a server listed, and checks of results by their output schemas; unlisted tools are not checked."""
 
     _tools: dict[str, Tool] = attrs.field(init=False, factory=dict)
     _validators: dict[str, Validator | None] = attrs.field(init=False, factory=dict)
 
     def listed(self, tools: Iterable[Tool]) -> None:
-        """Take a whole new list of tools. Validators of schemas that did not change stay."""
+        """Replace the list of tools. Validators of unchanged schemas are kept."""
         before = self._tools
         self._tools = {tool.name: tool for tool in tools}
         self._validators = {
@@ -49,7 +49,7 @@ class Outputs:
         }
 
     def tool(self, name: str) -> Tool | None:
-        """Return a tool as it was listed last, or None."""
+        """Return a tool as last listed, or None."""
         return self._tools.get(name)
 
     def check(self, name: str, result: CallToolResult) -> None:
@@ -88,19 +88,18 @@ def _build(tool: Tool) -> Validator | None:
 
 @attrs.define(eq=False)
 class Mirrors:
-    """Which arguments tools want repeated in headers (server/tools, "x-mcp-header"); of too many the oldest give way.
+    """The arguments that tools require in headers (server/tools, "x-mcp-header"); the oldest of too many are dropped.
 
-    Only used where the channel carries headers and the revision repeats what requests say. What is known stays when the
-    list is announced to have changed, unlike what a tool promises to return: the specification wants the newest schema
-    there is.
+    Only used if the channel sends headers and the revision requires them. Unlike output schemas, it is kept when the
+    server notifies that the list changed: the specification requires the newest schema known.
     """
 
     _by_tool: dict[str, tuple[Mirror, ...]] = attrs.field(init=False, factory=dict)
 
     def take(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Learn from tools that were just listed, and return those that may be used.
+        """Store the tools of a new list, and return those that may be used.
 
-        One whose annotations are invalid is left out and named in the log.
+        One whose annotations are invalid is left out and logged.
         """
         valid = []
         invalid = 0
@@ -123,15 +122,15 @@ class Mirrors:
         return valid
 
     def keep(self, tools: Iterable[Tool]) -> None:
-        """Forget every tool that is not among these."""
+        """Drop every tool that is not in `tools`."""
         names = {tool.name for tool in tools}
         self._by_tool = {name: mirrors for name, mirrors in self._by_tool.items() if name in names}
 
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call; none of a tool that was never listed.
+        """Return the headers for the arguments of a call; none for a tool that was never listed.
 
         Raises:
-            LocalError: one of them cannot be put in a header.
+            LocalError: an argument cannot be sent in a header.
         """
         return param_headers(self._by_tool.get(name, ()), arguments)
 
@@ -144,14 +143,14 @@ def _bounded(mirrors: tuple[Mirror, ...]) -> tuple[Mirror, ...]:
 
 
 def fingerprint(tool: Tool) -> str:
-    """Return a digest of everything a tool's listing says to a model or a user: name, texts, schemas and hints.
+    """Return a digest of everything in a tool's listing that a model or a user reads: name, texts, schemas and hints.
 
-    Keep it when the user approves a tool, and compare it before each call: a server may change what it says of a tool
-    once it is trusted. The order of members does not count, nor do icons and `_meta`. Compare only what was listed in
-    the same revision: older ones leave members out.
+    Store it when the user approves a tool, and compare it before each call: a server may change the listing of a tool
+    once it is trusted. The order of members, icons and `_meta` are ignored. Compare only listings of the same revision:
+    older revisions omit members.
 
     Args:
-        tool: as the server lists it.
+        tool: as listed by the server.
     """
     listed = {name: value for name, value in converter_for(LATEST).dump(tool).items() if name not in _NO_PART}
     return f"sha256:{hashlib.sha256(orjson.dumps(listed, option=orjson.OPT_SORT_KEYS)).hexdigest()}"

@@ -1,8 +1,8 @@
-"""Many servers as one: connections that are made again, groups of them, and calls over several."""
+"""Several servers used together: connections that reconnect, groups of servers, and calls to several at once."""
 
 from trimcp.lazy import lazy_names as _lazy_names
 
-# The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
+# The only list of names; the stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.fleet.combinators": "Mapped Outcome call_all first_of hedge map_bounded",
     "trimcp.fleet.group": "Group",

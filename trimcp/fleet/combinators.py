@@ -1,8 +1,8 @@
 """Several calls at once: the first good answer, a second attempt after a while, a bounded map, every outcome.
 
-They take any async callables, most often calls of tools. A call that is no longer needed is cancelled, at its server
-too, and waited for. A failure leaves as itself; there is an exception group only where several attempts failed.
-Cancelling the caller cancels everything.
+They take async callables, usually calls of tools. A call that is no longer needed is cancelled, also at its server, and
+awaited. A single failure is raised unchanged; an exception group is raised only if several attempts failed. Cancelling
+the caller cancels everything.
 """
 
 from __future__ import annotations
@@ -36,31 +36,30 @@ _LATE = "another attempt was answered first"
 async def first_of(*attempts: Callable[[], Awaitable[T]], good: Callable[[T], bool] | None = None) -> T:
     """Make all attempts at once and return the first good answer: `await first_of(partial(a.call_tool, "x"), ...)`.
 
-    The others are then cancelled, at their servers too, and waited for; their failures are only logged. Cancelling it
+    The others are then cancelled, also at their servers, and awaited; their failures are only logged. Cancelling this
     cancels all of them.
 
     Args:
         attempts: functions without arguments, at least one.
-        good: whether an answer is good, such as `lambda result: not result.is_error`; by default any is.
+        good: returns whether an answer is good, such as `lambda result: not result.is_error`; by default any is.
 
     Raises:
-        ValueError: there is no attempt to make.
-        NoGoodAnswer: all were answered, and no answer was good.
-        Exception: what the only failing attempt raised, if there was no good answer; an `ExceptionGroup` where several
-            failed.
+        ValueError: no attempts are given.
+        NoGoodAnswer: all attempts returned, and no answer was good.
+        Exception: there was no good answer, and this attempt failed; an `ExceptionGroup` if several failed.
     """
     return await _race(attempts, 0.0, good)
 
 
 async def hedge(*attempts: Callable[[], Awaitable[T]], after: float, good: Callable[[T], bool] | None = None) -> T:
-    """Make an attempt, and another one if there is no answer `after` so many seconds; return the first good answer.
+    """Make an attempt, and another one if there is no answer after `after` seconds; return the first good answer.
 
-    With the 95th percentile of the call's time as the delay, one call in twenty is made twice. An attempt that fails
-    is followed by the next one at once. The others are cancelled, at their servers too, and waited for. The call may
-    be carried out more than once, so it should be one that only reads.
+    With the 95th percentile of the call's time as the delay, one call in twenty is made twice. After a failed attempt
+    the next one begins at once. The others are cancelled, also at their servers, and awaited. The call may be carried
+    out more than once, so it should be one that only reads.
 
     Args:
-        attempts: functions without arguments, in the order in which they are begun. A single one is made twice.
+        attempts: functions without arguments, in the order in which they begin. A single one is made twice.
         after: seconds between the beginnings.
         good: as for `first_of`.
 
@@ -74,7 +73,7 @@ async def hedge(*attempts: Callable[[], Awaitable[T]], after: float, good: Calla
 async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, good: Callable[[T], bool] | None) -> T:
     if not attempts:
         raise ValueError("there has to be at least one attempt")
-    answers: list[T] = []  # of which at most one is good
+    answers: list[T] = []  # at most one of them is good
     rejected: list[T] = []
     failures: list[Exception] = []
 
@@ -87,7 +86,7 @@ async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, 
                 answers.append(answer)
                 scope.cancel(reason=_LATE)
                 return
-        except BaseException as error:  # a nursery of the attempt's may have put its failure beside our cancellation
+        except BaseException as error:  # a nursery of the attempt may have grouped its failure with our cancellation
             crash, cancelled = parted(error)
             if crash is not None and not isinstance(crash, Exception):
                 raise
@@ -107,7 +106,7 @@ async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, 
                 if delay:
                     with trio.move_on_after(delay):
                         await failed.wait()
-    except BaseExceptionGroup as group:  # no attempt's failure comes here, so it is an interrupt
+    except BaseExceptionGroup as group:  # failures of attempts are kept elsewhere, so it is an interrupt
         raise sole(group) from None
     if answers:
         return answers[0]
@@ -116,7 +115,7 @@ async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, 
     try:
         raise failures[0] if len(failures) == 1 else ExceptionGroup("every attempt failed", failures)
     finally:
-        failures.clear()  # a frame and what was raised from it would keep each other alive
+        failures.clear()  # a frame and the exception raised from it would keep each other alive
 
 
 # Every outcome
@@ -150,10 +149,10 @@ class Outcome(Generic[KeyT, ResultT]):
 
 
 async def _outcome(key: KeyT, function: Callable[[], Awaitable[ResultT]]) -> Outcome[KeyT, ResultT]:
-    """Call, and return the result or the failure; only a cancellation and what is no `Exception` pass."""
+    """Call, and return the result or the failure; a cancellation and other non-`Exception`s are raised."""
     try:
         return Outcome(key, await function())
-    except Exception as error:  # whatever it is, the caller gets it with the others' outcomes
+    except Exception as error:  # any failure: the caller gets it with the other outcomes
         return Outcome(key, None, error)
 
 
@@ -162,12 +161,12 @@ async def call_all(
 ) -> dict[KeyT, Outcome[KeyT, ResultT]]:
     """Make all calls and return each one's outcome by its key, in the order of `calls`; no failure ends another call.
 
-    Cancelling it cancels those under way, at their servers too.
+    Cancelling this cancels the calls in progress, also at their servers.
 
     Args:
         calls: functions without arguments by name, such as
             `{name: partial(group[name].call_tool, "status") for name in group}`.
-        most: how many are under way at a time; by default all of them.
+        most: how many run at a time; by default all of them.
 
     Raises:
         ValueError: `most` is less than 1.
@@ -185,7 +184,7 @@ async def call_all(
         async with trio.open_nursery() as nursery:
             for key, function in calls.items():
                 nursery.start_soon(make, key, function)
-    except BaseExceptionGroup as group:  # no call's failure comes here, so it is an interrupt
+    except BaseExceptionGroup as group:  # failures of calls are kept elsewhere, so it is an interrupt
         raise sole(group) from None
     return {key: found[key] for key in calls}
 
@@ -224,17 +223,17 @@ def map_bounded(
         async with map_bounded(session.read_resource, uris, most=8) as results:
             async for result in results: ...
 
-    `items` is read as the work goes on, so it may be endless. At most `most` items are under way or have a result that
-    was not received yet: a slow reader makes the work wait. Leaving the block early cancels the calls under way, at
-    their servers too, and waits for them.
+    `items` is read as the work proceeds, so it may be endless. At most `most` items are in progress or have a result
+    that was not received yet: a slow reader makes the work wait. Leaving the block early cancels the calls in progress,
+    also at their servers, and waits for them.
 
     Args:
         function: called with one item.
-        items: what it is called with.
-        most: how many at a time.
-        ordered: results come in the order of the items; if not, in the order in which they are ready.
-        collect: yield an `Outcome` for each item, failed or not. If not, the first failure cancels the rest and is
-            raised by the next `receive`, or on leaving the block.
+            items: the arguments.
+            most: how many at a time.
+            ordered: return the results in the order of the items; if not, in the order in which they are ready.
+            collect: yield an `Outcome` for each item, failed or not. If not, the first failure cancels the rest and is
+                raised by the next `receive`, or on leaving the block.
 
     Raises:
         ValueError: `most` is less than 1.
@@ -253,7 +252,7 @@ async def _mapping(
         async with open_service_nursery() as nursery:
             nursery.start_soon(mapped._feed)
             yield mapped
-    except BaseException as error:  # whatever it is, an item's failure must not be lost with it
+    except BaseException as error:  # after any exception, an item's failure must not be lost
         late = mapped.unseen
         if late is None or parted(error)[0] is None:
             raise
@@ -266,7 +265,7 @@ async def _mapping(
 
 @attrs.define(eq=False, repr=False)
 class _Slot:
-    """One item's place."""
+    """The place of one item's result."""
 
     done: bool = False
     result: Any = None
@@ -274,7 +273,7 @@ class _Slot:
 
 @attrs.define(eq=False, repr=False)
 class Mapped(Generic[ResultT]):
-    """The results of `map_bounded` as they come; iterate over it, or `receive` them one by one."""
+    """The results of `map_bounded`; iterate over it, or `receive` them one by one."""
 
     _function: Callable[[Any], Awaitable[Any]]
     _items: Iterator[Any]
@@ -293,11 +292,11 @@ class Mapped(Generic[ResultT]):
         self._room = trio.Semaphore(self._most)
 
     async def receive(self) -> ResultT:
-        """Wait for the next result. Cancelling it loses nothing.
+        """Wait for the next result. Cancelling this loses nothing.
 
         Raises:
-            trio.EndOfChannel: that was all.
-            Exception: what the function or `items` raised; the rest was cancelled.
+            trio.EndOfChannel: there are no more results.
+            Exception: raised by the function or by `items`; the rest was cancelled.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
@@ -329,7 +328,7 @@ class Mapped(Generic[ResultT]):
             raise StopAsyncIteration from None
 
     async def _feed(self) -> None:
-        """Start item after item, as long as there is room and nothing failed."""
+        """Start item after item, as long as there is room and nothing has failed."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 while not self._ended:
@@ -360,7 +359,7 @@ class Mapped(Generic[ResultT]):
         self._reading.unpark_all()
 
     def _fail(self, error: Exception) -> None:
-        """Note the first failure and cancel the rest."""
+        """Store the first failure and cancel the rest."""
         if self._failure is None:
             self._failure = error
             self._scope.cancel(reason="another item failed")

@@ -1,4 +1,4 @@
-"""Several servers at once: each connection in a task of its own, all of them in one nursery.
+"""Several servers at once: each connection in its own task, all of them in one nursery.
 
 Any task may open, use and close any member. A member that fails or is lost ends no other.
 """
@@ -40,12 +40,12 @@ class _Member:
     """One connection, or a supervised upstream, and the state of its task.
 
     Attributes:
-        scope: of its task.
-        usable: what calls go to; None before it is opened.
-        error: why it could not be opened, or how it failed.
-        ready: it can be used, or could not be opened.
-        closing: its task is to close it.
-        ended: its task has closed it.
+            scope: the cancel scope of its task.
+            usable: the session or upstream for calls; None before it is opened.
+            error: why it could not be opened, or how it failed.
+            ready: set once it can be used, or could not be opened.
+            closing: set once its task is to close it.
+            ended: set once its task has closed it.
     """
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -57,7 +57,7 @@ class _Member:
 
     @property
     def living(self) -> ClientSession | Upstream | None:
-        """What calls go to, or None where there is no connection and none is being opened."""
+        """The session or upstream for calls, or None if there is no connection and none is being opened."""
         down = isinstance(self.usable, Upstream) and self.usable.state not in _UP
         return None if down or self.ended.is_set() else self.usable
 
@@ -66,7 +66,7 @@ class _Member:
 class Group:
     """Several servers, used as one: `async with Group(client) as group: await group.open("git", target)`.
 
-    What the body raises leaves as itself. Leaving the block closes all connections.
+    The body's exceptions are raised unchanged. Leaving the block closes all connections.
 
     Args:
         client: the client that connects; its handlers serve all members.
@@ -107,7 +107,7 @@ class Group:
     async def open(self, name: str, target: Target, *, revision: Revision | None = None) -> ClientSession:
         """Connect to a server and return its session, which is open until `close(name)` or the group's end.
 
-        Cancelling it gives the connection up.
+        Cancelling this cancels the connection attempt.
 
         Raises:
             LocalError: there is an open member of that name, or the group is not entered.
@@ -118,13 +118,13 @@ class Group:
         return session
 
     async def supervise(self, name: str, target: Target, **options: Unpack[Supervising]) -> Upstream:
-        """Add a server that is connected to again when it is lost, until `close(name)` or the group's end.
+        """Add a server that is reconnected when it is lost, until `close(name)` or the group's end.
 
-        Returns at once, whether or not the server can be reached. Cancelling it leaves the server out.
+        Returns at once, even if the server cannot be reached. If cancelled, the server is not added.
 
         Args:
-            name: what its tools are prefixed with, and what it is called in logs and errors.
-            target: something that can be connected to again and again.
+                name: the prefix of its tools, and its name in logs and errors.
+                target: a target that can be connected to repeatedly.
             options: as for `trimcp.supervise`.
 
         Raises:
@@ -161,7 +161,7 @@ class Group:
     async def _own(
         self, member: _Member, connect: Callable[[], AbstractAsyncContextManager[ClientSession | Upstream]]
     ) -> None:
-        """Hold one member until it is closed; a plain connection also until it is lost."""
+        """Keep one member open until it is closed; a plain connection also until it is lost."""
         try:
             with member.scope:
                 async with connect() as member.usable:
@@ -170,7 +170,7 @@ class Group:
                         await first_of(member.closing.wait, member.usable.wait_lost)
                     else:
                         await member.closing.wait()
-        except Exception as error:  # one member's failure, whatever it is, ends no other
+        except Exception as error:  # any failure of one member ends no other
             if member.usable is not None:
                 log.exception("a connection of the group failed")
             member.error = error
@@ -181,7 +181,7 @@ class Group:
     async def close(self, name: str) -> None:
         """Close a member and wait until its connection, and its process if it has one, is gone.
 
-        Cancelling it stops the waiting only.
+        Cancelling this only stops the waiting.
 
         Raises:
             KeyError: there is no such member.
@@ -192,15 +192,15 @@ class Group:
         self._forget(name, member)
 
     def _forget(self, name: str, member: _Member) -> None:
-        """Remove a member, unless the name belongs to a newer one by now: the waiting task may run late."""
+        """Remove a member, unless the name already belongs to a newer one: the waiting task may run late."""
         if self._members.get(name) is member:
             del self._members[name]
 
     def __getitem__(self, name: str) -> ClientSession:
-        """Return the session of a member; a lost one is there until it is closed or opened again.
+        """Return the session of a member; a lost one is kept until it is closed or opened again.
 
         Raises:
-            KeyError: there is no such member, or it is still being opened, or supervised: see `upstream`.
+                KeyError: there is no such member, it is still being opened, or it is supervised: see `upstream`.
         """
         session = self._members[name].usable
         if not isinstance(session, ClientSession):
@@ -227,13 +227,13 @@ class Group:
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    # All of them as one
+    # All members together
 
     async def list_tools(self) -> list[Tool]:
         """Return the tools of all connected members, named `server__tool`, in the order the members were opened.
 
-        A supervised one that is being connected to is waited for; one that is down is left out. So is a member that
-        fails to list its tools, with a warning in the log.
+        A supervised member that is connecting is waited for; one that is down is left out. So is a member that fails to
+        list its tools, with a warning in the log.
         """
         found: dict[str, list[Tool]] = {}
 

@@ -1,4 +1,4 @@
-"""How an upstream is supervised, and what is known of it: values, no tasks."""
+"""Settings of a supervised upstream, and its state and statistics: plain values, no tasks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from trimcp.values import valued
 @attrs.frozen(field_transformer=checked(zero=("first_pause", "longest_pause", "lasting")))
 @valued
 class Restarts:
-    """When a lost connection is opened again, and when it is given up. Times are seconds of Trio's clock.
+    """When a lost connection is reopened, and when the upstream is given up. Times are seconds of Trio's clock.
 
     The pause before an attempt is drawn between 0 and a limit that doubles with each connection in a row that failed
     or did not last ("full jitter": clients that lost the same server do not all reconnect at the same moment).
 
     Attributes:
-        most, within: after so many restarts within so many seconds it is given up.
-        first_pause: the limit after a connection that lasted.
-        longest_pause: the largest limit.
+            most, within: the upstream is given up after `most` restarts within `within` seconds.
+            first_pause: the limit after a connection that lasted.
+            longest_pause: the largest limit.
         lasting: a connection of this age has lasted.
-        connect_timeout: how long an attempt may take, from starting the server to its first answers. The default suits
-            programs that are downloaded when they are started.
+            connect_timeout: how long an attempt may take, from starting the server to its first answers. The default is
+                long enough for programs that are downloaded when they are started.
     """
 
     most: int = 30
@@ -37,7 +37,7 @@ class Restarts:
     connect_timeout: float = 60.0
 
     def pause(self, in_a_row: int, random: Random) -> float:
-        """Return how long to wait after so many connections in a row that failed or did not last."""
+        """Return how long to wait after `in_a_row` consecutive connections that failed or did not last."""
         doubled = self.first_pause * 2.0 ** min(in_a_row, 64)
         return random.uniform(0, min(doubled, self.longest_pause))
 
@@ -45,15 +45,15 @@ class Restarts:
 @attrs.frozen(field_transformer=checked())
 @valued
 class Breaker:
-    """When the circuit opens: for a while nothing is sent to the upstream, and calls fail at once.
+    """When the circuit opens: for some time nothing is sent to the upstream, and calls fail at once.
 
-    Then there is one probe, a new connection or a ping over the current one. If it succeeds calls are sent again, but
-    the first of them that fails opens the circuit again.
+    Then it is probed once, with a new connection or a ping over the present one. If that succeeds calls are sent again,
+    but the first of them that fails opens the circuit again.
 
     Attributes:
-        failures: connections in a row that failed or did not last, or calls in a row that got no answer. An error is an
-            answer; a cancelled call does not count.
-        open_for: seconds until the probe; a new connection comes after a further pause of `Restarts`.
+            failures: consecutive connections that failed or did not last, or consecutive calls that got no answer. An
+                error is an answer; a cancelled call does not count.
+            open_for: seconds until the probe; a new connection is made after a further pause of `Restarts`.
     """
 
     failures: int = 5
@@ -65,13 +65,13 @@ class Breaker:
 class Health:
     """When an upstream that sends nothing is pinged. Times are seconds of Trio's clock.
 
-    Any message counts, an error and another call's progress too. The ping comes at the latest after twice the time
-    named here; after a call that got no answer, at once.
+    Any message counts, including errors and progress of other calls. The ping is sent at the latest after twice the
+    given time; after a call that got no answer, at once.
 
     Attributes:
-        owing: seconds without a message while requests are under way; subscriptions do not count.
-        idle: seconds without a message while none are.
-        patience: seconds to wait for a message after the ping; then the connection is given up.
+            owing: seconds without a message while requests are in progress; subscriptions do not count.
+            idle: seconds without a message while none are.
+            patience: seconds to wait for a message after the ping; then the connection is closed.
     """
 
     owing: float = 15.0
@@ -80,7 +80,7 @@ class Health:
 
 
 class UpstreamState(Enum):
-    """What a supervised upstream is doing."""
+    """The state of a supervised upstream."""
 
     CONNECTING = "connecting"
     """A connection is being opened."""
@@ -110,9 +110,9 @@ class UpstreamStatistics:
     """A snapshot of one supervised upstream. Times are on Trio's clock.
 
     Attributes:
-        state: what it is doing.
-        since: when that began.
-        next_attempt: when it is tried again, or None if no time is set.
+            state: its state.
+            since: when it entered that state.
+            next_attempt: when it reconnects or is probed, or None if no time is set.
         connections: connections that were opened.
         restarts: attempts to open one after the first.
         failed_attempts: attempts that failed.
@@ -140,5 +140,5 @@ class UpstreamStatistics:
 
     @property
     def last_reason(self) -> str | None:
-        """What went wrong last, or None if nothing ever did."""
+        """The last of `reasons`, or None if there are none."""
         return self.reasons[-1] if self.reasons else None

@@ -1,7 +1,7 @@
-"""Keeps one connection open: opens it again when it is lost, pauses for a failing server, pings a silent one.
+"""Keeps one connection open: reopens it when it is lost, pauses for a failing server, pings a silent one.
 
-One task owns the connection and goes through the states of `UpstreamState`; callers use `upstream`. Why the circuit
-breaker and the pauses are one state machine: docs/design/upstreams.md.
+One task owns the connection and passes through the states of `UpstreamState`; callers use `upstream`. For why the
+circuit breaker and the pauses are one state machine, see docs/design/upstreams.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _MOST_REASONS: Final = 10
 _LISTEN: Final = "subscriptions/listen"
 _SHUT: Final = (UpstreamState.OPEN, UpstreamState.GIVEN_UP, UpstreamState.ENDED)
-_LONGEST_REASON: Final = 500  # characters, which may be a server's
+_LONGEST_REASON: Final = 500  # characters, which may be a server's text
 _LEVELS: Final = {
     UpstreamState.UP: logging.INFO,
     UpstreamState.WAITING: logging.WARNING,
@@ -81,7 +81,7 @@ class Supervisor:
         return self.statistics.state
 
     async def usable(self, wait: bool) -> ClientSession:
-        """Return the connection that calls may use. `wait` for one, unless the circuit is open or it was given up.
+        """Return the connection for calls. With `wait`, wait for one, unless the circuit is open or it was given up.
 
         Raises:
             UpstreamDown: there is none.
@@ -94,10 +94,10 @@ class Supervisor:
         return session
 
     async def connected(self) -> ClientSession:
-        """Wait for a connection, through open circuits too.
+        """Wait for a connection, even while the circuit is open.
 
         Raises:
-            UpstreamDown: there will be none: the upstream was given up, or left.
+            UpstreamDown: there will be none: the upstream was given up, or its block was left.
         """
         while (session := self._usable) is None:
             if self.state in (UpstreamState.GIVEN_UP, UpstreamState.ENDED):
@@ -162,7 +162,7 @@ class Supervisor:
         return answer
 
     def suspect(self, session: ClientSession) -> bool:
-        """Have this connection checked now, as it may no longer work. Return whether it is still the current one."""
+        """Have this connection checked now, as it may no longer work. Return whether it is still the present one."""
         current = session is self.session and session.session.lost is None
         if current:
             self._suspected.set()
@@ -182,11 +182,11 @@ class Supervisor:
         self._in_a_row = self._calls_in_a_row = 0
         self._open_until = -math.inf
         self._interrupt()
-        self.session = None  # calls from now on get the new one
+        self.session = None  # later calls get the new one
         self._become(UpstreamState.CONNECTING)
 
     def leave(self) -> None:
-        """End: close a connection in order, or stop opening one at once."""
+        """End: close the connection gracefully, or stop opening one at once."""
         self._leaving = True
         self._interrupt()
 
@@ -198,7 +198,7 @@ class Supervisor:
     # Its task
 
     async def run(self) -> None:
-        """Keep a connection open until `leave`; the state is ENDED when the last one is closed."""
+        """Keep a connection open until `leave`; the state is ENDED once the last one is closed."""
         try:
             while not self._leaving:
                 self._interrupted = trio.Event()
@@ -213,12 +213,12 @@ class Supervisor:
 
     @property
     def _open(self) -> bool:
-        """Whether the circuit is open, because of the connections there were or of the calls over the last one."""
+        """Whether the circuit is open, because of failed connections or of failed calls over the last one."""
         breaker = self.breaker
         return breaker is not None and (self._in_a_row >= breaker.failures or self._open_until > -math.inf)
 
     async def _connect(self) -> None:
-        """Open a connection and hold it until it is lost; note what went wrong."""
+        """Open a connection and keep it until it is lost; record what went wrong."""
         why: str | None = "it was given up"
         stood: float | None = None
         opening = self._opening = trio.CancelScope()
@@ -229,7 +229,7 @@ class Supervisor:
                     stood = trio.current_time()
                     await self._hold(session, stood)
                     why = None
-        except Exception as error:  # whatever it is, it is this upstream's failure and no caller's
+        except Exception as error:  # any failure is this upstream's and no caller's
             if not isinstance(error, McpError | OSError | trio.TooSlowError):
                 log.exception("the connection to the upstream %r failed", self.name)
             why = None if why is None else str(error) or type(error).__name__
@@ -237,9 +237,9 @@ class Supervisor:
             self._note(why, stood)
 
     async def _hold(self, session: ClientSession, since: float) -> None:
-        """Let calls through until the connection is lost or no longer wanted.
+        """Allow calls until the connection is lost or no longer wanted.
 
-        A loss is noted before the connection is closed, which may take a while if a process has to be ended.
+        A loss is recorded before the connection is closed, which may take some time if a process has to be ended.
         """
         self.count("connections")
         self.session = session
@@ -290,7 +290,7 @@ class Supervisor:
             await self._interrupted.wait()
 
     def _become(self, state: UpstreamState, next_attempt: float | None = None) -> None:
-        """Change the state, log it, and wake whoever waits for a change."""
+        """Change the state, log it, and wake the tasks that wait for a change."""
         before, now = self.state, trio.current_time()
         self._change(state=state, since=self.statistics.since if before is state else now, next_attempt=next_attempt)
         self._changed.unpark_all()
@@ -346,7 +346,7 @@ class Supervisor:
         return True
 
     async def _answers(self, session: ClientSession, health: Health) -> bool:
-        """Ping the upstream. If nothing arrives the connection is given up, and pending calls fail now."""
+        """Ping the upstream. If nothing arrives the connection is closed, and pending calls fail now."""
         self.count("pings")
         _reset_activity(session)
         try:
@@ -354,9 +354,9 @@ class Supervisor:
                 await session.ping()
             return True
         except RemoteError:
-            return True  # it does not know pings, but it answers
+            return True  # it does not support pings, but it answers
         except (ConnectionLost, InvalidReply) as error:
-            # Over HTTP an unanswered ping is reported as an invalid reply, too, but as one without a size.
+            # Over HTTP an unanswered ping is also reported as an invalid reply, but one without a size.
             if isinstance(error, InvalidReply) and _heard(session):
                 return True
             why = str(error)
@@ -369,12 +369,12 @@ class Supervisor:
         return False
 
 
-# `arriving` is the size of the message that the session's reader took last. What a channel itself reports of a failed
-# exchange has no size, so it does not count as a message of the server's.
+# `arriving` is the size of the message that the session's reader processed last. A channel's own report of a failed
+# exchange has no size, so it does not count as a message of the server.
 
 
 def _reset_activity(session: ClientSession) -> None:
-    """Reset, so that `_heard` is about messages from now on."""
+    """Reset, so that `_heard` counts only messages from now on."""
     session.session.arriving = 0
 
 
@@ -383,5 +383,5 @@ def _heard(session: ClientSession) -> bool:
 
 
 def _owes(session: ClientSession) -> bool:
-    """Whether a request is under way; a subscription is one that may be silent for days."""
+    """Return whether a request is in progress; subscriptions do not count, as they may be silent for days."""
     return any(pending.verb.name != _LISTEN for pending in session.session.pending.values())

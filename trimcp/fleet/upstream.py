@@ -1,7 +1,7 @@
-"""A supervised upstream as callers use it: the methods of a session, over the current connection.
+"""A supervised upstream for its callers: the methods of a session, over the present connection.
 
-`client.session` documents what each method sends and returns. This module decides over which connection it goes, and
-whether it is repeated. `UpstreamSubscription` does the same for subscriptions.
+`client.session` documents what each method sends and returns. This module chooses the connection, and whether a call
+is repeated. `UpstreamSubscription` does the same for subscriptions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BREAKER: Final = Breaker()
 _HEALTH: Final = Health()
 
 WhenDown: TypeAlias = Literal["wait", "fail"]
-"""What a call does while there is no connection."""
+"""What calls do while there is no connection."""
 
 
 class Supervising(TypedDict, total=False):
@@ -70,29 +70,29 @@ def supervise(
     health: Health | None = _HEALTH,
     random: Random | None = None,
 ) -> AbstractAsyncContextManager[Upstream]:
-    """Connect to a server, again whenever the connection is lost, and yield it as an `Upstream`.
+    """Connect to a server, reconnect whenever the connection is lost, and yield it as an `Upstream`.
 
-    The block is entered at once, whether or not the server can be reached; `Upstream.wait_up` waits for it. Leaving
-    the block closes the connection (and ends a child process with it). What the body raises leaves as itself. Losing
-    or giving up the upstream does not end the body.
+    The block is entered at once, even if the server cannot be reached; `Upstream.wait_up` waits for it. Leaving the
+    block closes the connection (and ends its child process). The body's exceptions are raised unchanged. Losing or
+    giving up the upstream does not end the body.
 
     Args:
         client: the client that connects; its handlers serve the upstream.
-        target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or anything
-            else that can be connected to again and again.
+            target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or any other
+                target that can be connected to repeatedly.
         name: used in logs and errors; by default the target's class.
         revision: as for `Client.connect`.
         when_down: whether calls wait for a connection, until their own scopes are cancelled, or fail at once.
         repeat_safe_tools: call a tool once more if the connection is lost meanwhile and the tool's annotations say that
             it only reads or is idempotent. Annotations come from the server and are not verified.
-        restarts: the pauses between attempts, and after how many it is given up.
+            restarts: the pauses between attempts, and the number of attempts after which it is given up.
         breaker: when the circuit opens and for how long; None for never.
         health: when a silent server is pinged; None for never.
         random: draws the pauses, for tests.
 
     Raises:
-        TypeError: the target is none.
-        LocalError: the target is good for one connection only, or there is no such revision.
+            TypeError: the target is not valid.
+            LocalError: the target can be connected to only once, or there is no such revision.
     """
     given = named(target)
     if not isinstance(given, Connectable):
@@ -127,12 +127,12 @@ async def _supervising(
 
 @attrs.define(eq=False, repr=False)
 class Upstream:
-    """A server that is connected to again when it is lost. Any task may use it, until its block is left.
+    """A server that is reconnected when it is lost. Any task may use it, until its block is left.
 
     Its methods are those of `ClientSession`, over the current connection. Cancelling any of them tells the server,
     which stops its handler. While there is no connection they wait for one or fail at once with `UpstreamDown`,
     depending on `when_down`; while the circuit is open, or once it was given up, they always fail at once. When the
-    connection is lost, calls under way fail at once with `ConnectionLost`, which says why.
+    connection is lost, calls in progress fail at once with `ConnectionLost`, which has the reason.
 
     Calls that only read (lists, resources, prompts, completion) are then made once more, over the next connection. A
     tool is not called twice, unless `idempotent=True` is passed, or `repeat_safe_tools` was given and the server lists
@@ -147,12 +147,12 @@ class Upstream:
 
     @property
     def name(self) -> str:
-        """What it is called in logs and errors."""
+        """Its name in logs and errors."""
         return self._supervisor.name
 
     @property
     def state(self) -> UpstreamState:
-        """What it is doing."""
+        """Its present state."""
         return self._supervisor.state
 
     def statistics(self) -> UpstreamStatistics:
@@ -187,10 +187,9 @@ class Upstream:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[ClientSession]:
-        """Yield the current connection, for several calls over the same one and for methods that only it has.
+        """Yield the present connection, for several calls over the same one and for methods that only it has.
 
-        It is not opened again inside the block: when it is lost, its calls fail with `ConnectionLost`. Nothing is
-        repeated.
+        It is not reopened inside the block: when it is lost, its calls fail with `ConnectionLost`. No call is repeated.
 
         Raises:
             UpstreamDown: there is none.
@@ -230,7 +229,7 @@ class Upstream:
         except UpstreamDown:
             raise lost from None
         finally:
-            del lost  # a frame and what was raised in it would keep each other alive
+            del lost  # a frame and the exception raised in it would keep each other alive
         self._supervisor.count("repeated_calls")
         return await self._supervisor.call(ask, session)
 
@@ -285,7 +284,7 @@ class Upstream:
     async def read_resource(
         self, uri: str, *, meta: Mapping[str, JSON] | None = None, fresh: bool = False
     ) -> ReadResourceResult:
-        """Return what a resource holds; see `ClientSession.read_resource`."""
+        """Return the contents of a resource; see `ClientSession.read_resource`."""
         return await self.use(lambda session: session.read_resource(uri, meta=meta, fresh=fresh), idempotent=True)
 
     # Prompts and completion
@@ -303,7 +302,7 @@ class Upstream:
     async def complete(
         self, ref: Reference, name: str, value: str, context: Mapping[str, str] | None = None
     ) -> Completion:
-        """Return what an argument being typed could become; see `ClientSession.complete`."""
+        """Return suggestions for the value of an argument; see `ClientSession.complete`."""
         return await self.use(lambda session: session.complete(ref, name, value, context), idempotent=True)
 
     # Changes
@@ -317,10 +316,10 @@ class Upstream:
         resources_list: bool = False,
         resources: Iterable[str] = (),
     ) -> AsyncIterator[UpstreamSubscription]:
-        """Subscribe to changes, over this connection and those that follow; arguments as for `ClientSession.listen`.
+        """Subscribe to changes, over this connection and the following ones; arguments as for `ClientSession.listen`.
 
-        After each new subscription all that was subscribed to is reported as changed, once, since it may have changed
-        meanwhile. A subscription that the server ends is made again.
+        After each new subscription everything in it is reported as changed, once, since it may have changed meanwhile.
+        A subscription that the server ends is made again.
 
         Raises:
             UpstreamDown: there is no connection.
@@ -344,7 +343,7 @@ def _is_safe(tool: Tool | None) -> bool:
 
 @attrs.define(eq=False, repr=False)
 class UpstreamSubscription:
-    """Changes as they come, over one connection after another; iterate over it, or `receive` them one by one.
+    """Changes over one connection after another; iterate over it, or `receive` them one by one.
 
     Attributes:
         acknowledged: what the server agreed to report in the last subscription.
@@ -361,11 +360,11 @@ class UpstreamSubscription:
     _since: float = attrs.field(init=False, default=0.0)
 
     async def receive(self) -> Change:
-        """Wait for the next change. Of equal changes not received yet only one is kept. Cancelling it loses nothing.
+        """Wait for the next change. Equal changes not received yet are merged. Cancelling this loses nothing.
 
         Raises:
-            UpstreamDown: the upstream was given up, or left.
-            RemoteError, LocalError: the server refuses the subscription after a reconnect.
+                UpstreamDown: the upstream was given up, or its block was left.
+                RemoteError, LocalError: the server refuses the subscription after a reconnect.
         """
         return await self._changes.receive()
 
@@ -383,7 +382,7 @@ class UpstreamSubscription:
     # Its task
 
     async def _run(self) -> None:
-        """Subscribe as often as there is a connection, until the upstream is given up or refuses."""
+        """Subscribe whenever there is a connection, until the upstream is given up or refuses."""
         in_a_row = 0
         supervisor, restarts = self._supervisor, self._supervisor.restarts
         try:
@@ -395,7 +394,7 @@ class UpstreamSubscription:
                     log.debug("the subscription to %r is lost: %s", supervisor.name, error)
                     supervisor.suspect(session)
                 if session.session.lost is None:
-                    # The server ended it, or only the subscription was cut. If that comes at once, pause longer.
+                    # The server ended it, or only the subscription was lost. If that happens at once, pause longer.
                     lasted = trio.current_time() - self._since >= restarts.lasting
                     in_a_row = 0 if lasted else in_a_row + 1
                     await trio.sleep(restarts.pause(in_a_row, supervisor.random))

@@ -78,19 +78,19 @@ def _printable(text: str) -> str:
 
 @attrs.define(eq=False, repr=False)
 class EventDecoder:
-    """Cuts the stream of one response into events.
+    """Splits the stream of one response into events.
 
     Args:
-        max_event: bytes of data one event may have. It may be changed.
-        last_event_id: the id a stream that goes on where another was cut begins with.
+        max_event: the most bytes of data of one event. It may be changed.
+        last_event_id: the last event id at the beginning of a stream that continues another.
 
-    Lines end with CR, LF or both. Comments, unknown fields, an id with a NUL, a retry that is no number and lines
-    other than data over 8 KiB are ignored. An event is complete with its blank line only, so one that the end of
-    the stream cuts is never returned.
+    Lines end with CR, LF or both. Comments, unknown fields, an id with a NUL, a retry that is not a number, and lines
+    other than data over 8 KiB are ignored. Only a blank line completes an event, so an event cut off by the end of the
+    stream is never returned.
 
     Attributes:
-        last_event_id: the newest id of a complete event, with or without data; None before the first.
-        retry: the newest time to wait before reconnecting, in milliseconds, or None.
+        last_event_id: the last id of a complete event, with or without data; None before the first.
+        retry: the last time to wait before reconnecting, in milliseconds, or None.
     """
 
     max_event: int = DEFAULT_MAX_EVENT
@@ -98,14 +98,14 @@ class EventDecoder:
     retry: int | None = attrs.field(init=False, default=None)
     # Until it is known whether the stream begins with a byte order mark.
     _opening: bytes | None = attrs.field(init=False, default=b"")
-    # A line feed would belong to the carriage return that ended the last chunk.
+    # A line feed would belong to the carriage return at the end of the last chunk.
     _after_cr: bool = attrs.field(init=False, default=False)
-    # The line under way.
+    # The incomplete line.
     _tail: Gathered = attrs.field(init=False, factory=Gathered)
-    _skipping: bool = attrs.field(init=False, default=False)  # its rest is of no interest
-    # It is data of an event beyond the limit: its rest goes to the scanner.
+    _skipping: bool = attrs.field(init=False, default=False)  # the rest of the line is ignored
+    # The line is data of an event beyond the limit: its rest is fed to the scanner.
     _in_data: bool = attrs.field(init=False, default=False)
-    # The event under way.
+    # The incomplete event.
     _data: bytes | bytearray | None = attrs.field(init=False, default=None)
     _scanner: IdScanner | None = attrs.field(init=False, default=None)  # set while the event is beyond the limit
     _type: str = attrs.field(init=False, default="")
@@ -114,11 +114,11 @@ class EventDecoder:
 
     @property
     def held(self) -> int:
-        """Bytes kept of unfinished data and an unfinished line: at most `max_event` and 8 KiB."""
+        """Bytes of incomplete data and an incomplete line in memory: at most `max_event` and 8 KiB."""
         return self._tail.size + len(self._data or b"")
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes complete, in order."""
+        """Return the events that these bytes complete, in order."""
         if self._opening is not None:
             chunk = self._opening + chunk
             if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
@@ -131,7 +131,7 @@ class EventDecoder:
             chunk = chunk.removeprefix(b"\n")
         if not chunk:
             return []
-        lines = chunk.splitlines()  # for bytes: at CR, LF and CRLF, nowhere else
+        lines = chunk.splitlines()  # for bytes: only at CR, LF and CRLF
         rest = b""
         if chunk.endswith(b"\r"):
             self._after_cr = True
@@ -150,10 +150,10 @@ class EventDecoder:
             self._begin(rest)
         return events
 
-    # The line under way
+    # The incomplete line
 
     def _begin(self, piece: bytes) -> None:
-        """Keep a piece of a line whose end has not come, or what is needed of it."""
+        """Keep a piece of an incomplete line, or the part of it that is needed."""
         if self._skipping:
             return
         if self._in_data:
@@ -175,7 +175,7 @@ class EventDecoder:
                 self._count(block)
 
     def _finish(self, piece: bytes) -> None:
-        """The line under way ends with this piece. One that goes beyond a limit with it is not put together first."""
+        """Process the last piece of the present line. A line that it takes beyond a limit is not joined first."""
         self._begin(piece)
         if self._skipping:
             self._skipping = False
@@ -186,7 +186,7 @@ class EventDecoder:
             self._line(self._tail.take())
 
     def _line(self, line: bytes) -> None:
-        """Take in a whole line that is not blank."""
+        """Process a complete line that is not blank."""
         if line.startswith(b"data:"):
             self._add(_value(line))
         elif line == b"data":
@@ -204,10 +204,10 @@ class EventDecoder:
         elif name == b"retry" and value.isdigit() and len(value) <= _MAX_DIGITS:
             self.retry = self._retry = int(value)
 
-    # The event under way
+    # The incomplete event
 
     def _over(self, more: int) -> bool:
-        """Whether so many bytes, as one more line, take the event's data beyond the limit."""
+        """Return whether one more line with so many bytes takes the event's data beyond the limit."""
         return more + (0 if self._data is None else len(self._data) + 1) > self.max_event
 
     def _add(self, value: bytes) -> None:
@@ -217,14 +217,14 @@ class EventDecoder:
         elif self._data is None:
             self._data = value
         else:
-            # One buffer, not a list: of many tiny lines each would cost many times its size.
+            # One buffer instead of a list, in which each tiny line would take many times its size.
             if type(self._data) is bytes:
                 self._data = bytearray(self._data)
             self._data += b"\n"
             self._data += value
 
     def _count(self, piece: bytes | bytearray) -> None:
-        """Show data beyond the limit to the scanner, which keeps no more than an id."""
+        """Feed data beyond the limit to the scanner, which keeps only an id."""
         if self._scanner is None:
             self._scanner = IdScanner()
             if self._data is not None:
@@ -234,7 +234,7 @@ class EventDecoder:
         self._scanner.feed(piece)
 
     def _dispatch(self, events: list[Event]) -> None:
-        """End the event under way; without data there was none, but its id counts."""
+        """End the event. Without data no event is returned, but its id is kept."""
         if self._id is not None:
             self.last_event_id = self._id
         data, scanner = self._data, self._scanner
@@ -248,5 +248,5 @@ class EventDecoder:
 
 
 def _value(line: bytes) -> bytes:
-    """What a data line says."""
+    """Return the value of a data line."""
     return line[6 if line.startswith(b"data: ") else 5 :]
