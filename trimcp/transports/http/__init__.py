@@ -1,1 +1,1 @@
-"""MCP over HTTP: one face that knows routes and streams, the hosts it runs on, and the clients."""
+"""MCP over HTTP: the face with its routes and streams, the hosts that run it, and the clients."""

@@ -240,7 +240,7 @@ class EventStream:
         self._leave(event)
 
     def _leave(self, data: bytes = b"") -> None:
-        """End the response, with this at its end, but not the stream."""
+        """End the response after `data`; the stream goes on."""
         reply = self.reply
         if reply is not None:
             self.detach()
@@ -253,7 +253,7 @@ class EventStream:
 
 
 class StreamSink(Sink):
-    """A sink of which a stream takes the messages, if it has one: what such sinks have in common."""
+    """The common part of sinks that send their messages on one `EventStream`, once they have one."""
 
     __slots__ = ()
 
@@ -264,7 +264,7 @@ class StreamSink(Sink):
         return self._stream is not None and self._stream.full
 
     async def room(self) -> None:
-        """Wait for the reader of this stream, and for no other."""
+        """Wait for the reader of this stream only."""
         if self._stream is not None:
             await self._stream.room()
 

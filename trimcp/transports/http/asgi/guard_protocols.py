@@ -149,7 +149,7 @@ class _ReportingConnection(wsproto.connection.Connection):
 
     behind: bool = False  # whether more frames may be buffered
 
-    def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # theirs is no wider in fact
+    def events(self) -> Iterator[wsproto.events.Event]:  # type: ignore[override]  # the original yields the same types
         self.behind = False
         for count, event in enumerate(super().events(), 1):
             broken = isinstance(event, wsproto.events.CloseConnection) and self.state is _OPEN
@@ -197,7 +197,7 @@ async def _handle_websocket(original: Method, stream: WSStream, event: events.Ev
 
 def _note_time(stream: WSStream, message: LimitedMessage, size: int) -> None:
     """Set the deadline of a message that has begun, and extend it for the bytes that have arrived."""
-    limits: HttpLimits = stream.config.limits  # type: ignore[attr-defined]  # guards meet none but a GuardedConfig
+    limits: HttpLimits = stream.config.limits  # type: ignore[attr-defined]  # guards run only with a GuardedConfig
     credit = size / limits.body_rate
     if message.due < math.inf:
         message.due += credit
@@ -210,7 +210,7 @@ def _note_time(stream: WSStream, message: LimitedMessage, size: int) -> None:
 async def _end_late(stream: WSStream, message: LimitedMessage, scope: trio.CancelScope) -> None:
     """End the connection if its message is not complete in time."""
     with scope:
-        while trio.current_time() < message.due:  # noqa: ASYNC110  # it may be moved meanwhile
+        while trio.current_time() < message.due:  # noqa: ASYNC110  # the deadline may be moved meanwhile
             await trio.sleep_until(message.due)
     if not scope.cancelled_caught and not stream.closed and message.watch is scope:
         close = wsproto.events.CloseConnection(code=_POLICY, reason="a message took too long")

@@ -121,7 +121,7 @@ async def serve_hypercorn(
             if shutdown_trigger is not None:
                 nursery.start_soon(_trigger, shutdown_trigger, watched.ending)
             await hypercorn.trio.serve(
-                watched,  # type: ignore[arg-type]  # it is no function
+                watched,  # type: ignore[arg-type]  # an object with `__call__`, not a function
                 config,
                 shutdown_trigger=watched.ending.wait,
                 mode="asgi",

@@ -67,7 +67,7 @@ class Trouble:
         untouched: the server cannot have acted on the request.
         passing: another attempt may succeed.
         after: seconds the server asks to wait before it, or None.
-        answer: the error in the server's reply, or None.
+        answer: the error with which the server refused the request, or None.
         nonsense: the reply was not a valid answer.
         status: the status of its reply, or 0 without one.
         authorization: if no access token could be obtained: the authorization server's code, or ""; else None.
