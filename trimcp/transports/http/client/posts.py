@@ -323,7 +323,7 @@ class Notices:
         over: trio.Event,
         confirming: trio.Event | None,
     ) -> None:
-        """Send a message once all of `first` are set. Then set `over`, and abandon the request that it cancels, if any."""
+        """Send a message once all of `first` are set. Then set `over`, and abandon the request it cancels, if any."""
         state, timeout = self._state, self._state.timeouts.notice
         what = "an answer of ours" if outgoing.kind is Kind.REPLY else f"a {outgoing.kind.value} of ours"
         try:
