@@ -1,6 +1,6 @@
-"""One session over a connection that carries many calls at a time: its handshake, its calls, its reopening.
+"""One session over a connection with many concurrent calls: its handshake, its calls, its reopening.
 
-Knows neither pipes nor frames; a `LoadChannel` does.
+It is independent of the transport, which is a `LoadChannel`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import encode_error, encode_result
 
-_REMEMBERED: Final = 65_536  # calls given up, whose answers may still come
+_REMEMBERED: Final = 65_536  # abandoned calls whose responses may still arrive
 
 
 def _answer_to(message: dict[str, Any]) -> bytes | None:
-    """Return the answer to a request of the server's; None for a notification, and for one without a proper id.
+    """Return the response to a request from the server; None for a notification, or without a valid id.
 
-    A load does nothing for a server but live: pings are answered, anything else is refused.
+    Pings are answered, all other requests are refused.
     """
     id = message.get("id")
     if not isinstance(id, str | int) or isinstance(id, bool):
@@ -40,16 +40,16 @@ def _answer_to(message: dict[str, Any]) -> bytes | None:
 
 @attrs.define(eq=False)
 class LoadCaller:
-    """The calls of one connection: which wait for an answer, and whether it is the right one.
+    """The calls of one connection: matches and checks their responses.
 
-    It does no I/O: it takes messages as they came and returns messages to send; whoever calls says what time it is.
+    It does no I/O: it takes received messages and returns messages to send; the caller passes the time.
 
     Attributes:
-        supply: where calls come from.
-        places: how many may be under way.
-        think: seconds that a place stays empty after an answer.
-        wake: called when there may be something to send although nothing arrived. It must not raise.
-        greeting: the result of `initialize`, once it is there; an error's text if it was refused.
+        supply: the source of calls.
+        places: the maximum number of concurrent calls.
+        think: seconds between a response and the next call in its place.
+        wake: called when there may be a message to send although none arrived. It must not raise.
+        greeting: the result of `initialize`, once received; an error's text if it was refused.
     """
 
     supply: Supply
@@ -71,13 +71,13 @@ class LoadCaller:
 
     @property
     def idle(self) -> bool:
-        """Whether no call waits for its answer."""
+        """Whether no call waits for its response."""
         return not self._pending
 
-    # What is to be sent
+    # Messages to send
 
     def ready(self, now: float) -> list[bytes]:
-        """Return what is to be sent now: answers to the server, calls for free places, cancellations due."""
+        """Return the messages to send now: responses to the server, calls for free places, due cancellations."""
         messages = self.answers()
         while self._thinking and self._thinking[0] <= now:
             self._thinking.popleft()
@@ -99,12 +99,12 @@ class LoadCaller:
         return messages
 
     def due(self) -> float:
-        """Return when `ready` is to be called although nothing came in: `math.inf` for never."""
+        """Return the time for the next `ready` without a received message: `math.inf` for never."""
         limit = self._limits[0][0] if self._limits else math.inf
         return min(limit, self._thinking[0]) if self._thinking else limit
 
     def _wait(self) -> None:
-        """Leave word that there is a free place; also at the end of all, which has to be noticed."""
+        """Register a free place with the supply; it also wakes when no more calls begin."""
         if not self._is_waiting and not self.supply.over:
             self._is_waiting = True
             self.supply.wait(self._woken)
@@ -119,15 +119,15 @@ class LoadCaller:
             if self.give_up(id, now):
                 messages.append(cancellation(id))
 
-    # Calls that somebody else sends
+    # Calls that the transport sends itself
 
     def begin(self, id: int, call: LoadCall) -> None:
-        """Expect the answer to this call."""
+        """Expect the response to this call."""
         self._id = id
         self._pending[id] = call
 
     def give_up(self, id: int, now: float) -> bool:
-        """Expect the answer to a call no more; False if it has come already."""
+        """Stop expecting the response to a call; return False if it has already arrived."""
         call = self._pending.pop(id, None)
         if call is None:
             return False
@@ -139,18 +139,18 @@ class LoadCaller:
         return True
 
     def answers(self) -> list[bytes]:
-        """Return the answers to what the server has asked, which are to be sent."""
+        """Return the responses to requests from the server, to be sent."""
         answers, self._answers = self._answers, []
         return answers
 
-    # What arrived
+    # Received messages
 
     def take(self, text: bytes, now: float) -> None:
-        """Take in one message."""
+        """Process one received message."""
         try:
             message = orjson.loads(text)
         except orjson.JSONDecodeError:
-            if self.greeting is not None:  # what it says on starting up has nothing to do with a call
+            if self.greeting is not None:  # output during startup does not belong to a call
                 self.supply.tally.wrong("not JSON", text.decode(errors="replace"), now)
             return
         for each in message if type(message) is list else (message,):
@@ -187,7 +187,7 @@ class LoadCaller:
             self.greeting = result if isinstance(result, dict) else repr(message.get("error"))
             self.wake()
         elif type(id) is int and id in self._given_up:
-            del self._given_up[id]  # it crossed the cancellation
+            del self._given_up[id]  # it was sent before the cancellation arrived
         elif type(id) is int and 0 <= id <= self._id:
             self.supply.tally.wrong("answered twice", message, now)
         elif id is None and "error" in message:
@@ -211,7 +211,7 @@ class LoadCaller:
     # The end of the connection
 
     def fail(self, id: object, kind: str, why: str, now: float) -> None:
-        """A message could not be sent: the call of this id has failed, if it is one."""
+        """Count the failure of a message that could not be sent, and of its call if it was one."""
         self.supply.tally.wrong(kind, why, now)
         if type(id) is int and self._pending.pop(id, None) is not None:
             self._settle(now)
@@ -220,7 +220,7 @@ class LoadCaller:
         self.wake()
 
     def lose(self, kind: str, why: str, now: float) -> None:
-        """The connection is gone: every call that waits for its answer has failed."""
+        """Count every waiting call as failed: the connection is lost."""
         lost, self._pending = self._pending, {}
         for _ in lost:
             self.supply.tally.wrong(kind, why, now)
@@ -234,41 +234,41 @@ class LoadCaller:
 
 
 class LoadChannel(Protocol):
-    """One connection as the load needs it: whole messages, as they stand on the wire."""
+    """One connection for the load: sends and receives whole messages as bytes."""
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Send what the system takes now, and leave the rest to `run`. Does not raise."""
+        """Send without waiting what the system takes, and leave the rest to `run`. Does not raise."""
 
     async def run(self) -> None:
-        """Send what `send` left over, for as long as the connection is used.
+        """Send what `send` left over, until cancelled.
 
         Raises:
-            trio.BrokenResourceError: nothing can be sent any more.
+            trio.BrokenResourceError: the connection broke.
         """
 
     async def receive(self) -> Sequence[bytes]:
-        """Return all messages that have arrived, maybe none. Cancelling it loses nothing.
+        """Return all messages that have arrived, perhaps none. Cancelling it loses nothing.
 
         Raises:
-            trio.EndOfChannel, trio.BrokenResourceError: nothing will arrive any more.
+            trio.EndOfChannel, trio.BrokenResourceError: the connection has ended.
         """
         ...
 
     async def close_reason(self) -> str:
-        """Say how the connection ended."""
+        """Return how the connection ended, as text."""
         ...
 
 
 Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[LoadChannel]]
-"""Opens a connection, within `Plan.opening`. An McpError says that there is none; leaving the block closes it."""
+"""Opens a connection, within `Plan.opening`. Raises McpError if it cannot; leaving the block closes it."""
 
 
 async def run_session(
     load: Load, opener: Opener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run one session to the end of the measurement, and open it again where it breaks, so often as the plan says.
+    """Run one session to the end of the measurement; if it breaks, open it again, at most `Plan.reopen` times.
 
-    It counts as started once it can be used, or the first attempt to open it has failed.
+    It calls `started` once the session can be used, or the first attempt to open it has failed.
     """
     caller = LoadCaller(load.supply, load.plan.places, load.plan.think)
     started = trio.Event()
@@ -303,7 +303,7 @@ async def run_session(
 
 @attrs.define(eq=False)
 class _Conversation:
-    """The life of one connection."""
+    """One connection, from its handshake to its end."""
 
     _load: Load
     _caller: LoadCaller
@@ -316,7 +316,7 @@ class _Conversation:
     _why: str | None = attrs.field(init=False, default=None)
 
     async def run(self, usable: Callable[[], object]) -> tuple[str, str | None]:
-        """Carry calls until there are none left, or the connection ends; return the kind of that end and why."""
+        """Make calls until none are left or the connection ends; return the kind of the end and its reason."""
         load, caller = self._load, self._caller
         caller.wake = self._kick
         try:
@@ -344,7 +344,7 @@ class _Conversation:
         self._end("connection lost" if self._is_open else "no connection", await self._channel.close_reason())
 
     async def _greet(self) -> bool:
-        """Shake hands, or where there is no handshake wait for a first answer; False if there is none."""
+        """Do the handshake, or without one wait for a first response; return False if none arrives."""
         load = self._load
         self._channel.send([load.greeting()])
         with trio.move_on_after(load.plan.opening):
@@ -379,14 +379,14 @@ class _Conversation:
             await self._lost()
 
     async def _keep_time(self) -> None:
-        """Wake up for what is due although nothing arrives: timeouts, cancellations, the end of thinking."""
+        """Wake up for due timeouts, cancellations and ends of think times."""
         while True:
             self._timer = trio.CancelScope(deadline=self._caller.due())
             with self._timer:
                 await trio.sleep_forever()
             self._pump(trio.current_time())
 
-    # What makes calls begin
+    # Beginning calls
 
     def _kick(self) -> None:
         if self._caller.greeting is not None:

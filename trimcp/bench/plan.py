@@ -1,6 +1,6 @@
-"""What a measurement does: which requests, how many at a time, for how long. Values that check themselves.
+"""The settings of a measurement, validated: which requests, how many at a time, for how long.
 
-A field of `Plan` with a help text is an option of `trimcp bench`: its metadata are settings of that option.
+A field of `Plan` with a help text is an option of `trimcp bench`; its metadata are settings of that option.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trimcp.wire.jsonrpc import encode
 from trimcp.wire.revisions import REVISIONS, find
 
 NUMBER: Final = "{n}"
-"""What stands for the number of a call in the texts of its parameters, and in the text that is expected."""
+"""The placeholder for a call's number in the texts of its parameters, and in the expected text."""
 
 _OPEN_LOOP: Final = 256
 _MOST: Final = 100_000
@@ -25,12 +25,12 @@ _USUAL_SECONDS: Final = 10.0
 
 @attrs.frozen
 class NumberCheck:
-    """A validator for numbers in a range; it lets None pass.
+    """A validator for numbers in a range; it accepts None.
 
     Attributes:
         least, most: the limits.
         above: `least` itself is not allowed.
-        whole: only whole numbers are.
+        whole: only whole numbers are allowed.
     """
 
     least: float = 0
@@ -39,7 +39,7 @@ class NumberCheck:
     whole: bool = False
 
     def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        """Raise a LocalError if it is not."""
+        """Raise LocalError if the value is not valid."""
         if value is None:
             return
         kind = int if self.whole else int | float
@@ -57,7 +57,7 @@ def _number(default: float | None, check: NumberCheck, help: str | None = None, 
 
 
 def _choice(*choices: str, help: str) -> Any:
-    """Return a field with one of these values; the first is the default."""
+    """Return a field that has one of these values; the first is the default."""
 
     def check(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -88,11 +88,10 @@ class MixEntry:
     """One kind of request in the mix of a load.
 
     Attributes:
-        method: what is called.
-        params: its parameters; `{n}` in any text of them becomes the call's number, which begins with 1.
-        weight: how often it is sent, in proportion to the others of the mix.
-        expect: what the first text block of the result has to be, `{n}` replaced; None for any result that is no
-            error.
+        method: the method of the request.
+        params: its parameters; `{n}` in any of their texts becomes the call's number, which begins with 1.
+        weight: how often it is sent, relative to the others of the mix.
+        expect: the expected first text block of the result, with `{n}` replaced; None for any result except an error.
     """
 
     method: str = attrs.field(validator=_text)
@@ -124,7 +123,7 @@ class MixEntry:
                 "weight": ..., "expect": ...}`.
 
         Raises:
-            LocalError: it describes none; the text says why.
+            LocalError: the entry is not valid; the text has the reason.
         """
         if not isinstance(value, Mapping):
             raise LocalError(f"an entry of the mix must be an object, not {value!r:.60}")
@@ -145,7 +144,7 @@ class MixEntry:
 
     @property
     def label(self) -> str:
-        """What to call it: the tool's name, or the method."""
+        """Its display name: the tool's name, or the method."""
         return str(self.params["name"]) if self.method == "tools/call" else self.method
 
 
@@ -155,32 +154,32 @@ def _as_mix(value: MixEntry | Iterable[MixEntry]) -> tuple[MixEntry, ...]:
 
 @attrs.frozen
 class Plan:
-    """One measurement. Each session is a connection of its own (Streamable HTTP: as many as calls are under way).
+    """One measurement. Each session is a connection of its own (Streamable HTTP: one for each concurrent call).
 
     Attributes:
-        mix: the requests, chosen at random by weight; one alone is sent over and over.
+        mix: the requests, chosen at random by weight; a single one is repeated.
     """
 
     mix: tuple[MixEntry, ...] = attrs.field(default=(), converter=_as_mix)
     sessions: int = _number(1, _AMOUNT, "Connections.")
     under_way: int | None = _number(None, _AMOUNT, "Calls under way in each.  [default: 1]")
-    """Calls under way in each session at most; None for 1, and with `rate` for 256 in all sessions together."""
+    """The most concurrent calls in each session; None for 1, and with `rate` for 256 in all sessions together."""
     rate: float | None = _number(None, _POSITIVE, "Begin so many calls a second, answered or not (open loop).")
-    """In all sessions together. A call's time counts from when it should have begun."""
+    """Calls per second, in all sessions together. A call's time counts from when it should have begun."""
     spacing: Literal["constant", "poisson"] = _choice("constant", "poisson", help="How --rate spaces them.")
-    """At equal distances, or at random ones as those of many people are."""
+    """At equal intervals, or at random ones (a Poisson process), as from many independent users."""
     backlog: int = _number(10_000, _COUNT)
-    """Calls of the open loop that wait for a free place at most; what comes then is not begun, and an error."""
+    """The most calls of the open loop that wait for a free place; further ones are not begun and count as errors."""
     think: float = _number(0.0, NumberCheck(), "Time between an answer and the next.", "SECONDS")
     seconds: float | None = _number(None, _POSITIVE, "Measure for so long.  [default: 10; each round: 3]", "SECONDS")
     count: int | None = _number(None, _COUNT, "Measure so many calls instead.")
     warm_up: float = _number(0.0, NumberCheck())
-    """Seconds before the measurement, in which the same calls are sent and not counted."""
+    """Seconds before the measurement in which the same calls are sent but not counted."""
     warm_up_count: int = _number(0, NumberCheck(whole=True))
-    """Calls before the measurement, likewise."""
+    """Calls before the measurement that are not counted."""
     cancel: float = _number(0.0, _SHARE, "Cancel this share, 0.1 for a tenth.", "SHARE")
     cancel_after: float | None = _number(None, NumberCheck(), "Time until then.  [default: random]", "SECONDS")
-    """In seconds; None for a random part of the mean time of a call so far."""
+    """Seconds from the beginning of a call to its cancellation; None for a random part of the mean time of a call."""
     timeout: float | None = _number(None, _POSITIVE, "Give a call up after this time.", "SECONDS")
     timeouts: float = _number(1.0, _SHARE, "The share that --timeout is for.", "SHARE")
     progress: bool = attrs.field(
@@ -190,22 +189,22 @@ class Plan:
         default=0, kw_only=True, metadata={"help": "What everything random begins with.", "metavar": "N"}
     )
     revision: str | None = attrs.field(default=None, kw_only=True)
-    """The one to speak, by its date; None for what client and server agree on."""
+    """The revision to use, by its date; None to negotiate it."""
     transport: Literal["auto", "http", "sse"] = _choice(
         "auto", "http", "sse", help="Streamable HTTP, or the older HTTP+SSE."
     )
-    """Of a server at an http URL; "auto" for whichever it turns out to speak."""
+    """The transport for an http URL; "auto" to detect it."""
     reply: Literal["any", "json", "sse"] = _choice(
         "any", "json", "sse", help="How a server has to answer a POST; anything else is an error."
     )
     pids: tuple[int, ...] = attrs.field(default=(), kw_only=True)
-    """Processes whose CPU time and memory, with their descendants', are the server's, beside a child's."""
+    """Processes whose CPU time and memory count as the server's, with their descendants and any child process."""
     reopen: int = _number(3, NumberCheck(whole=True))
-    """How often a session that breaks is opened again."""
+    """How often a broken session is opened again."""
     opening: float = _number(30.0, _POSITIVE)
-    """Seconds a session may take to open."""
+    """Seconds for opening a session."""
     patience: float = _number(10.0, _POSITIVE)
-    """Seconds to wait in the end for calls still under way, and of silence after which a count of calls is given up."""
+    """Seconds to wait at the end for running calls; also the silence after which a measurement by calls ends."""
 
     def __attrs_post_init__(self) -> None:
         if self.seconds is not None and self.count is not None:
@@ -226,20 +225,20 @@ class Plan:
 
     @property
     def duration(self) -> float | None:
-        """Seconds to measure, or None if calls are counted."""
+        """Seconds to measure, or None if the number of calls is given."""
         if self.count is not None:
             return None
         return _USUAL_SECONDS if self.seconds is None else self.seconds
 
     @property
     def places(self) -> int:
-        """Calls under way in each session at most."""
+        """The most concurrent calls in each session."""
         if self.under_way is not None:
             return self.under_way
         return 1 if self.rate is None else max(1, math.ceil(_OPEN_LOOP / self.sessions))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values, under the names they have here."""
+        """Return the settings as JSON values, under the names of the attributes."""
         plan = attrs.asdict(self)
         lists = {"mix": list(plan["mix"]), "pids": list(self.pids)}
         return {**plan, **lists, "under_way": self.places, "seconds": self.duration}

@@ -1,4 +1,4 @@
-"""What a measurement found: the whole at its end, and how things stand meanwhile."""
+"""The results of a measurement: the report at its end, and snapshots meanwhile."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import Plan
 
 FORMAT: Final = 1
-"""Which form of JSON `Report.to_json` gives; another number means that names or units have changed."""
+"""The version of the JSON of `Report.to_json`; it changes if names or units change."""
 
 WireName = Literal["stdio", "http", "sse", "websocket"]
 
 _BUSY: Final = 0.8
-_ENOUGH: Final = 10  # calls, one after the other: then those cut off by beginning and end hardly move the rate
+_ENOUGH: Final = 10  # sequential calls: from here on those cut off at beginning and end hardly affect the rate
 _MILLI: Final = 1e3
 _PLAIN: Final = (
     *("target", "transport", "revision", "reply", "seconds", "calls", "after", "per_second", "rough"),
     *("bytes_in", "bytes_out", "cancelled", "timed_out", "late", "interrupted"),
 )
-"""What is in the JSON under its own name."""
+"""The attributes that have the same name in the JSON."""
 _MEBI: Final = 1024 * 1024
 
 
 @attrs.define
 class Failures:
-    """How many failures of one kind there were, and what the first said: untrusted text, made safe to show."""
+    """The number of failures of one kind, and the text of the first: untrusted, made safe to show."""
 
     count: int
     example: str
@@ -36,12 +36,12 @@ class Failures:
 
 @attrs.frozen
 class Cost:
-    """What the server's processes took.
+    """The resources that the server's processes used.
 
     Attributes:
         cpu_seconds: CPU time of all of them while calls were counted.
-        rss: bytes of memory they held in the end.
-        peak_rss: bytes of the most each ever held, added up.
+        rss: bytes of resident memory at the end.
+        peak_rss: the sum of their peaks of resident memory, in bytes.
     """
 
     cpu_seconds: float
@@ -51,12 +51,12 @@ class Cost:
 
 @attrs.frozen
 class Generator:
-    """What producing the load took of this process.
+    """The resources that this process used to produce the load.
 
     Attributes:
         cpu_seconds: its CPU time while calls were counted.
-        seconds: the wall clock's time meanwhile.
-        answers: replies it dealt with in that time, right or wrong.
+        seconds: the wall-clock time meanwhile.
+        answers: responses processed in that time, right or wrong.
     """
 
     cpu_seconds: float
@@ -70,12 +70,12 @@ class Generator:
 
     @property
     def saturated(self) -> bool:
-        """Whether it may have been what limited the rate, so that the server could do more."""
+        """Whether it may have limited the rate, so that the server could be faster."""
         return self.busy > _BUSY
 
     @property
     def ceiling(self) -> float | None:
-        """How many calls per second it could make of this kind, by what each took; None without any."""
+        """Estimated calls of this kind per second that it could make at most; None without any call."""
         return self.answers / self.cpu_seconds if self.cpu_seconds and self.answers else None
 
 
@@ -92,17 +92,17 @@ class Second:
 
 @attrs.frozen
 class Snapshot:
-    """How things stand, some time after the last one. What is not of `seconds` is so far, as in `Report`.
+    """The state during a measurement. Totals are so far, as in `Report`, unless they are about `seconds`.
 
     Attributes:
-        elapsed: seconds since the measurement began; negative while the server is warming up.
-        share: how much of it is done, from 0 to 1.
-        seconds: since the last snapshot.
-        times: of calls answered rightly in `seconds`.
-        reported: notifications of progress in `seconds`.
-        under_way: calls that wait for their answer now.
-        sessions: how many are open.
-        busy: the share of one core that producing the load took in `seconds`.
+        elapsed: seconds since the measurement began; negative during the warm-up.
+        share: the part that is done, from 0 to 1.
+        seconds: the time since the last snapshot.
+        times: the times of calls answered rightly in `seconds`.
+        reported: progress notifications in `seconds`.
+        under_way: calls that wait for their response now.
+        sessions: the number of open sessions.
+        busy: the share of one core that this process used in `seconds`.
     """
 
     elapsed: float
@@ -122,7 +122,7 @@ class Snapshot:
 
     @property
     def warming_up(self) -> bool:
-        """Whether nothing is counted yet."""
+        """Whether counting has not begun."""
         return self.elapsed < 0
 
     @property
@@ -133,34 +133,34 @@ class Snapshot:
 
 @attrs.frozen
 class Report:
-    """What a measurement found.
+    """The results of a measurement.
 
-    What was answered after `seconds` is checked like everything else, and a failure counts; but it is no longer one
-    of the `calls`, and so in no rate. Its time is among `latency`: the slowest must not be lost at the end.
+    A response after `seconds` is checked like any other, and a failure counts. A right one is not in `calls` nor in any
+    rate, but its time is in `latency`, so that the slowest calls are not lost at the end.
 
     Attributes:
-        target: what was measured, as one may show it: secrets left out.
-        transport: what carried the messages.
-        revision: the revision spoken, by its date.
-        reply: how a server over Streamable HTTP answered; "mixed" if in both ways, None elsewhere.
-        server_name, server_version: what the server calls itself, or None. Untrusted text.
-        plan: what was to be done.
+        target: the measured server, without secrets.
+        transport: the transport of the messages.
+        revision: the revision used, by its date.
+        reply: the kind of response over Streamable HTTP, "json" or "sse"; "mixed" for both, None elsewhere.
+        server_name, server_version: as the server declares them, or None. Untrusted text.
+        plan: the settings of the measurement.
         seconds: how long calls were counted.
-        calls: how many were answered rightly in that time.
-        after: how many were answered rightly after it.
-        parts: all of these, each as the part of its time that lies in `seconds`.
-        bytes_in, bytes_out: bytes received and sent in that time, with HTTP's heads and WebSocket's frames, without
+        calls: calls answered rightly in that time.
+        after: calls answered rightly after it.
+        parts: the sum over all these calls of the share of each call's time that lies in `seconds`.
+        bytes_in, bytes_out: bytes received and sent in that time, including HTTP heads and WebSocket frames, without
             TLS.
-        errors: failed calls by kind; a kind is a few words, such as "wrong text".
-        cancelled: calls given up midway because the plan wanted it.
-        timed_out: calls given up because their answer did not come in time.
+        errors: failed calls by kind; a kind is a short text, such as "wrong text".
+        cancelled: calls cancelled midway as planned.
+        timed_out: calls abandoned because the response did not arrive in time.
         late: calls of an open loop that began more than 10 ms after they should have, or not at all.
         latency: the times of right answers.
-        over_time: second by second.
-        progress: notifications of progress received.
-        cost: of the server's processes; None where they cannot be read.
-        generator: of this process.
-        interrupted: whether it was ended before its time.
+        over_time: the results of each second.
+        progress: progress notifications received.
+        cost: the resources of the server's processes; None if they cannot be read.
+        generator: the resources of this process.
+        interrupted: whether it was ended early.
     """
 
     target: str
@@ -189,7 +189,7 @@ class Report:
 
     @property
     def rough(self) -> bool:
-        """Whether fewer than ten calls, one after the other, fit in `seconds`, so that the rate is an estimate."""
+        """Whether fewer than ten sequential calls fit in `seconds`, so that the rate is an estimate."""
         if self.plan.count is not None:
             return False  # nothing is cut off
         if self.plan.rate is not None:
@@ -198,10 +198,10 @@ class Report:
 
     @property
     def counted(self) -> float:
-        """The calls that `seconds` had room for: `calls`, or where it is `rough` their `parts`.
+        """The number of calls in `seconds`: `calls`, or `parts` if it is `rough`.
 
-        Of few long calls it is chance how many end in time: five at once that take 1.5 s each end twice or once in
-        two seconds, which is 5 or 2.5 calls a second. Their parts give the right 3.33 either way.
+        How many of a few long calls end in time is chance: of five concurrent calls of 1.5 s each, 5 or 10 end in two
+        seconds, which is 2.5 or 5 calls per second. With `parts` the rate is the right 3.33 in both cases.
         """
         return self.parts if self.rough else self.calls
 
@@ -212,26 +212,26 @@ class Report:
 
     @property
     def progress_per_second(self) -> float:
-        """Notifications of progress per second."""
+        """Progress notifications per second."""
         return self.progress / self.seconds if self.seconds else 0.0
 
     @property
     def cpu_per_call(self) -> float | None:
-        """CPU seconds of the server for each call; None where they or the calls are not known."""
+        """CPU seconds of the server per call; None if unknown or without calls."""
         return self.cost.cpu_seconds / self.counted if self.cost is not None and self.counted else None
 
     @property
     def failures(self) -> int:
-        """How many calls failed, of any kind."""
+        """The number of failed calls of all kinds."""
         return sum(each.count for each in self.errors.values())
 
     @property
     def right(self) -> bool:
-        """Whether there were answers and all of them right. Calls given up on purpose do not count against it."""
+        """Whether there were answers and all were right. Calls cancelled as planned do not count."""
         return not self.errors and (self.calls > 0 or self.latency.count > 0 or self.cancelled + self.timed_out > 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; the names say the units, and null is what is not known."""
+        """Return it as JSON values; names include the units, and null is unknown."""
         latency = self.latency
         return {
             "format": FORMAT,

@@ -1,4 +1,4 @@
-"""One request of the mix, prepared so that sending it is filling in two numbers; and what a right answer to it is."""
+"""One request of the mix, prepared so that only two numbers are filled in per call; and the check of its responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
 CLIENT: Final = {"name": "trimcp-bench", "version": "1"}
-"""How the load introduces itself to servers."""
+"""The `clientInfo` of the load."""
 
 _MEMBER: Final = {
     "tools/call": "content",
@@ -28,10 +28,10 @@ _MEMBER: Final = {
     "resources/read": "contents",
     "completion/complete": "completion",
 }
-"""What a result has to have, by method."""
+"""The required member of a result, by method."""
 
 Trouble = tuple[str, Any]
-"""What is wrong with an answer: its kind, and what it says for an example."""
+"""An error in a response: its kind, and an example text."""
 
 
 @attrs.define(eq=False)
@@ -39,8 +39,8 @@ class PreparedRequest:
     """One request of the mix.
 
     Attributes:
-        entry: what it was made from.
-        headers: the lines of its own it needs over HTTP, or b"".
+        entry: the entry of the mix.
+        headers: the lines of its additional HTTP headers, or b"".
     """
 
     entry: MixEntry
@@ -62,7 +62,7 @@ class PreparedRequest:
         return self.headers % {b"n": number} if self._headers_vary else self.headers
 
     def trouble(self, message: Mapping[str, Any], number: int) -> Trouble | None:
-        """Return what is wrong with the answer to the call of this number, None if it is right."""
+        """Return the error in the response to the call of this number, or None if it is right."""
         result = message.get("result")
         if type(result) is not dict or "error" in message or message.get("jsonrpc") != "2.0":
             return _refusal(message)
@@ -91,7 +91,7 @@ def _refusal(message: Mapping[str, Any]) -> Trouble:
 
 
 def _first_text(member: str | None, result: Mapping[str, Any]) -> str | None:
-    """Return the first text of a result, wherever its method has it."""
+    """Return the first text of a result; its place depends on the method."""
     try:
         first = result[member or ""][0]
         text = first["content"]["text"] if member == "messages" else first["text"]
@@ -107,11 +107,11 @@ def prepare(
 
     Args:
         progress: ask for progress.
-        http: it travels over Streamable HTTP.
-        mirrors: the arguments that its tool wants repeated in headers.
+        http: it is sent over Streamable HTTP.
+        mirrors: the arguments that the tool's schema mirrors in headers.
 
     Raises:
-        LocalError: it cannot be sent this way.
+        LocalError: it cannot be sent over this transport.
     """
     params = dict(entry.params)
     meta: dict[str, JSON] = dict(params.pop("_meta", None) or {})
@@ -140,7 +140,7 @@ def prepare(
 
 
 def _format(text: bytes) -> bytes:
-    """Turn JSON into what the operator % fills the call's number into; `{n}` can stand in its strings only."""
+    """Turn JSON into a format for the operator %, with the call's number for `{n}`, which occurs in strings only."""
     return text.replace(b"%", b"%%").replace(NUMBER.encode(), b"%(n)d")
 
 
@@ -158,5 +158,5 @@ def _header_lines(entry: MixEntry, revision: Revision, mirrors: tuple[Mirror, ..
 
 
 def cancellation(id: int) -> bytes:
-    """Return the notification that a call was given up."""
+    """Return the notification that cancels a call."""
     return b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":%d}}' % id

@@ -1,4 +1,4 @@
-"""Load on a server that is started as a child process: lines through its pipes."""
+"""Load on a server that is a child process: lines over its pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REAPED: Final = 0.2
 
 @attrs.define(eq=False)
 class LineChannel:
-    """Messages as lines over two byte streams. A line may be longer than `max_message` by what one read brings."""
+    """Messages as lines over two byte streams. A line may exceed `max_message` by the size of one read."""
 
     _receiver: trio.abc.ReceiveStream
     _sender: trio.abc.SendStream
@@ -44,7 +44,7 @@ class LineChannel:
         self._receive = receiver.receive_later if isinstance(receiver, FdReceiver) else receiver.receive_some
 
     def send(self, messages: Sequence[bytes]) -> None:
-        """Write the messages, as many as the pipe takes; see `LoadChannel.send`."""
+        """Write without waiting what the pipe takes; see `LoadChannel.send`."""
         self._writer.write(b"\n".join((*messages, b"")))
 
     async def run(self) -> None:
@@ -59,7 +59,7 @@ class LineChannel:
         self._tally.bytes_in += len(chunk)
         lines = chunk.split(b"\n")
         if self._pieces:
-            # Joined once, for a message of megabytes comes in many pieces.
+            # Joined only once: a message of megabytes arrives in many pieces.
             self._pieces.append(lines[0])
             if len(lines) == 1:
                 self._held += len(chunk)
@@ -76,19 +76,19 @@ class LineChannel:
         return [line for line in lines if line and not line.isspace()]
 
     async def close_reason(self) -> str:
-        """Say how the connection ended; see `LoadChannel.close_reason`."""
+        """Return how the connection ended; see `LoadChannel.close_reason`."""
         if self._why is not None:
             return self._why
         if self._child is None:
             return "the server closed the connection"
-        # A process closes its pipes a moment before it can be waited for, and then it is known how it ended.
+        # A process closes its pipes shortly before its exit code is known.
         with trio.move_on_after(_REAPED):
             await self._child.process.wait()
         return self._child.close_reason()
 
 
 def stdio_opener(server: StdioServer) -> Opener:
-    """Return what starts the server anew for each session."""
+    """Return an opener that starts a new server process for each session."""
 
     @asynccontextmanager
     async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:

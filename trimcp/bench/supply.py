@@ -1,6 +1,6 @@
-"""Which call begins when: at once when a place is free (closed loop), or at moments fixed beforehand (open loop).
+"""The times when calls begin: as soon as a place is free (closed loop), or at times fixed beforehand (open loop).
 
-It knows no connection. Whoever has a free place takes a call; who gets none waits for `Supply.wait` to call.
+It is independent of connections. A connection with a free place takes a call; if it gets none, it uses `Supply.wait`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from trimcp.wire.jsonrpc import encode_request
 from trimcp.wire.revisions import Revision
 
 INITIALIZED: Final = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
-"""What ends the handshake of a legacy session."""
+"""The last message of a legacy session's handshake."""
 
-_GRAIN: Final = 0.002  # what timers are off by: the system's are told milliseconds
+_GRAIN: Final = 0.002  # the error of timers: the system's have a resolution of milliseconds
 _NO_MEAN: Final = 0.001  # before the first answer
 
 
@@ -35,9 +35,9 @@ class LoadCall:
     """One call that begins now; the first of a measurement has the number 1.
 
     Attributes:
-        due: when it should have begun, from where its time counts.
-        give_up: seconds after which it is given up.
-        timeout: whether that is for its timeout.
+        due: when it should have begun; its time counts from here.
+        give_up: seconds after which it is abandoned.
+        timeout: whether it is abandoned for its timeout, not for a planned cancellation.
     """
 
     number: int
@@ -52,10 +52,10 @@ class Supply:
     """The calls of one measurement.
 
     Attributes:
-        over: no more calls begin; `ended` is set then.
-        under_way: calls that have begun and are not settled.
-        settled: calls that are over, however they ended.
-        milestone: how many are to be over for `on_milestone` to be called, once.
+        over: whether no more calls begin; `ended` is set then.
+        under_way: calls that have begun and not ended.
+        settled: calls that have ended, with any outcome.
+        milestone: the value of `settled` at which `on_milestone` is called, once.
     """
 
     plan: Plan
@@ -85,17 +85,17 @@ class Supply:
         self._paced = self.plan.rate is not None
         self._gives_up = bool(self.plan.cancel) or self.plan.timeout is not None
 
-    # What the measurement says
+    # Called by the measurement
 
     def allow(self, calls: float) -> None:
-        """Let so many calls begin, `math.inf` for any number."""
+        """Allow this many calls to begin, `math.inf` for any number."""
         self._left = calls
         self._allowed.set()
         if not self._paced:
             self._wake(len(self._waiting))
 
     def close(self, now: float) -> None:
-        """Let no more calls begin. What an open loop did not come to is late, and not begun at all."""
+        """Let no more calls begin. Calls of an open loop that did not begin count as late."""
         self.over = True
         self.ended.set()
         self._left = 0
@@ -107,7 +107,7 @@ class Supply:
         self._wake(len(self._waiting))
 
     async def pace(self) -> None:
-        """Let the calls of an open loop arrive, until it is closed."""
+        """Make the calls of an open loop available at their times, until `close`."""
         while not self.over:
             await self._allowed.wait()
             due = trio.current_time()
@@ -115,16 +115,16 @@ class Supply:
                 now = trio.current_time()
                 while due <= now and self._left > 0:
                     self._left -= 1
-                    # What the timer adds is no delay that the server made.
+                    # The delay of the timer is not the server's.
                     self._arrive(now if now - due < _GRAIN else due, now)
                     due += self._interval()
                 await trio.sleep_until(due)
             self._allowed = trio.Event()
 
-    # What connections ask
+    # Called by connections
 
     def take(self, now: float) -> LoadCall | None:
-        """Return a call that is to begin now, None if there is none: all is over, or `wait` is to be called."""
+        """Return a call to begin now. If None, call `wait`, unless `over` is true."""
         if self._paced:
             if not self._backlog:
                 return None
@@ -145,28 +145,28 @@ class Supply:
         return call
 
     def wait(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called once when there may be a call, or all is over. It must not raise."""
+        """Call `wake` once when a call may be available, or no more begin. It must not raise."""
         self._waiting.append(wake)
 
     def pass_on(self) -> None:
-        """Wake somebody else: who was woken cannot take a call."""
+        """Wake the next waiting connection instead: the one that was woken cannot take a call."""
         if not self.exhausted:
             self._wake(1)
 
     def settle(self) -> None:
-        """A call that was taken is over."""
+        """Count the end of a call that was taken."""
         self.under_way -= 1
         self._settled()
 
     @property
     def exhausted(self) -> bool:
-        """Whether all calls that were allowed have begun."""
+        """Whether all allowed calls have begun."""
         return self._left <= 0 and not self._backlog
 
-    # How it is decided
+    # Internal
 
     def _limit(self, call: LoadCall) -> None:
-        """Decide whether the call is given up, and when."""
+        """Decide whether and when the call is abandoned."""
         plan = self.plan
         if plan.cancel and self._random.random() < plan.cancel:
             part = self._random.random() * (self.tally.mean or _NO_MEAN)
@@ -205,15 +205,15 @@ class Supply:
 
 @attrs.define(eq=False)
 class Load:
-    """What all sessions of a measurement share.
+    """The state shared by all sessions of a measurement.
 
     Attributes:
-        revision: what is spoken.
-        ssl_context: what to trust at an https or wss URL; None for what this system trusts.
+        revision: the revision to use.
+        ssl_context: certificates to trust at an https or wss URL; None for the system's.
         pids: the child processes that were started.
-        open: how many sessions can be used now.
-        overdue: what is not answered by now is given up.
-        replies: which kinds of reply have come over Streamable HTTP.
+        open: the number of usable sessions.
+        overdue: whether calls without a response are now abandoned.
+        replies: the kinds of responses received over Streamable HTTP.
     """
 
     plan: Plan
@@ -228,15 +228,15 @@ class Load:
 
     @property
     def reply(self) -> Literal["json", "sse", "mixed"] | None:
-        """Which kind of reply has come over Streamable HTTP."""
+        """The kind of responses received over Streamable HTTP."""
         if len(self.replies) > 1:
             return "mixed"
         return next(iter(self.replies), None)
 
     def greeting(self) -> bytes:
-        """Return the first request on a connection. Its id is 0, the calls' ids begin with 1.
+        """Return the first request on a connection. Its id is 0; the ids of calls begin with 1.
 
-        The modern era has no handshake, but a process that is just starting would let the first calls wait.
+        The modern era has no handshake, but the first request of a starting process waits until it is ready.
         """
         if self.revision.modern:
             meta = {META_PROTOCOL_VERSION: self.revision.name, META_CLIENT_INFO: CLIENT, META_CLIENT_CAPABILITIES: {}}
@@ -245,7 +245,7 @@ class Load:
         return encode_request(0, "initialize", params)
 
     async def again(self, attempt: int) -> bool:
-        """Wait before something that failed is opened again, 0 times until now; False if it is not to be."""
+        """Wait before opening again, after `attempt` earlier attempts; return False if no more are allowed."""
         if self.supply.over or attempt >= self.plan.reopen:
             return False
         await trio.sleep(min(0.05 * 2**attempt, 2.0))

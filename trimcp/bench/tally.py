@@ -1,6 +1,6 @@
-"""What is counted, and when: right answers with their times, everything else by kind, in total and by the second.
+"""The counts of a measurement: right answers with their times, failures by kind, in total and per second.
 
-Sans-I/O: whoever calls says what time it is.
+Sans-I/O: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Failures, Second
 
 LATE: Final = 0.010
-"""Seconds after which a call of an open loop has not begun in time."""
+"""Seconds of delay after which a call of an open loop begins late."""
 
-_KEPT: Final = 4096  # times, before they go into their bucket
+_KEPT: Final = 4096  # times kept before they are added to the histogram
 _KINDS: Final = 40
 _LONGEST: Final = 200
 _STEP: Final = 0.5
@@ -26,14 +26,13 @@ _STEP: Final = 0.5
 class Tally:
     """The counts of one measurement.
 
-    Right answers, cancellations and progress count from `begin` to `end`, failures always: one in the warm-up is no
-    less wrong.
+    Right answers, cancellations and progress count from `begin` to `end`; failures always count, also in the warm-up.
 
     Attributes:
         calls, after, parts, errors, cancelled, timed_out, late, latency, progress: as in `Report`.
-        failed: all `errors` together.
-        answers: replies to calls between `begin` and `end`, right or wrong.
-        bytes_in, bytes_out: since the very beginning.
+        failed: the sum of `errors`.
+        answers: responses to calls between `begin` and `end`, right or wrong.
+        bytes_in, bytes_out: bytes since the first connection.
     """
 
     calls: int = 0
@@ -50,7 +49,7 @@ class Tally:
     errors: dict[str, Failures] = attrs.field(factory=dict)
     latency: Histogram = attrs.field(factory=Histogram)
     mean: float = 0.0
-    """Seconds that an answer took lately, 0 before the first: an exponentially weighted mean."""
+    """The exponentially weighted mean of recent answer times, in seconds; 0 before the first."""
     began: float = math.inf
     ended: float = math.inf
     _times: list[float] = attrs.field(init=False, factory=list)
@@ -73,22 +72,22 @@ class Tally:
         self._next = now + 1.0
 
     def end(self, now: float) -> None:
-        """Count no more; what is answered later only adds to `latency`."""
+        """Stop counting; later answers only add to `after`, `parts` and `latency`."""
         self._catch_up(now)
         self._flush()
         if not self._seconds or now - self.began - len(self._seconds) >= _STEP:
             self._close_second()
-        else:  # the end comes a little late, and that is no second of its own
+        else:  # the end is slightly late; the rest is not a second of its own
             last = self._seconds[-1]
             calls, errors = last.calls + self._second.count, last.errors + self._second_failed
             self._seconds[-1] = attrs.evolve(last, calls=calls, errors=errors)
         self.ended = now
         self._next = math.inf
 
-    # What happens to calls
+    # Outcomes of calls
 
     def right(self, seconds: float, now: float) -> None:
-        """A call was answered rightly, so many seconds after it should have begun."""
+        """Count a right answer, `seconds` after the call should have begun."""
         self.mean += (seconds - self.mean) * (0.05 if self.mean else 1.0)
         if now < self.began:
             return
@@ -110,7 +109,7 @@ class Tally:
             self._flush()
 
     def wrong(self, kind: str, example: Any, now: float) -> None:
-        """Something failed; the first example of each kind is kept, made safe to show."""
+        """Count a failure; the first example of each kind is kept, made safe to show."""
         if now >= self._next:
             self._catch_up(now)
         self.failed += 1
@@ -126,13 +125,13 @@ class Tally:
             self.errors[kind] = Failures(1, _shown(example, _LONGEST))
 
     def reported(self, count: int) -> None:
-        """So many notifications of progress came."""
+        """Count progress notifications."""
         if self.counting:
             self.progress += count
             self._recently_reported += count
 
     def given_up(self, *, timeout: bool) -> None:
-        """A call was given up, for its timeout or because the plan wants some to be."""
+        """Count an abandoned call: timed out, or cancelled as planned."""
         if not self.counting:
             return
         if timeout:
@@ -140,10 +139,10 @@ class Tally:
         else:
             self.cancelled += 1
 
-    # What is seen of it
+    # Reading the counts
 
     def take_recent(self, now: float) -> tuple[Histogram, int]:
-        """Return the times of right answers, and the number of notifications, since the last time this was asked."""
+        """Return the times of right answers and the number of notifications since the last call of this method."""
         self._catch_up(now)
         self._flush()
         recent = self._recent, self._recently_reported
@@ -152,7 +151,7 @@ class Tally:
 
     @property
     def over_time(self) -> tuple[Second, ...]:
-        """The seconds that are over."""
+        """The completed seconds."""
         return tuple(self._seconds)
 
     def _flush(self) -> None:
@@ -162,7 +161,7 @@ class Tally:
         self._recent.add(times)
 
     def _catch_up(self, now: float) -> None:
-        """Close the seconds that are over by now."""
+        """Complete the seconds that have ended by now."""
         while now >= self._next:
             self._flush()
             self._close_second()
@@ -176,7 +175,7 @@ class Tally:
 
 
 def _shown(text: Any, longest: int) -> str:
-    """Return text on one line, cut, without anything a terminal would obey."""
+    """Return text on one line, cut, without terminal control sequences."""
     text = text if isinstance(text, str) else repr(text)
     cut = text[: longest - 1] + "…" if len(text) > longest else text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)

@@ -1,6 +1,6 @@
-"""Load over WebSocket: the frames of RFC 6455, no more of them than a client needs that measures.
+"""Load over WebSocket: the part of RFC 6455 that a load client needs.
 
-trio-websocket takes some 100 microseconds per message, several times what servers are to be measured by.
+trio-websocket takes about 100 µs per message, several times too much to measure fast servers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _CONTINUATION, _TEXT, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x8, 0x9, 0xA
 _FIN: Final = 0x80
-_CLOSE_FRAME: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close, masked with nothing, 1000
+_CLOSE_FRAME: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close with status 1000, masked with the key 0
 
 
 @attrs.define(eq=False)
 class FrameReader:
-    """Messages and pings out of the bytes that a server sends.
+    """Parses the server's bytes into messages and pings.
 
     Attributes:
-        pings: the payloads of pings to be answered.
-        fault: why nothing more can be read, or None.
+        pings: the payloads of pings to answer.
+        fault: the reason why reading stopped, or None.
     """
 
     max_message: int
@@ -43,16 +43,16 @@ class FrameReader:
     _pieces: list[bytes] = attrs.field(init=False, factory=list)
     _held: int = attrs.field(init=False, default=0)
     _needed: int = attrs.field(init=False, default=2)
-    _message: Gathered | None = attrs.field(init=False, default=None)  # the one in fragments that is under way
+    _message: Gathered | None = attrs.field(init=False, default=None)  # the incomplete message in fragments
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the texts of the messages that these bytes complete."""
+        """Return the texts of the messages completed by these bytes."""
         if self._pieces:
             self._pieces.append(data)
             self._held += len(data)
             if self._held < self._needed:
                 return []
-            data = b"".join(self._pieces)  # once for a large message, however many pieces it came in
+            data = b"".join(self._pieces)  # only once, even for a large message in many pieces
             self._pieces.clear()
         messages: list[bytes] = []
         at, end = 0, len(data)
@@ -67,7 +67,7 @@ class FrameReader:
                 if end < start:
                     self._needed = start - at
                     break
-                # A frame that is masked comes out longer than any may be, and so does a length beyond 63 bits.
+                # A masked frame and a length beyond 63 bits both get a size above every limit.
                 size = int.from_bytes(data[at + 2 : start], "big") if size in (126, 127) else 1 << 64
             if size > self.max_message:
                 self.fault = f"a frame that is masked, or larger than {self.max_message:,} bytes"
@@ -144,7 +144,7 @@ class _FrameChannel:
 
 
 def websocket_opener(server: WebSocketServer) -> Opener:
-    """Return what connects to the server anew for each session."""
+    """Return an opener that opens a new connection for each session."""
 
     @asynccontextmanager
     async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
@@ -154,7 +154,7 @@ def websocket_opener(server: WebSocketServer) -> Opener:
         try:
             yield _FrameChannel(link, load.tally, FrameReader(CLIENT_MAX_MESSAGE), early)
             with suppress(trio.BrokenResourceError):
-                link.send_nowait(_CLOSE_FRAME)  # if that can be done at once
+                link.send_nowait(_CLOSE_FRAME)  # if possible without waiting
         finally:
             link.close()
 
