@@ -224,7 +224,7 @@ def pinned(revision: Revision | str) -> Revision:
     """Return the revision with that name.
 
     Raises:
-            LocalError: there is none.
+        LocalError: there is none.
     """
     if isinstance(revision, Revision):
         return revision

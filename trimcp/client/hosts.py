@@ -37,11 +37,11 @@ class ServerEntry:
 
     Attributes:
         name: its key in the file.
-            command: the program and its arguments, variables expanded; empty if there is a URL.
-            env: variables to add to its environment.
-            cwd: its working directory, or None.
-            url: its URL (http, https, ws, wss, http+unix or ws+unix), or None if there is a command.
-            headers: sent with every request to the URL; they often contain secrets, so they are not in the repr.
+        command: the program and its arguments, variables expanded; empty if there is a URL.
+        env: variables to add to its environment.
+        cwd: its working directory, or None.
+        url: its URL (http, https, ws, wss, http+unix or ws+unix), or None if there is a command.
+        headers: sent with every request to the URL; they often contain secrets, so they are not in the repr.
     """
 
     name: str
@@ -69,13 +69,12 @@ def read_servers(
     `${NAME}` and `${NAME:-default}` are replaced in commands, arguments, variables, directories, URLs and headers.
 
     Args:
-            source: a JSON file, or its contents; the outer `mcpServers` or `servers` may be omitted.
-            only: names of the servers to return; other entries are not checked. None for all.
-            environment: the source of variables; by default this process's environment.
+        source: a JSON file, or its contents; the outer `mcpServers` or `servers` may be omitted.
+        only: names of the servers to return; other entries are not checked. None for all.
+        environment: the source of variables; by default this process's environment.
 
     Raises:
-            LocalError: the file cannot be read, an entry is invalid, or a variable is not set; the text names the
-                place.
+        LocalError: the file cannot be read, an entry is invalid, or a variable is not set; the text names the place.
     """
     variables = os.environ if environment is None else environment
     return {

@@ -69,10 +69,10 @@ class ClientSession:
 
     Attributes:
         client: the client that connected.
-            session: the session underneath, which sends and receives.
-            server_info: the server's name and version, as sent (not verified), or None.
-            server_capabilities: what the server declared.
-            instructions: how a model should use the server, or None. Untrusted text.
+        session: the session underneath, which sends and receives.
+        server_info: the server's name and version, as sent (not verified), or None.
+        server_capabilities: what the server declared.
+        instructions: how a model should use the server, or None. Untrusted text.
         cache, clocks, subscriptions, logs, outputs, mirrors: internal, and may change.
     """
 
@@ -251,11 +251,11 @@ class ClientSession:
         """Subscribe to changes: `async with session.listen(tools=True) as changes: async for change in changes: ...`.
 
         Args:
-                tools, prompts, resources_list: whether to report changes of that list.
-                resources: URIs of resources whose updates to report.
+            tools, prompts, resources_list: whether to report changes of that list.
+            resources: URIs of resources whose updates to report.
 
-            The iteration ends when the server closes the subscription. It raises `ConnectionLost` when the connection
-            is lost or the server cancels the subscription with a reason.
+        The iteration ends when the server closes the subscription. It raises `ConnectionLost` when the connection is
+        lost or the server cancels the subscription with a reason.
         """
         return self.subscriptions.listening(changes_wanted(tools, prompts, resources_list, resources))
 

@@ -229,11 +229,11 @@ def map_bounded(
 
     Args:
         function: called with one item.
-            items: the arguments.
-            most: how many at a time.
-            ordered: return the results in the order of the items; if not, in the order in which they are ready.
-            collect: yield an `Outcome` for each item, failed or not. If not, the first failure cancels the rest and is
-                raised by the next `receive`, or on leaving the block.
+        items: the arguments.
+        most: how many at a time.
+        ordered: return the results in the order of the items; if not, in the order in which they are ready.
+        collect: yield an `Outcome` for each item, failed or not. If not, the first failure cancels the rest and is
+            raised by the next `receive`, or on leaving the block.
 
     Raises:
         ValueError: `most` is less than 1.

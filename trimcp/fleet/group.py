@@ -40,12 +40,12 @@ class _Member:
     """One connection, or a supervised upstream, and the state of its task.
 
     Attributes:
-            scope: the cancel scope of its task.
-            usable: the session or upstream for calls; None before it is opened.
-            error: why it could not be opened, or how it failed.
-            ready: set once it can be used, or could not be opened.
-            closing: set once its task is to close it.
-            ended: set once its task has closed it.
+        scope: the cancel scope of its task.
+        usable: the session or upstream for calls; None before it is opened.
+        error: why it could not be opened, or how it failed.
+        ready: set once it can be used, or could not be opened.
+        closing: set once its task is to close it.
+        ended: set once its task has closed it.
     """
 
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -123,8 +123,8 @@ class Group:
         Returns at once, even if the server cannot be reached. If cancelled, the server is not added.
 
         Args:
-                name: the prefix of its tools, and its name in logs and errors.
-                target: a target that can be connected to repeatedly.
+            name: the prefix of its tools, and its name in logs and errors.
+            target: a target that can be connected to repeatedly.
             options: as for `trimcp.supervise`.
 
         Raises:
@@ -200,7 +200,7 @@ class Group:
         """Return the session of a member; a lost one is kept until it is closed or opened again.
 
         Raises:
-                KeyError: there is no such member, it is still being opened, or it is supervised: see `upstream`.
+            KeyError: there is no such member, it is still being opened, or it is supervised: see `upstream`.
         """
         session = self._members[name].usable
         if not isinstance(session, ClientSession):

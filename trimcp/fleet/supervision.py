@@ -21,12 +21,12 @@ class Restarts:
     or did not last ("full jitter": clients that lost the same server do not all reconnect at the same moment).
 
     Attributes:
-            most, within: the upstream is given up after `most` restarts within `within` seconds.
-            first_pause: the limit after a connection that lasted.
-            longest_pause: the largest limit.
+        most, within: the upstream is given up after `most` restarts within `within` seconds.
+        first_pause: the limit after a connection that lasted.
+        longest_pause: the largest limit.
         lasting: a connection of this age has lasted.
-            connect_timeout: how long an attempt may take, from starting the server to its first answers. The default is
-                long enough for programs that are downloaded when they are started.
+        connect_timeout: how long an attempt may take, from starting the server to its first answers. The default is
+            long enough for programs that are downloaded when they are started.
     """
 
     most: int = 30
@@ -51,9 +51,9 @@ class Breaker:
     but the first of them that fails opens the circuit again.
 
     Attributes:
-            failures: consecutive connections that failed or did not last, or consecutive calls that got no answer. An
-                error is an answer; a cancelled call does not count.
-            open_for: seconds until the probe; a new connection is made after a further pause of `Restarts`.
+        failures: consecutive connections that failed or did not last, or consecutive calls that got no answer. An
+            error is an answer; a cancelled call does not count.
+        open_for: seconds until the probe; a new connection is made after a further pause of `Restarts`.
     """
 
     failures: int = 5
@@ -69,9 +69,9 @@ class Health:
     given time; after a call that got no answer, at once.
 
     Attributes:
-            owing: seconds without a message while requests are in progress; subscriptions do not count.
-            idle: seconds without a message while none are.
-            patience: seconds to wait for a message after the ping; then the connection is closed.
+        owing: seconds without a message while requests are in progress; subscriptions do not count.
+        idle: seconds without a message while none are.
+        patience: seconds to wait for a message after the ping; then the connection is closed.
     """
 
     owing: float = 15.0
@@ -110,9 +110,9 @@ class UpstreamStatistics:
     """A snapshot of one supervised upstream. Times are on Trio's clock.
 
     Attributes:
-            state: its state.
-            since: when it entered that state.
-            next_attempt: when it reconnects or is probed, or None if no time is set.
+        state: its state.
+        since: when it entered that state.
+        next_attempt: when it reconnects or is probed, or None if no time is set.
         connections: connections that were opened.
         restarts: attempts to open one after the first.
         failed_attempts: attempts that failed.

@@ -78,21 +78,21 @@ def supervise(
 
     Args:
         client: the client that connects; its handlers serve the upstream.
-            target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or any other
-                target that can be connected to repeatedly.
+        target: what `trimcp.stdio`, `trimcp.http`, `trimcp.websocket` or `trimcp.in_process` returns, or any other
+            target that can be connected to repeatedly.
         name: used in logs and errors; by default the target's class.
         revision: as for `Client.connect`.
         when_down: whether calls wait for a connection, until their own scopes are cancelled, or fail at once.
         repeat_safe_tools: call a tool once more if the connection is lost meanwhile and the tool's annotations say that
             it only reads or is idempotent. Annotations come from the server and are not verified.
-            restarts: the pauses between attempts, and the number of attempts after which it is given up.
+        restarts: the pauses between attempts, and the number of attempts after which it is given up.
         breaker: when the circuit opens and for how long; None for never.
         health: when a silent server is pinged; None for never.
         random: draws the pauses, for tests.
 
     Raises:
-            TypeError: the target is not valid.
-            LocalError: the target can be connected to only once, or there is no such revision.
+        TypeError: the target is not valid.
+        LocalError: the target can be connected to only once, or there is no such revision.
     """
     given = named(target)
     if not isinstance(given, Connectable):
@@ -363,8 +363,8 @@ class UpstreamSubscription:
         """Wait for the next change. Equal changes not received yet are merged. Cancelling this loses nothing.
 
         Raises:
-                UpstreamDown: the upstream was given up, or its block was left.
-                RemoteError, LocalError: the server refuses the subscription after a reconnect.
+            UpstreamDown: the upstream was given up, or its block was left.
+            RemoteError, LocalError: the server refuses the subscription after a reconnect.
         """
         return await self._changes.receive()
 

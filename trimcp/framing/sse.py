@@ -29,12 +29,12 @@ class Event:
     """One event of a stream.
 
     Attributes:
-            data: its data lines joined by line feeds, unchanged: the reader checks that they are UTF-8.
-            event: its type, "message" by default.
-            id: its own id, or None; "" clears the last event id.
-            retry: milliseconds to wait before reconnecting, or None.
-            oversize: if its data were beyond the limit and discarded (`data` is empty), the `Malformed` for the message
-                in them, with the id that could be read. Else None.
+        data: its data lines joined by line feeds, unchanged: the reader checks that they are UTF-8.
+        event: its type, "message" by default.
+        id: its own id, or None; "" clears the last event id.
+        retry: milliseconds to wait before reconnecting, or None.
+        oversize: if its data were beyond the limit and discarded (`data` is empty), the `Malformed` for the message
+            in them, with the id that could be read. Else None.
     """
 
     data: bytes

@@ -435,7 +435,7 @@ class Connection:
         """Return a request of ours as bytes; `params` is the verb's payload or None, `meta` goes into `_meta`.
 
         Raises:
-                LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
+            LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
         """
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
@@ -497,7 +497,7 @@ class Connection:
         """Return the payload of the peer's answer to a request of ours.
 
         Raises:
-                InvalidReply: it is not a valid answer to this request.
+            InvalidReply: it is not a valid answer to this request.
         """
         try:
             if self.modern.revision is not None:

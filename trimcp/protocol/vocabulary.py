@@ -22,7 +22,7 @@ class Verb:
     """One method in one revision.
 
     Attributes:
-            method: its entry in the method table.
+        method: its entry in the method table.
         method: its row in the method table.
         from_client, from_server: who may send it, in this revision.
         load_params, dump_params: JSON object to payload and back; loading raises `WireError`.

@@ -256,7 +256,7 @@ class Context(Admitted, Generic[StateT]):
 
         Args:
             level: a syslog severity, "debug" to "emergency" (RFC 5424).
-                data: any JSON value, often a string. It must not contain secrets.
+            data: any JSON value, often a string. It must not contain secrets.
             logger: a name for the source.
         """
         if not self._wants(level):

@@ -68,10 +68,10 @@ class ErrorResponse:
     """The error that answers a request (JSON-RPC 2.0 section 5.1).
 
     Attributes:
-            id: the request it answers; None if its sender could not read the id (null or absent on the wire).
-            code: an integer, see `trimcp.wire.codes`.
-            message: one line for a person. Untrusted text.
-            data: additional data, or None.
+        id: the request it answers; None if its sender could not read the id (null or absent on the wire).
+        code: an integer, see `trimcp.wire.codes`.
+        message: one line for a person. Untrusted text.
+        data: additional data, or None.
     """
 
     id: RequestId | None
@@ -417,8 +417,8 @@ def encode_error(id: RequestId | None, code: int, message: str, data: JSON = Non
         code: an integer, see `trimcp.wire.codes`.
         message: one line for a person.
         data: any JSON value for a program.
-            null_id: if `id` is None, whether to write `"id": null` as in JSON-RPC, or to omit it as in MCP from
-                2025-11-25 on.
+        null_id: if `id` is None, whether to write `"id": null` as in JSON-RPC, or to omit it as in MCP from
+            2025-11-25 on.
 
     Raises:
         Unencodable: as `encode` does.

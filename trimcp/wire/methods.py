@@ -42,18 +42,18 @@ class Method:
     """One method.
 
     Attributes:
-            name: its name on the wire.
-            params: the payload class of its params (a union of two for `elicitation/create`). If a message
-                has no params, load this from an empty object.
+        name: its name on the wire.
+        params: the payload class of its params (a union of two for `elicitation/create`). If a message
+            has no params, load this from an empty object.
         result: the payload class of its result, or None for a notification.
-            direction: who sends it; `narrowed` changes that from some revision on.
+        direction: who sends it; `narrowed` changes that from some revision on.
         since: the first revision that has it.
         until: the first revision that no longer has it as a message.
-            capability: the capability that it requires, as an argument of `capabilities.declares`, or None.
-            cacheable: its result says for how long it may be cached.
+        capability: the capability that it requires, as an argument of `capabilities.declares`, or None.
+        cacheable: its result says for how long it may be cached.
         may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
         mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
-            failed: makes a result from an error text, if its results can report errors; else None.
+        failed: makes a result from an error text, if its results can report errors; else None.
     """
 
     name: str

@@ -32,21 +32,21 @@ class Revision:
 
     Attributes:
         name: the date that names it on the wire.
-            era: its era; `modern` is whether that is the modern one.
+        era: its era; `modern` is whether that is the modern one.
         batching: a JSON array of messages is allowed (2025-03-26 alone).
         sessions: Streamable HTTP keeps sessions, `Mcp-Session-Id` (basic/transports).
         resumable: Streamable HTTP events have ids and can be replayed with `Last-Event-ID`.
-            priming_event: an SSE stream begins with an empty event that has an id, and may be closed early.
-            version_header: HTTP requests after the handshake carry `MCP-Protocol-Version`.
-            method_headers: HTTP requests carry `Mcp-Method`, `Mcp-Name` and the headers that tools require.
-            disconnect_cancels: on HTTP, a closed connection means that the caller cancelled. On Streamable HTTP it
-                SHOULD NOT until 2025-11-25. In 2024-11-05 the stream is the session, later the request.
-            server_may_call: the server may send requests (sampling, elicitation, roots, ping).
-            error_without_id: an error omits `id` if the request's id could not be read; otherwise it is null.
-            invalid_arguments_are_tool_errors: arguments that do not match a tool's schema are reported to the model as
-                a tool error instead of -32602 (SEP-1303).
-            logs_on_request: log messages are sent only for requests with a level in `_meta`; otherwise the level
-            is the connection's (`logging/setLevel`) and the server may choose one until it is set.
+        priming_event: an SSE stream begins with an empty event that has an id, and may be closed early.
+        version_header: HTTP requests after the handshake carry `MCP-Protocol-Version`.
+        method_headers: HTTP requests carry `Mcp-Method`, `Mcp-Name` and the headers that tools require.
+        disconnect_cancels: on HTTP, a closed connection means that the caller cancelled. On Streamable HTTP it
+            SHOULD NOT until 2025-11-25. In 2024-11-05 the stream is the session, later the request.
+        server_may_call: the server may send requests (sampling, elicitation, roots, ping).
+        error_without_id: an error omits `id` if the request's id could not be read; otherwise it is null.
+        invalid_arguments_are_tool_errors: arguments that do not match a tool's schema are reported to the model as
+            a tool error instead of -32602 (SEP-1303).
+        logs_on_request: log messages are sent only for requests with a level in `_meta`; otherwise the level
+        is the connection's (`logging/setLevel`) and the server may choose one until it is set.
         url_elicitation_error: -32042 may answer a request that needs the user to visit a URL first.
         resource_missing_code: the error code for a resource that does not exist.
     """
