@@ -373,7 +373,7 @@ class PeerProgress:
     def begin(self, mark: Hashable = None) -> float:
         """Note that a send begins; return the seconds after which to call `look`."""
         self._mark, self._since = mark, trio.current_time()
-        return self.patience / _LOOKS  # not a full interval: what the system buffers at first was not read by the peer
+        return self.patience / _LOOKS  # what the system buffers at first does not count as read by the peer
 
     def look(self, mark: Hashable) -> float:
         """Return the seconds after which to call it again, or 0 if the peer has taken nothing for `patience` seconds.

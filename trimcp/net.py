@@ -366,7 +366,7 @@ def http(
         headers: headers to send with every request, such as `{"Authorization": "Bearer ..."}`.
         auth: how to get an access token if the server requires one, such as `trimcp.auth.OAuth()`.
         mode: "auto", or "streamable" or "sse" to try one transport only.
-        uds: path of a Unix socket to connect to; the host of `url` is then used only in the Host header.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
         client: an `httpx2.AsyncClient` of your own, with its proxies and certificates.
         timeouts: how long the steps of an exchange may take.
         retries: how often a request is sent again when that is safe: nothing of it was sent, or it only reads.
@@ -403,7 +403,7 @@ def websocket(
     Args:
         url: "ws://..." or "wss://...".
         headers: headers to send with the handshake.
-        uds: path of a Unix socket to connect to; the host of `url` is then used only in the Host header.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
         ssl_context: for wss; by default the certificates that this system trusts.
         trace: called with a line for every message, secrets masked; by default the environment decides.
     """
