@@ -1,4 +1,4 @@
-"""The commands: their words, their help, and what each does with a session."""
+"""The commands: their arguments, their help, and their work with a session."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ Clients start it themselves: trimcp inspect {server}. To have it wait for them, 
 
 
 class _Commands(click.Group):
-    """The commands. Ctrl-C ends one also before it looks after that itself, such as while a server is loaded."""
+    """The commands. Ctrl-C also ends one before it handles signals itself, for example while a server is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # in the order in which they are declared
+        return list(self.commands)  # in the order of declaration
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -65,10 +65,10 @@ class _Commands(click.Group):
 
 
 class _Command(click.Command):
-    """A command whose server may stand last, after `--`, and whose `--trace` may have a value.
+    """A command whose server may be given last, after `--`, and whose `--trace` may have a value.
 
     Args:
-        sections: of its help: titles, and the names of the parameters under each.
+        sections: the sections of its help: titles, and the names of the parameters under each.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, ours)
         except click.UsageError as error:
-            if type(error) is not click.UsageError:  # its kin are about options and values; this is a word too many
+            if type(error) is not click.UsageError:  # not a subclass, which is about an option
                 raise
             hint = "A server's command line goes in quotes, as one word, or last, after --"
             raise click.UsageError(f"{error.message}\n{hint}", error.ctx) from None
@@ -127,7 +127,7 @@ def app() -> None:
 
 
 def _talks(name: str | None = None, *, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function that takes a `target` and `options`, and returns what to do with the session."""
+    """Make a command from a function that takes a `target` and `options`, and returns the body of the conversation."""
 
     def decorate(function: Callable[..., Body]) -> click.Command:
         @wraps(function)
@@ -141,7 +141,7 @@ def _talks(name: str | None = None, *, short_help: str) -> Callable[[Callable[..
 
 
 def _show(screen: Screen, session: ClientSession, options: ConnectOptions, result: Any, lines: Iterable[Line]) -> None:
-    """Print a result, as JSON in the revision's own words or as lines of text."""
+    """Print a result, as JSON in the form of the revision or as lines of text."""
     if options.json:
         screen.show(as_json(converter_for(session.revision).dump(result)))
     else:
@@ -179,11 +179,11 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     sys.argv = [server, *arguments]
     load = partial(_load, server, options.gc_threshold)
     if over_network:
-        from trimcp.cli.serving import serve  # a server on standard input and output should not pay for it
+        from trimcp.cli.serving import serve  # not needed on standard input and output
 
         sys.exit(serve(load, words, options))
     loaded, _ = load()
-    if sys.stdin.isatty():  # a person, who sees nothing happen
+    if sys.stdin.isatty():  # a user at a terminal, who would see no output
         click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
     run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
 
@@ -193,11 +193,11 @@ def _load(name: str, gc_threshold: int | None) -> tuple[Server[Any], Any]:
         server, auth = load_protected(name)
     except Failure:
         raise
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
     if gc_threshold is not None:
         gc.collect()
-        gc.freeze()  # what is loaded stays, so nobody need look through it
+        gc.freeze()  # the imported modules stay, so they need no collection
         gc.set_threshold(gc_threshold, 20, 100)
     return server, auth
 

@@ -1,4 +1,4 @@
-"""Asks the person at the terminal what a server wants to know, field by field. It opens no address, ever."""
+"""Asks the user at the terminal the questions of a server, field by field. It never opens a URL."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ _EXAMPLES: Final = {
 
 
 class BadAnswer(ValueError):
-    """What was typed does not fit the field; the text says what would."""
+    """The typed text does not fit the field; the error's text says what does."""
 
 
 class InputEnded(Exception):
-    """The person ended the input (Ctrl-D)."""
+    """The user ended the input (Ctrl-D)."""
 
 
 @attrs.define(eq=False)
 class Terminal:
-    """Lines from standard input. Waiting for one is cancelled like anything else, and costs no thread."""
+    """Lines from standard input. Waiting for one can be cancelled and needs no thread."""
 
     _fd: int = 0
     _kept: bytearray = attrs.field(init=False, factory=bytearray)
 
     @property
     def present(self) -> bool:
-        """Whether there is a person to ask."""
+        """Whether a user can be asked."""
         try:
             return os.isatty(self._fd)
         except OSError:
@@ -91,10 +91,10 @@ class Terminal:
 
 @attrs.define(eq=False)
 class Asker:
-    """The handler of a server's questions.
+    """The elicitation handler.
 
     Attributes:
-        standstill: entered while a person thinks, such as what stops a clock.
+        standstill: a context manager entered while the user answers, for example to stop a timeout.
     """
 
     screen: Screen
@@ -103,7 +103,7 @@ class Asker:
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
     async def answer(self, params: ElicitParams) -> ElicitResult:
-        """Ask, one question at a time, and return what the person did."""
+        """Ask for one field at a time, and return the user's response."""
         async with self._turn:
             if not self.terminal.present:
                 self.screen.note(
@@ -174,7 +174,7 @@ class Asker:
                     return ElicitResult(action="cancel")
 
     async def _prompt(self, text: str) -> str:
-        # Not through rich, which would put a line's end after it.
+        # Not with rich, which would add a newline.
         sys.stderr.write(text)
         sys.stderr.flush()
         return (await self.terminal.read_line()).strip()
@@ -184,7 +184,7 @@ class Asker:
 
 
 def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
-    """Return what was typed as a value of the field.
+    """Convert the typed text to a value of the field.
 
     Raises:
         BadAnswer: it does not fit.

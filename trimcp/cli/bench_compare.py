@@ -1,4 +1,4 @@
-"""Two servers measured in turns: how far apart they are, and how sure one may be. It measures nothing itself."""
+"""Comparison of two servers measured in turns: the ratios of their figures, and their certainty. Does not measure."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Figure:
     Attributes:
         name: in the JSON.
         label: in the table.
-        of: reads it; None where it is not known.
-        show: writes it.
-        more, less: what the first server is if its figure is larger, or smaller.
+        of: returns it from a report; None if unknown.
+        show: formats it.
+        more, less: the words for the first server if its figure is larger, or smaller.
     """
 
     name: str
@@ -62,11 +62,11 @@ _FIGURES: Final = (
 
 @attrs.frozen
 class Ratio:
-    """How a figure of the first server relates to the second's.
+    """The ratio of a figure between the first and the second server.
 
     Attributes:
         first, second: the median of all rounds, as text.
-        median, low, high: of the ratios first / second, each of one round.
+        median, low, high: of the ratios first / second, one per round.
     """
 
     figure: Figure
@@ -78,18 +78,18 @@ class Ratio:
 
     @property
     def clear(self) -> bool:
-        """Whether every round says the same about which of the two is larger."""
+        """Whether the same server has the larger figure in every round."""
         return self.low > 1 or self.high < 1
 
     def words(self, ratio: float, width: int = 0) -> str:
-        """Return a ratio in words: nobody reads 0.023 as fast as 43 times faster."""
+        """Return a ratio in words: "43 times faster" reads better than 0.023."""
         if (factor := _factor(ratio)) == "1.00":
             return "the same"
         return f"{factor} × {self.figure.more if ratio > 1 else self.figure.less:<{width}}"
 
     @property
     def spread(self) -> str:
-        """From where to where the ratios go."""
+        """The range of the ratios."""
         low, high = _factor(self.low), _factor(self.high)
         if self.clear or low == high == "1.00":
             return f"{low} to {high}" if self.low >= 1 else f"{high} to {low}"
@@ -101,7 +101,7 @@ def _factor(ratio: float) -> str:
 
 
 def ratios(pairs: Sequence[Pair]) -> list[Ratio]:
-    """Return the ratios of all figures that are known of both."""
+    """Return the ratios of all figures known for both servers."""
     found = []
     for figure in _FIGURES:
         values = [(figure.of(first), figure.of(second)) for first, second in pairs]
@@ -142,7 +142,7 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
 
 
 def _doubts(number: int, rounds: Sequence[Report]) -> Iterator[Line]:
-    """Yield what makes the figures of one of the servers less than they seem."""
+    """Yield the reasons to doubt the figures of one of the servers."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for report in rounds:
@@ -160,7 +160,7 @@ def _doubts(number: int, rounds: Sequence[Report]) -> Iterator[Line]:
 
 
 def comparison_json(pairs: Sequence[Pair], unpaired: Sequence[Report]) -> dict[str, Any]:
-    """Return all rounds and the ratios as JSON values; `unpaired` is what no whole round came of."""
+    """Return all rounds and the ratios as JSON values; `unpaired` has the reports without a complete round."""
     return {
         "format": FORMAT,
         "rounds": [{"first": first.to_json(), "second": second.to_json()} for first, second in pairs],

@@ -1,4 +1,4 @@
-"""From the words of `trimcp bench` to a `Plan`: its options, and the requests that are sent. It measures nothing."""
+"""From the arguments of `trimcp bench` to a `Plan`: its options and its requests. Does not measure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
     "What is shown": ("json", "save", "plot", "quiet"),
 }
-"""The sections of the help, and which options stand in each."""
+"""The sections of the help, and the options in each."""
 
 _SECONDS_EACH_ROUND: Final = 3.0
 _WARM_UP: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>s|x)?")
@@ -44,7 +44,7 @@ or in TOML, as tables called [[mix]]"""
 
 @attrs.frozen(kw_only=True)
 class BenchOptions(ReachOptions):
-    """What is to be measured and shown, as it was typed, beside what are fields of `Plan`."""
+    """The options as typed, without those that are fields of `Plan`."""
 
     tool: str | None = option(metavar="NAME", help="The tool to call.")
     arguments: tuple[str, ...] = option(
@@ -89,7 +89,7 @@ def bench_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _planned(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
-    """Return the option for a field of a plan; what it may be is checked by click and by the field alike."""
+    """Return the option for a field of a plan; both click and the field validate it."""
     check = field.validator
     kind: click.ParamType[Any] | None = None
     if isinstance(check, NumberCheck):
@@ -109,7 +109,7 @@ def _planned(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
 
 
 def check_options(options: BenchOptions) -> None:
-    """Refuse what would be ignored, or means two things.
+    """Refuse options that would be ignored or contradict each other.
 
     Raises:
         Failure: there is such an option; the text says what to do.
@@ -129,14 +129,14 @@ def check_options(options: BenchOptions) -> None:
 
 
 def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
-    """Return what is to be measured, but for the requests.
+    """Return the plan without its requests.
 
     Args:
         options: as they were typed.
         load: the fields of a plan that were typed.
 
     Raises:
-        Failure: it makes no sense; the text says what would.
+        Failure: the options are not valid; the text says what is.
     """
     counted = load["count"] is not None
     seconds = load["seconds"]
@@ -162,7 +162,7 @@ def _warm_up(typed: str | None, counted: bool) -> tuple[float, int]:
     return (float(found["number"]), 0) if unit == "s" else (0.0, int(found["number"]))
 
 
-# What is sent
+# Requests
 
 
 def needs_tools(options: BenchOptions) -> bool:
@@ -172,10 +172,10 @@ def needs_tools(options: BenchOptions) -> bool:
 
 
 def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
-    """Return the requests that are sent; `schema` is of the tool's arguments, where it is known.
+    """Return the requests to send; `schema` is the tool's input schema, if known.
 
     Raises:
-        Failure: there are none, or one makes no sense; the text says what would.
+        Failure: there are none, or one is not valid; the text says what is.
     """
     if options.script is not None:
         return read_script(options.script)
@@ -229,9 +229,9 @@ def read_script(file: str) -> tuple[MixEntry, ...]:
     """Return the mix of requests that a file lists.
 
     Raises:
-        Failure: it cannot be read, or lists none; the text says which entry is wrong, and what would be right.
+        Failure: it cannot be read, or an entry is wrong or missing; the text says which, and what would be right.
     """
-    import tomllib  # which only this needs
+    import tomllib  # only needed here
 
     path = Path(file)
     try:

@@ -1,4 +1,4 @@
-"""What `trimcp bench --plot` draws: how long calls took, and how rate and latency went. It measures nothing."""
+"""The plot of `trimcp bench --plot`: the distribution of latencies, and rate and latency over time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _BARS: Final = 90
 _LEAST_GAP: Final = 0.118  # of the axis' width, between the middles of two labels: eight of them fit
 _LEAST_SECOND: Final = 0.25  # of the last one, to be drawn as a rate
 _UNDATED: Final = {".svg": {"Date": None}, ".png": {"Software": None}}
-# Any, for the names older versions of matplotlib know are not the literals that newer ones type.
+# Any: newer versions of matplotlib type the names as literals, older ones do not.
 _STYLE: Final[Any] = {
-    "svg.fonttype": "none",  # letters stay letters: they can be searched, and read aloud
+    "svg.fonttype": "none",  # text stays text: searchable, and readable by screen readers
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial", "sans-serif"],
     "font.size": 9,
@@ -67,10 +67,10 @@ class Curve:
 
 
 def check_plot(file: str) -> None:
-    """See that a plot could be drawn, before anything is measured for it.
+    """Check before the measurement that a plot can be drawn.
 
     Raises:
-        Failure: the format is not known, the folder is not there, or matplotlib is not installed.
+        Failure: the format is unknown, the folder does not exist, or matplotlib is not installed.
     """
     path = Path(file)
     if path.suffix.lower() not in _FORMATS:
@@ -161,8 +161,7 @@ def _number_log(axis: Axis) -> None:
 def _mark(axes: Axes, curves: Sequence[Curve]) -> None:
     """Draw a line for each percentile, with its value above the axes.
 
-    All labels stand in one row, in the order of their lines, and what leads to them begins below them: so nothing
-    crosses.
+    All labels are in one row, in the order of their lines, with leader lines below them, so that nothing crosses.
     """
     low, high = (math.log(limit) for limit in axes.get_xlim())
     marks = []
@@ -192,7 +191,7 @@ def _mark(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def _apart(spots: Sequence[float], gap: float) -> list[float]:
-    """Return where labels go that belong at `spots`: in that order, within 0 and 1, at least `gap` between two."""
+    """Return positions of labels near `spots`: in the same order, between 0 and 1, at least `gap` apart."""
     places: list[float] = []
     for spot in spots:
         places.append(max(spot, places[-1] + gap if places else gap / 2))
@@ -203,7 +202,7 @@ def _apart(spots: Sequence[float], gap: float) -> list[float]:
     return places
 
 
-# How it went
+# Over time
 
 
 def _draw_course(rates: Axes, times: Axes, curve: Curve) -> None:
@@ -240,7 +239,7 @@ def _ms(seconds: float | None) -> float:
 
 
 def _draw_rounds(rates: Axes, times: Axes, curves: Sequence[Curve]) -> None:
-    """Draw what alternated, round by round."""
+    """Draw the alternating measurements, round by round."""
     drawn: list[float] = []
     for curve, colour in zip(curves, _COLOURS, strict=False):
         numbers = range(1, len(curve.rounds) + 1)
@@ -265,7 +264,7 @@ def _finish_panels(rates: Axes, times: Axes, drawn: Sequence[float], each: str) 
     rates.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 or not value else f"{value:g}")
     times.set_title(f"time {each}", loc="left", fontsize=9, fontweight="bold")
     times.set_ylabel("ms (logarithmic)")
-    drawn = [value for value in drawn if value > 0]  # which NaN is not
+    drawn = [value for value in drawn if value > 0]  # excludes NaN
     if drawn:
         times.set_yscale("log")
         times.set_ylim(min(*drawn, max(drawn) / 4) / 1.3, max(drawn) * 1.3)

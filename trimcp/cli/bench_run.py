@@ -1,4 +1,4 @@
-"""`trimcp bench` from its options to its exit code: what is measured in which order, and where the figures go."""
+"""`trimcp bench` from its options to its exit code: the order of measurements, and the output of their figures."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _PATIENCE: Final = 30.0
 
 
 def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int:
-    """Measure one server, or two in turns; show what was found, write it down, and return the exit code.
+    """Measure one server, or two in turns; show and save the results, and return the exit code.
 
-    The first Ctrl-C ends the measurement and shows what it has found; the second ends the process at once.
+    The first Ctrl-C ends the measurement and shows its results so far; the second ends the process at once.
 
     Args:
         target: the server.
@@ -47,11 +47,11 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
         load: those that are fields of a `Plan`.
 
     Raises:
-        Failure: it cannot be done; the text says why.
+        Failure: the measurement failed; the text has the reason.
     """
     check_options(options)
     plan = plan_of(options, load)
-    if not needs_tools(options):  # what is wrong with it should be said before a server is started
+    if not needs_tools(options):  # report mistakes before a server is started
         plan = attrs.evolve(plan, mix=mix_of(options))
     if options.plot is not None:
         check_plot(options.plot)
@@ -66,11 +66,11 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
 
 @attrs.define(eq=False)
 class _Server:
-    """One of those that are measured.
+    """One measured server.
 
     Attributes:
-        name: what was typed for it, of a URL without user and query.
-        reports: what was found, in the order in which it was measured.
+        name: the typed target, a URL without user and query.
+        reports: its reports, in the order of measurement.
     """
 
     target: Target
@@ -130,7 +130,7 @@ class _Bench:
         turns = list(zip(self.servers, (plan, attrs.evolve(plan, pids=self.options.compare_pids)), strict=False))
         rounds = self.options.rounds if len(turns) > 1 else 1
         for number in range(rounds):
-            # The order changes, so that neither always runs on a machine that the other has just kept busy.
+            # The order alternates, so that neither always runs right after the other.
             for server, its_plan in turns if number % 2 == 0 else reversed(turns):
                 title = f"{what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
@@ -142,7 +142,7 @@ class _Bench:
                     return
 
     async def _ask_for_schema(self, stop: Stop) -> Mapping[str, Any]:
-        """Ask the first server what the tool takes; what is returned after a signal means nothing."""
+        """Return the tool's input schema from the first server; meaningless after a signal."""
         schema: Mapping[str, Any] = {}
         client, target = Client("trimcp", own_version()), as_planned(self.servers[0].target, self.plan)
         with stop.guarding(trio.current_time() + _PATIENCE) as asking:
@@ -167,19 +167,19 @@ def _failure(error: McpError) -> Failure:
     return Failure(f"{error}{token_hint(error)}", NO_CONNECTION)
 
 
-# What was found
+# Results
 
 
 def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[Report]]) -> None:
-    """Print the table of what was measured, and write the files that were asked for.
+    """Print the table of results, and write the requested files.
 
     Args:
-        screen: where. Standard output is left to the JSON if that goes there.
+        screen: the output. Standard output has only the JSON if that is written there.
         options: of the command.
-        done: the reports of each server, in the order in which they were measured.
+        done: the reports of each server, in the order of measurement.
 
     Raises:
-        Failure: a file cannot be written; all the rest was done before.
+        Failure: a file cannot be written; everything else was done before.
     """
     pairs: list[Pair] = []
     if len(done) > 1:

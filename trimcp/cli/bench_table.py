@@ -1,4 +1,4 @@
-"""What `trimcp bench` says in the end, as lines of text with their style. It prints nothing itself."""
+"""The final table of `trimcp bench`, as lines of text with their style. Does not print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MEBI: Final = 1024 * 1024
 
 
 def describe_report(report: Report) -> Iterator[Line]:
-    """Yield all that was measured, in the order in which it is asked for: how much, how fast, at what cost."""
+    """Yield all results: number of calls, rate and latency, cost."""
     yield headline(report), "bold"
     yield f"  {setting(report)}", "dim"
     yield "", ""
@@ -48,7 +48,7 @@ def describe_report(report: Report) -> Iterator[Line]:
 
 
 def headline(report: Report, *, calls: bool = True) -> str:
-    """Return what was measured in a few words: calls (or not), server, transport, revision."""
+    """Return a short description of the measurement: calls (optional), server, transport, revision."""
     server = report.target
     if report.server_name is not None:
         server = f"{report.server_name} {report.server_version or ''}".strip()
@@ -58,13 +58,13 @@ def headline(report: Report, *, calls: bool = True) -> str:
 
 
 def what(plan: Plan) -> str:
-    """Return what was called."""
+    """Return a description of the calls."""
     names = list(dict.fromkeys(one_line(request.label, 40) for request in plan.mix))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def setting(report: Report) -> str:
-    """Return under which conditions it was measured."""
+    """Return the conditions of the measurement."""
     plan = report.plan
     parts = [count_of(plan.sessions, "session")]
     if plan.rate is None:
@@ -91,7 +91,7 @@ def rough(report: Report) -> str:
 
 
 def what_times_are(plan: Plan, rounds: int = 1) -> str:
-    """Return from when to when a call's time counts, and of what its percentiles are: in a table and a plot alike."""
+    """Return the definition of a call's time and of the percentiles, for the table and the plot."""
     text = "from sending to answer, not corrected for coordinated omission"
     if plan.rate is not None:
         text = "from due time to answer, corrected for coordinated omission"
@@ -175,7 +175,7 @@ def _bytes(count: int, report: Report) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Return a time with three digits that count and its unit."""
+    """Return a time with three significant digits and its unit."""
     if seconds is None:
         return "-"
     for factor, unit in ((1e6, "µs"), (1e3, "ms")):
@@ -185,6 +185,6 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def three(value: float) -> str:
-    """Return a number with three digits that count, or all that stand before the point."""
+    """Return a number with three significant digits, or with all digits before the point."""
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:,.{digits}f}"

@@ -1,4 +1,4 @@
-"""What a person sees while `trimcp bench` measures: a panel that redraws itself, or a line now and then."""
+"""The display while `trimcp bench` measures: a live panel, or a line at intervals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class View:
     """Follows measurements, one after the other.
 
     Attributes:
-        screen: where; with nothing shown if it is quiet.
-        seconds: how long one of them takes, as far as one knows.
+        screen: the output; nothing is shown if it is quiet.
+        seconds: the expected duration of one measurement.
     """
 
     screen: Screen
@@ -42,7 +42,7 @@ class View:
 
     @property
     def tick_length(self) -> float:
-        """Seconds after which things are to be shown again."""
+        """Seconds between two updates."""
         return 0.5 if self.screen.live else max(1.0, (self.seconds or 0.0) / _LINES)
 
     def begin(self, title: str) -> None:
@@ -60,8 +60,8 @@ class View:
         self._live.update(Group(Text(title, style="bold"), Text("  connecting", style="dim")), refresh=True)
 
     def tick(self, snapshot: Snapshot) -> None:
-        """Show how things stand."""
-        over = snapshot.share >= 1 and not snapshot.rate  # the last answers are still awaited
+        """Show the current state."""
+        over = snapshot.share >= 1 and not snapshot.rate  # still waiting for the last answers
         if self.screen.quiet or over:
             return
         early = snapshot.elapsed < _EARLY
@@ -73,7 +73,7 @@ class View:
             self.screen.note(_line(snapshot))
 
     def end(self) -> None:
-        """Take the panel away."""
+        """Remove the panel."""
         if self._live is not None:
             self._live.stop()
             self._live = None

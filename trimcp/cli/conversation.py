@@ -29,12 +29,12 @@ from trimcp.wire.capabilities import declares
 _SILENCE: Final = 5.0
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]
-"""What is done with the session; returns the exit code."""
+"""Called with the session; returns the exit code."""
 
 
 def own_version() -> str:
     """Return the version of trimcp that is installed."""
-    from importlib.metadata import PackageNotFoundError, version  # which takes as long to load as much else together
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
 
     try:
         return version("trimcp")
@@ -43,7 +43,7 @@ def own_version() -> str:
 
 
 def trace_to(target: str | None, screen: Screen) -> Write | None:
-    """Return what writes the trace down: as the option says, else as the environment (TRIMCP_TRACE) does."""
+    """Return the writer of the trace, from the option or else the environment variable TRIMCP_TRACE; None without."""
     if target is None:
         target = os.environ.get("TRIMCP_TRACE", "")
         if target in ("", "0"):
@@ -54,7 +54,7 @@ def trace_to(target: str | None, screen: Screen) -> Write | None:
 def converse(target: str, options: ConnectOptions, body: Body) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
-    The first Ctrl-C cancels what runs, and the server is told; the second ends the process at once.
+    The first Ctrl-C cancels the body, and the server is notified; the second ends the process at once.
 
     Raises:
         Failure: it did not work; the text says what to do.
@@ -87,7 +87,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
                 async with client.connect(server, revision=options.revision) as session:
                     screen.listening = True
                     connecting.deadline = float("inf")
-                    # Inside the connection, so that the server hears of a cancellation before it is left.
+                    # Inside the connection, so that the server is notified of a cancellation before it closes.
                     with stop.guarding(deadline) as working:
                         asker.standstill = partial(_standing_still, working)
                         if options.log_level is not None and declares(session.server_capabilities, "logging"):
@@ -97,7 +97,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
         except McpError as error:
             if stop.signal is None:
                 raise _failure(error, connected=screen.listening) from None
-        except trio.TooSlowError as error:  # the client's own patience, where no --timeout ended it before
+        except trio.TooSlowError as error:  # a timeout of the client itself, earlier than --timeout
             if stop.signal is None:
                 raise Failure(str(error), TIMED_OUT) from None
         finally:
@@ -112,7 +112,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
 
 
 async def _explain_silence(screen: Screen) -> None:
-    """Tell a person who waits for a silent server what is waited for."""
+    """Print what the command waits for if the server does not answer."""
     await trio.sleep(_SILENCE)
     if not screen.listening:
         screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
@@ -131,7 +131,7 @@ def _failure(error: McpError, *, connected: bool) -> Failure:
 
 @contextmanager
 def _standing_still(scope: trio.CancelScope) -> Iterator[None]:
-    """Let the scope's clock stand still while a person thinks in the block."""
+    """Stop the scope's timeout while the user answers in the block."""
     left = scope.deadline - trio.current_time()
     scope.deadline = float("inf")
     try:
@@ -142,11 +142,11 @@ def _standing_still(scope: trio.CancelScope) -> Iterator[None]:
 
 @attrs.define(eq=False)
 class Stop:
-    """Whom a signal cancels: the innermost block that is guarded.
+    """Cancels the innermost guarded block when a signal is received.
 
     Attributes:
-        signal: the first signal that came, or None.
-        came: set when it does.
+        signal: the first signal received, or None.
+        came: set when it is received.
     """
 
     signal: int | None = None
@@ -155,12 +155,12 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with because of the signal."""
+        """The exit code of the command after the signal."""
         return INTERRUPTED if self.signal == signal.SIGINT else TERMINATED
 
     @contextmanager
     def guarding(self, deadline: float = float("inf")) -> Iterator[trio.CancelScope]:
-        """Cancel the block when a signal comes, or at the deadline."""
+        """Cancel the block when a signal is received, or at the deadline."""
         with trio.CancelScope(deadline=deadline) as scope:
             self._scopes.append(scope)
             try:
@@ -169,7 +169,7 @@ class Stop:
                 self._scopes.remove(scope)
 
     def cancel(self, number: int) -> None:
-        """Cancel what runs, because of this signal."""
+        """Cancel the innermost guarded block, because of this signal."""
         self.signal = number
         self.came.set()
         for scope in self._scopes[-1:]:
@@ -178,7 +178,7 @@ class Stop:
 
 @contextmanager
 def signals(screen: Screen) -> Iterator[Stop]:
-    """Yield what the first SIGINT or SIGTERM cancels; the second ends the process, even with a frozen loop."""
+    """Yield a `Stop`, cancelled by the first SIGINT or SIGTERM; the second ends the process, even a blocked loop."""
     stop = Stop()
     with on_signals(stop.cancel, screen.give_back):
         yield stop

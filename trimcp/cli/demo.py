@@ -24,7 +24,7 @@ from trimcp.errors import McpError
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.wire.tools import CallToolResult
 
-# A pattern that matches no line of the standard library, and takes an engine that backtracks for ever.
+# A pattern that matches no line of the standard library, and takes a backtracking engine practically forever.
 _SLOW: Final = r"(?:[a-z]+ ?)+;;$"
 _KINDS_SHOWN: Final = 5
 _STILL: Final = 0.5

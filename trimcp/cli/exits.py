@@ -13,7 +13,7 @@ USAGE: Final = 2
 NO_CONNECTION: Final = 3
 REMOTE_ERROR: Final = 4
 TIMED_OUT: Final = 124  # as timeout(1)
-INTERRUPTED: Final = 130  # 128 + SIGINT, as shells have it
+INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 TERMINATED: Final = 143  # 128 + SIGTERM
 
 EXIT_CODES: Final = """\
@@ -87,7 +87,7 @@ Exit codes:
 
 
 class Failure(click.ClickException):
-    """Ends the command with a message on standard error and this exit code. Peers' text in it is made harmless."""
+    """Ends the command with a message on standard error and this exit code. Text from peers in it is escaped."""
 
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(clean(message))

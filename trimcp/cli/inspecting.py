@@ -1,6 +1,6 @@
-"""What a server offers, as text for people or as JSON for programs.
+"""A server's tools, resources and prompts, as text for users or as JSON for programs.
 
-It asks for lists, and for the choices that a prompt's arguments have; it calls no tool.
+It requests lists and completions of prompt arguments; it calls no tool.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HINTS = (
 
 @attrs.frozen
 class Offer:
-    """Everything a server lists, and what could be typed for an argument of a prompt, by their names."""
+    """All lists of a server, and the suggestions for arguments of prompts, by name."""
 
     tools: list[Tool]
     resources: list[Resource]
@@ -52,7 +52,7 @@ class Offer:
 
 
 async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
-    """Ask for all lists, and for the choices of prompts unless the server knows none or takes long."""
+    """Request all lists, and completions of prompts unless the server has none or is slow."""
     offer = Offer(
         await session.list_tools(),
         await session.list_resources(),
@@ -74,7 +74,7 @@ async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
 
 
 def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
-    """Return it all as JSON, in the words of the revision spoken."""
+    """Return it as JSON, in the form of the session's revision."""
     dump = converter_for(session.revision).dump
     return {
         "protocolVersion": session.revision.name,
@@ -89,7 +89,7 @@ def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
 
 
 def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
-    """Yield it all as harmless lines, each with a style of rich's."""
+    """Yield it as escaped lines, each with a rich style."""
     info = session.server_info
     name = f"{one_line(info.name)} {one_line(info.version)}" if info is not None else "a server without a name"
     yield name, "bold"
@@ -178,7 +178,7 @@ def find_tool(tools: Sequence[Tool], name: str) -> Tool:
 
 
 def name_tools(tools: Sequence[Tool]) -> str:
-    """Return the names of tools for a sentence, of many only the first."""
+    """Return the names of tools for a sentence, only the first of many."""
     names = [one_line(tool.name) for tool in tools]
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return (", ".join(names[:_NAMES_SHOWN]) or "none") + more

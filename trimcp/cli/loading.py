@@ -20,7 +20,7 @@ _USUAL = ("server", "mcp", "app")
 
 
 def load_server(name: str) -> Server[Any]:
-    """Return the server that a name stands for; see `load_protected`."""
+    """Return the named server; see `load_protected`."""
     return load_protected(name)[0]
 
 
@@ -35,7 +35,7 @@ def load_protected(name: str) -> tuple[Server[Any], Any]:
             it is imported comes out as itself.
     """
     place, attribute = _split(name)
-    # Standard output belongs to the protocol from the first byte on.
+    # Standard output is only for protocol messages, from the first byte on.
     with redirect_stdout(sys.stderr):
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
         auth = getattr(module, "auth", None)
@@ -43,7 +43,7 @@ def load_protected(name: str) -> tuple[Server[Any], Any]:
 
 
 def trace_of(error: Exception) -> str:
-    """Return the traceback of what a user's module raised, from its own first line on."""
+    """Return the traceback of an exception of the user's module, beginning in that module."""
     ours = Path(__file__).parents[1]
     step = error.__traceback__
     while step is not None:
@@ -56,7 +56,7 @@ def trace_of(error: Exception) -> str:
 
 def _split(name: str) -> tuple[str, str]:
     place, colon, attribute = name.rpartition(":")
-    # A colon may also stand behind a drive's letter.
+    # A colon may also follow a drive letter.
     if not colon or "/" in attribute or "\\" in attribute:
         return name, ""
     return place, attribute

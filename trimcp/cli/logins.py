@@ -1,4 +1,4 @@
-"""`trimcp login`, `logout` and `whoami`, and the logins that other commands use. No secret is ever shown."""
+"""`trimcp login`, `logout` and `whoami`, and the stored logins for other commands. Secrets are never shown."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _oauth(options: LoginOptions) -> OAuth:
 
 
 def _nobody() -> UserAgent:
-    """Return an agent that asks nobody: only `trimcp login` opens a browser."""
+    """Return an agent that never asks the user: only `trimcp login` opens a browser."""
     from trimcp.auth.browser import Browser
 
     def refuse(url: str) -> None:
@@ -207,7 +207,7 @@ def _time(seconds: int) -> str:
 
 
 def _subject(token: str) -> str | None:
-    """Return for whom a token acts, if it is a JWT; nobody checks it here."""
+    """Return the subject of a token, if it is a JWT; it is not verified here."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

@@ -51,7 +51,7 @@ def with_options(
 def _click_option(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
     flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
     settings = field.metadata["settings"]
-    shown = not isinstance(settings.get("default"), bool)  # what a flag means without it, its help says
+    shown = not isinstance(settings.get("default"), bool)  # the help of a flag describes its default
     return click.option(*flags, field.name, **{"show_default": shown, **settings})
 
 
@@ -109,7 +109,7 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("allow_origins", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
     ),
 }
-"""The sections of the help of `trimcp run`, and which options stand in each."""
+"""The sections of the help of `trimcp run`, and the options in each."""
 
 _FILE: Final = click.Path(exists=True, dir_okay=False)
 
@@ -209,7 +209,7 @@ def check_network(options: RunOptions) -> bool:
     """Return whether to serve over a network, by the options of the command that runs.
 
     Raises:
-        click.UsageError: one is given that means nothing without another, or excludes it.
+        click.UsageError: an option needs another one, or excludes it.
     """
     context = click.get_current_context()
     given = [

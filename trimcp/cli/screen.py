@@ -1,6 +1,6 @@
-"""What a person sees while a call runs: results on standard output, all else on standard error, one live bar at most.
+"""Terminal output: results on standard output, everything else on standard error, at most one progress bar.
 
-Whatever a peer wrote is made harmless here; nothing of it is taken for rich's markup.
+Text from peers is escaped here and never interpreted as rich markup.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Screen:
         return self.err.is_terminal and not self.err.is_dumb_terminal
 
     def show(self, text: str, style: str = "") -> None:
-        """Print text that is harmless already to standard output."""
+        """Print escaped text to standard output."""
         self.out.print(Text(text, style=style))
 
     def note(self, text: str, style: str = "") -> None:
-        """Print text that is harmless already to standard error, above the bar if there is one."""
+        """Print escaped text to standard error, above the progress bar if it is shown."""
         if not self.quiet:
             self.err.print(Text(text, style=style))
 
     def server_says(self, line: str) -> None:
         """Print a line the server wrote to its standard error."""
         if self.listening:
-            # As it stands, for in a traceback the indentation says what belongs together.
+            # Keep the indentation, which matters in tracebacks.
             self.note(f"server: {clean(line.rstrip()[:_LONGEST_LINE])}", "dim")
 
     def log(self, params: LoggingMessageParams) -> None:
@@ -80,7 +80,7 @@ class Screen:
     # Progress
 
     def progress(self, step: ProgressParams) -> None:
-        """Show how far a call is: by the bar, or where nothing can be redrawn by a line a second."""
+        """Show the progress of a call: in the bar, or without a live terminal in one line per second."""
         if self.quiet:
             return
         total = step.total or None
@@ -111,7 +111,7 @@ class Screen:
         )
 
     def end_progress(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
@@ -119,12 +119,12 @@ class Screen:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take the bar away while a person is asked in the block; the next progress brings it back."""
+        """Remove the bar while the user is asked in the block; the next progress shows it again."""
         self.end_progress()
         yield
 
     def give_back(self) -> None:
-        """Leave the terminal as it was, for an end without ceremony."""
+        """Restore the terminal before the process ends at once."""
         if self.live:
             sys.stderr.write("\x1b[?25h\n")
             sys.stderr.flush()

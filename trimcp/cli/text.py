@@ -1,4 +1,4 @@
-"""Text of other people made fit for a terminal, and results and messages as text. It prints nothing itself."""
+"""Results and messages as text for a terminal, with text from peers escaped. Does not print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trimcp.wire.content import (
 )
 
 Line: TypeAlias = tuple[str, str]
-"""A line of text, harmless already, and its style."""
+"""A line of escaped text, and its style."""
 
 _LARGEST = 1e15  # what a person may still read digit by digit
 
@@ -32,7 +32,7 @@ def number_text(value: float) -> str:
 
 
 def range_text(least: str | None, most: str | None) -> str:
-    """Return from where to where something may go, "" for anywhere."""
+    """Return a range as text, "" if it has no limits."""
     if least is not None and most is not None:
         return f"from {least} to {most}"
     if least is not None:

@@ -1,9 +1,9 @@
-"""Several processes that serve the same sockets: started, watched, replaced when they crash, and ended together.
+"""Several processes that serve the same sockets: started, watched, replaced after a crash, and ended together.
 
-The parent opens the sockets and the workers inherit them, so that a port of 0 is one port, and connections that wait
-while a worker is replaced are taken by another. Each worker has a control socket to the parent: it says on it that it
-listens, and when it is closed (the parent says stop, or is gone) the worker drains. That is no signal, so that a
-service manager that signals every process of a group has not signalled the workers twice.
+The parent opens the sockets and the workers inherit them. So port 0 is one port for all, and while a worker is replaced
+another one accepts waiting connections. Each worker has a control socket to the parent. The worker reports on it that
+it listens; when the parent closes it or exits, the worker drains. It is not a signal, so that a service manager that
+signals every process of a group does not signal the workers twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REAPED: Final = 5.0
 
 @attrs.define(eq=False)
 class InheritedSockets:
-    """What a worker was given by its parent: sockets that listen already."""
+    """The sockets that a worker inherits from its parent: listening sockets and the control socket."""
 
     sockets: list[socket.socket]
     _control: socket.socket
@@ -42,10 +42,10 @@ class InheritedSockets:
         try:
             self._control.send(b"r")
         except OSError:
-            pass  # the parent is gone, which `stopped` says
+            pass  # the parent has exited; `stopped` returns then
 
     async def stopped(self) -> None:
-        """Wait until the parent wants this worker to end, or is gone."""
+        """Wait until the parent asks this worker to end, or has exited."""
         control = trio.socket.from_stdlib_socket(self._control)
         try:
             while await control.recv(1):
@@ -59,13 +59,13 @@ class InheritedSockets:
 
 
 def inherited() -> InheritedSockets | None:
-    """Return what the parent gave this process, once, or None if it is no worker."""
+    """Return the inherited sockets, only at the first call; None if this process is not a worker."""
     control, sockets = os.environ.pop(_CONTROL, None), os.environ.pop(_SOCKETS, None)
     if control is None or sockets is None:
         return None
     found = [socket.socket(fileno=int(number)) for number in (control, *sockets.split(","))]
     for each in found:
-        each.set_inheritable(False)  # what the server starts has no business with them
+        each.set_inheritable(False)  # child processes of the server must not get them
     return InheritedSockets(found[1:], found[0])
 
 
@@ -163,7 +163,7 @@ class Workers:
     async def _attend(
         self, process: trio.Process, ours: socket.socket, number: int, listening: Callable[[], object]
     ) -> None:
-        if self._stop.is_set():  # it came while the process was being started
+        if self._stop.is_set():  # set while the process was being started
             ours.shutdown(socket.SHUT_RDWR)
         control = trio.socket.from_stdlib_socket(ours)
         async with trio.open_nursery() as nursery:
@@ -186,7 +186,7 @@ class Workers:
             try:
                 control.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it has ended already
+                pass  # already ended
 
     def _kill_all(self) -> None:
         for process in self._controls:
@@ -194,7 +194,7 @@ class Workers:
 
 
 def _kill(process: trio.Process) -> None:
-    """Kill a worker and whatever it has started that stayed in its group."""
+    """Kill a worker and all processes in its group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
