@@ -174,3 +174,26 @@ def test_options_that_would_not_protect_are_refused(words: tuple[str, ...], why:
     environment = {**os.environ, "PROTECTED_PORT": str(port), "ISSUER_PORT": str(issuer), "PROTECTED_BY": "options"}
     there = Protected("", "", environment)
     assert why in there.bad("run", str(SERVER), *words)
+
+
+def test_nothing_secret_is_recorded_or_traced(there: Protected, tmp_path: Path) -> None:
+    there.good("login", there.url)
+    kept = (Path(there.environment["XDG_DATA_HOME"]) / "trimcp" / "credentials.json").read_text()
+    secrets = re.findall(r'_token\\": ?\\"([^"\\]+)', kept)
+    assert len(secrets) == 2
+    recording, trace = tmp_path / "session.jsonl", tmp_path / "trace.txt"
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    messages = (
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "whoami", "arguments": {}}},
+    )
+    lines = "".join(json.dumps(message) + "\n" for message in messages)
+    done = there.run("record", str(recording), there.url, stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert there.good("call", f"--trace={trace}", there.url, "whoami") == "ann\n"
+    written = done.stdout + done.stderr + recording.read_text() + trace.read_text()
+    assert "tools/call" in written
+    for secret in secrets:
+        assert secret[:40] not in written
+        assert secret[-40:] not in written
