@@ -91,7 +91,7 @@ def who_am_i(*, as_json: bool) -> None:
 
 
 def stored_login(url: str) -> OAuth | None:
-    """Return the login that is kept for a URL, or None; it is renewed where that needs nobody."""
+    """Return the stored login for a URL, or None; it is refreshed if that needs no user."""
     try:
         from trimcp.auth.stores import default_path
     except ImportError:
@@ -104,7 +104,7 @@ def stored_login(url: str) -> OAuth | None:
 
 
 def with_login(target: Any) -> Any:
-    """Return what to connect to, with the login that is kept for it where no other credentials were given."""
+    """Return the target with its stored login, unless other credentials were given."""
     if not isinstance(target, HttpServer) or any(name.lower() == "authorization" for name in target.headers):
         return target
     try:

@@ -1,4 +1,4 @@
-"""`trimcp record`: bytes go through untouched where there are bytes, messages where there are not. `trimcp replay`."""
+"""`trimcp record`, which forwards bytes unchanged, or messages if the server is at a URL; and `trimcp replay`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.jsonrpc import Lost, Malformed
 
 _LAST_ANSWERS: Final = 30.0
-"""Seconds that a server may take for its last answers once its client has left."""
+"""Seconds for the server's last responses after its client has closed the connection."""
 
 _DIFFERS: Final = 1
 
@@ -53,10 +53,10 @@ def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: in
 
 
 def _named_target(words: tuple[str, ...]) -> Any:
-    """Return the server that is named by one word, or by the words of a command."""
+    """Return the target of a single argument, or of a command's arguments."""
     target = find_target(words[0]) if len(words) == 1 else StdioServer(words)
     if isinstance(target, StdioServer):
-        # It takes the place of the server, so what is meant for that is in its own environment.
+        # It replaces the server, so it has the environment meant for the server.
         target = attrs.evolve(target, inherit_env=True, on_stderr=partial(print, file=sys.stderr, flush=True))
     return target
 
@@ -90,7 +90,7 @@ async def _relay_bytes(target: StdioServer, journal: JournalWriter) -> int:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_to_server, ours, channel, journal)
                 await _pass(channel.streams[0], ours.sender, partial(journal.note, False))
-                with trio.move_on_after(1):  # it has closed its output, and is about to end
+                with trio.move_on_after(1):  # it has closed its output, and usually exits soon
                     await channel.process.wait()
                 nursery.cancel_scope.cancel(reason="the server has ended")
             ended = channel.process.returncode
@@ -102,7 +102,7 @@ async def _relay_bytes(target: StdioServer, journal: JournalWriter) -> int:
 
 
 async def _to_server(ours: Claim, channel: ChildChannel, journal: JournalWriter) -> None:
-    """Pass on what the client says; when it leaves, let the server know, and its last answers through."""
+    """Forward the client's bytes; when it closes, close the server's input and wait for the last responses."""
     sender = channel.streams[1]
     await _pass(ours.receiver, sender, partial(journal.note, True))
     await sender.aclose()
@@ -111,7 +111,7 @@ async def _to_server(ours: Claim, channel: ChildChannel, journal: JournalWriter)
 
 
 async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note: Callable[[bytes], object]) -> None:
-    """Pass bytes on as they come, and note each whole line before its end is passed on."""
+    """Forward bytes as they arrive, and note each whole line before its end is forwarded."""
     line = bytearray()
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         while chunk := await source.receive_some(READ_SIZE):
@@ -121,7 +121,7 @@ async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note:
                 note(bytes(line))
                 line = bytearray(other)
             if len(line) > CLIENT_MAX_MESSAGE:
-                line = bytearray()  # nobody will take that for a message
+                line = bytearray()  # too long for a message
             await sink.send_all(chunk)
     note(bytes(line))
 
@@ -130,7 +130,7 @@ async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note:
 
 
 async def _relay_messages(target: Any, journal: JournalWriter) -> int:
-    """Relay until either side has ended; there is nothing more to expect from a server whose client has left."""
+    """Forward messages until either side has closed; without a client no more responses are expected."""
     ended = trio.Event()
 
     async def one_way(source: MessageChannel, sink: MessageChannel, from_client: bool) -> None:
@@ -171,7 +171,7 @@ async def _relay(source: MessageChannel, sink: MessageChannel, from_client: bool
 
 
 def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], patience: float, client: bool) -> int:
-    """Play one side of the journal, tell what differs, and return the exit code."""
+    """Play one side of the journal, print the differences, and return the exit code."""
     if client != bool(words):
         problem = "name the server to replay to" if client else "--side server takes no TARGET: the client starts it"
         raise Failure(problem)

@@ -1,7 +1,7 @@
-"""A tool's JSON Schema at the terminal: arguments are read by it from `name=value`, and it is described to people.
+"""A tool's JSON Schema at the terminal: parses arguments `name=value` by the schema, and describes it to the user.
 
-It knows JSON Schema's types only. Schemas are a server's text: what is shown of them is made harmless, and there is an
-end to how deep and how long that gets.
+It uses only the types of JSON Schema. Schemas are untrusted text of a server: the description is escaped, and bounded
+in depth and length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Shape = Mapping[str, Any]
 
 
 def _alternatives(schema: Any, root: _Shape, left: int = _MOST_REFERENCES) -> list[_Shape]:
-    """Return the schema, or what it chooses from, with references inside the document followed."""
+    """Return the schema or its alternatives, with references inside the document resolved."""
     if not isinstance(schema, Mapping) or left == 0:
         return [{}]
     reference = schema.get("$ref")
@@ -74,14 +74,14 @@ def _choices(shape: _Shape) -> list[Any]:
 
 
 class ValueProblem(ValueError):
-    """A word is no argument; the text says what would be."""
+    """An argument is not valid; the text says what would be."""
 
 
 def parse_arguments(words: Sequence[str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that `words` of the form `name=value` stand for.
+    """Return the arguments given as `words` of the form `name=value`.
 
-    Text stays text where the schema wants text; numbers, booleans, lists and objects are read as JSON. A key given
-    several times makes a list. What the schema does not know is read as JSON if it is, else as text.
+    If the schema has a string, the value is kept as text; numbers, booleans, lists and objects are parsed as JSON. A
+    name given several times makes a list. Values of unknown names are parsed as JSON if possible, otherwise text.
 
     Raises:
         ValueProblem: a word has no "=", or its value cannot be of any type the schema allows.

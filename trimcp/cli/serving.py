@@ -1,4 +1,4 @@
-"""`trimcp run --http`: one process that serves, or a parent that looks after several."""
+"""`trimcp run --http`: one serving process, or a parent that supervises several."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
 def serve(load: Callable[[], tuple[Server[Any], Any]], words: Sequence[str], options: RunOptions) -> int:
-    """Serve until a signal comes, and return the exit code.
+    """Serve until a signal is received, and return the exit code.
 
     Args:
         load: returns the server and what takes tokens for it, if the module has that; called only in a process that
@@ -100,7 +100,7 @@ async def _serve_here(
 
 @attrs.frozen
 class _Started(trio.TaskStatus[list[str]]):
-    """Learns that a server listens."""
+    """Notified when a server listens."""
 
     _told: Callable[[], None]
 
@@ -230,7 +230,7 @@ def _handed_over() -> list[socket.socket]:
     return sockets
 
 
-# What a person is told
+# Messages for the user
 
 
 def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: HttpSettings) -> list[str]:

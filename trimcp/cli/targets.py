@@ -1,4 +1,4 @@
-"""From what a person types for a server to something a client can connect to."""
+"""From a typed TARGET to a target that a client can connect to."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def find_target(
 
 
 def _with_login(target: Target) -> Target:
-    """Return the server with the login that is kept for it, if one is."""
+    """Return the target with its stored login, if any."""
     if isinstance(target, StdioServer):
         return target
     from trimcp.auth.stores import default_path
@@ -116,7 +116,7 @@ def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | Non
 
 
 def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, str]:
-    """Return headers as they are given on the command line, where secrets should not stand.
+    """Return the headers given on the command line, which should not contain secrets themselves.
 
     Args:
         texts: "Name: value" each, `${VARIABLE}` in it replaced.
@@ -140,7 +140,7 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
 
 
 def token_hint(error: McpError) -> str:
-    """Return what to add on the command line where a server wanted to know who asks; nothing for other errors."""
+    """Return a hint about options if the server requires authentication; empty for other errors."""
     if _UNAUTHORIZED.search(str(error)) is None:
         return ""
     ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header"
