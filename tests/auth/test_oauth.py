@@ -17,6 +17,7 @@ import trio
 from filelock import FileLock
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+import trimcp
 from tests.auth.authority import ISSUER, REDIRECT, SERVER, Authority, reply
 from trimcp.auth.browser import Redirect, UserAgent
 from trimcp.auth.credentials import Credentials, Registration, StoreKey, Tokens
@@ -692,3 +693,28 @@ async def test_a_file_that_another_process_keeps_locked_is_an_error(
     monkeypatch.setattr("trimcp.auth.stores._LOCK_SECONDS", 0.1)
     with FileLock(tmp_path / ".logins.json.lock"), pytest.raises(AuthorizationError, match="locked by another process"):
         await FileStore(tmp_path / "logins.json").save(KEY, Credentials("r", "i", Registration("c")))
+
+
+async def test_the_time_of_a_person_at_the_browser_does_not_count_against_a_call(
+    world: World, autojump_clock: MockClock
+) -> None:
+    server: trimcp.Server[None] = trimcp.Server("files", version="1")
+
+    @server.tool
+    async def whoami(*, ctx: trimcp.Context) -> str:
+        return str(ctx.principal)
+
+    async def say_yes() -> None:
+        await trio.sleep(3_600)
+        world.person.says_yes.set()
+
+    hosts = trimcp.Origins(allowed_hosts=["mcp.example"])
+    settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens({"token-1": "ann"}), origins=hosts)
+    app = trimcp.asgi_app(server, settings=settings)
+    web = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app))
+    client = trimcp.Client("host", request_timeout=5, probe_timeout=5, connect_timeout=5)
+    async with app.lifespan(), web, trio.open_nursery() as nursery:
+        nursery.start_soon(say_yes)
+        async with client.connect(trimcp.http(SERVER, auth=world.oauth, client=web)) as session:
+            assert (await session.call_tool("whoami")).text == "ann"
+    assert trio.current_time() >= 3_600

@@ -22,7 +22,7 @@ from trimcp.guard import Denied
 from trimcp.testing import ToyIssuer, toy_issuer
 from trimcp.wire.codes import FORBIDDEN
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def offering() -> trimcp.Server[None]:
@@ -246,21 +246,6 @@ async def test_a_subscription_ends_with_its_token() -> None:
                 async with session.listen(tools=True) as changes:
                     async for _ in changes:
                         pass
-
-
-async def test_the_time_of_a_person_at_the_browser_does_not_count_against_a_call() -> None:
-    waited = []
-
-    async def slowly(url: str) -> None:
-        waited.append(await trio.sleep(0.8))
-        await log_in(url)
-
-    async with protected() as there:
-        oauth = OAuth(user_agent=Browser(open=slowly, notify=there.said.append))
-        client = trimcp.Client("host", request_timeout=0.4, probe_timeout=0.4, connect_timeout=0.6)
-        async with client.connect(trimcp.http(there.url, auth=oauth)) as session:
-            assert (await session.call_tool("write")).text == "written"
-    assert len(waited) == 2
 
 
 async def test_a_token_that_is_bound_to_a_certificate_is_good_only_over_its_connection() -> None:
