@@ -45,8 +45,8 @@ class Revision:
         error_without_id: an error omits `id` if the request's id could not be read; otherwise it is null.
         invalid_arguments_are_tool_errors: arguments that do not match a tool's schema are reported to the model as
             a tool error instead of -32602 (SEP-1303).
-        logs_on_request: log messages are sent only for requests with a level in `_meta`; otherwise the level
-        is the connection's (`logging/setLevel`) and the server may choose one until it is set.
+        logs_on_request: log messages are sent only for requests with a level in `_meta`; otherwise the level is the
+            connection's (`logging/setLevel`) and the server may choose one until it is set.
         url_elicitation_error: -32042 may answer a request that needs the user to visit a URL first.
         resource_missing_code: the error code for a resource that does not exist.
     """
