@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -60,10 +61,10 @@ class Waiting:
 
 
 @asynccontextmanager
-async def waiting(**settings: object) -> AsyncIterator[Waiting]:
+async def waiting(**settings: Any) -> AsyncIterator[Waiting]:
     """Wait for a person until the block ends."""
     said: list[str] = []
-    agent = Browser(**{"open": lambda url: None, "notify": said.append, **settings})  # type: ignore[arg-type]
+    agent = Browser(**{"open": lambda url: None, "notify": said.append, **settings})
     async with agent.redirect(None) as redirect, trio.open_nursery() as nursery:
         there = Waiting(redirect.uri, said=said)
 

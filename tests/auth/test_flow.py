@@ -16,6 +16,7 @@ from trimcp.auth.credentials import Credentials, Registration, Tokens
 from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey, SigningKey
+from trimcp.auth.steps import Fetch, Fetched
 from trimcp.errors import AuthorizationError
 
 NOW = 1_000_000.0
@@ -143,11 +144,10 @@ def test_metadata_that_is_none_is_an_error_that_says_so(body: bytes) -> None:
     authority.resource_at = None
     flow = login().begin(challenge(resource_metadata=WELL_KNOWN), None)
     fetch = next(flow)
-    from trimcp.auth.steps import Fetched
-
+    assert isinstance(fetch, Fetch)
     with pytest.raises(AuthorizationError, match="metadata"):
         flow.send(Fetched(200, {}, body))
-    assert fetch.url == WELL_KNOWN  # type: ignore[union-attr]  # the first step
+    assert fetch.url == WELL_KNOWN
 
 
 # The client's name

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -380,7 +380,9 @@ async def test_who_waited_for_a_login_in_another_process_takes_its_token(world: 
     assert not world.authority.visited
 
 
-async def test_a_connection_that_opens_beside_a_login_does_not_undo_it(world: World) -> None:
+async def test_a_connection_that_opens_beside_a_login_does_not_undo_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.person.says_yes.set()
     store = world.oauth.store
     loaded, go_on = trio.Event(), trio.Event()
@@ -397,10 +399,10 @@ async def test_a_connection_that_opens_beside_a_login_does_not_undo_it(world: Wo
             pass
 
     async with world.oauth.connected(SERVER) as authorizer, trio.open_nursery() as nursery:
-        store.load = slow  # type: ignore[method-assign]
+        monkeypatch.setattr(store, "load", slow)
         nursery.start_soon(other)
         await loaded.wait()
-        store.load = load  # type: ignore[method-assign]
+        monkeypatch.setattr(store, "load", load)
         await ask(authorizer)
         go_on.set()
         await wait_all_tasks_blocked()
@@ -631,10 +633,11 @@ async def test_the_systems_keyring_keeps_the_secrets_and_a_file_only_the_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: dict[tuple[str, str], str] = {}
-    keyring = ModuleType("keyring")
-    keyring.get_password = lambda service, name: kept.get((service, name))  # type: ignore[attr-defined]  # made up
-    keyring.set_password = lambda service, name, text: kept.update({(service, name): text})  # type: ignore[attr-defined]  # as above
-    keyring.delete_password = lambda service, name: kept.pop((service, name))  # type: ignore[attr-defined]  # as above
+    keyring = SimpleNamespace(
+        get_password=lambda service, name: kept.get((service, name)),
+        set_password=lambda service, name, text: kept.update({(service, name): text}),
+        delete_password=lambda service, name: kept.pop((service, name)),
+    )
     monkeypatch.setitem(sys.modules, "keyring", keyring)
     store = KeyringStore(tmp_path / "names.json")
     credentials = Credentials("r", "i", Registration("c", "very secret"), Tokens("a token"))
@@ -669,7 +672,7 @@ trio.run(main)
 async def test_another_process_is_waited_for_which_may_be_killed(tmp_path: Path) -> None:
     path = tmp_path / "logins.json"
     command = [sys.executable, "-c", HOLD, str(path), SERVER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220  # it is killed by hand
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         store = FileStore(path)

@@ -8,12 +8,11 @@ import re
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -126,14 +125,11 @@ def test_without_a_browser_the_address_is_pasted(there: Protected) -> None:
             assert login.stderr is not None
             page = next(found[0] for line in login.stderr if (found := re.search(r"http://\S+/authorize\S+", line)))
 
-            class NoRedirect(urllib.request.HTTPRedirectHandler):
-                def redirect_request(self, *args: object) -> None:  # type: ignore[override]  # it follows none
-                    return None
-
-            with pytest.raises(urllib.error.HTTPError) as caught:
-                urllib.request.build_opener(NoRedirect).open(page, data=b"user=bob", timeout=SECONDS)
-            caught.value.close()
-            out, _ = login.communicate(f"nonsense\n{caught.value.headers['location']}\n", timeout=SECONDS)
+            parts = urlsplit(page)
+            with closing(HTTPConnection(parts.netloc, timeout=SECONDS)) as connection:  # it follows no redirect
+                connection.request("POST", f"{parts.path}?{parts.query}", b"user=bob")
+                address = connection.getresponse().headers["location"]
+            out, _ = login.communicate(f"nonsense\n{address}\n", timeout=SECONDS)
             assert " as bob by " in out
         finally:
             login.kill()

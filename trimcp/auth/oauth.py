@@ -213,7 +213,7 @@ class Authorizer:
             AuthorizationError: it has ended, and there is no other to be had.
         """
         tokens = self.account.tokens
-        if tokens is None or origin_of(url) != origin_of(self._server):
+        if tokens is None or (url != self._server and origin_of(url) != origin_of(self._server)):
             return {}
         if tokens.expires_at is not None and tokens.due(self._oauth.now()):
             tokens = await self._renewed(tokens)

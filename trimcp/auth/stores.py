@@ -208,7 +208,7 @@ class FileStore(CredentialStore):
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(name, self.path)
-            except BaseException:
+            except BaseException:  # a full disk or an interrupt: a half-written file of secrets does not stay
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:

@@ -276,6 +276,8 @@ class Http:
             while True:
                 sent = await authorizer.headers(method, str(url))
                 response = await self._send(method, {**headers, **sent}, content, url, written)
+                if response.status_code < 400:
+                    return response
                 said = {name.lower(): value for name, value in response.headers.items()}
                 if not authorizer.helps(response.status_code, said):
                     return response
