@@ -21,6 +21,7 @@ _CHANNEL = _WIRE | {"framing", "budget", "nurseries", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
+    "agent_tools",
     "auth",
     "worker",
     "transports",
@@ -58,6 +59,7 @@ LAYERS: dict[str, set[str]] = {
     "workers": _SESSION | {"workers"},
     "watch": _SESSION | {"workers", "watch"},
     "server": _SERVER,
+    "agent_tools": _SERVER | {"transports", "auth", "agent_tools"},
     "worker": _SERVER | {"worker"},
     "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},

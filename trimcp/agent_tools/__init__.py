@@ -1,0 +1,12 @@
+"""Agent tools: a second protocol over the same server, with contexts, manifests and providers."""
+
+from trimcp.lazy import lazy_names as _lazy_names
+
+# The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
+_NAMES = {
+    "trimcp.agent_tools.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE InvalidArguments "
+    "MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay ToolCrashed "
+    "ToolFailed TooLargeMessage TooMuch Unauthenticated UnfitManifest UnknownContext UnknownTool VersionConflict",
+}
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _NAMES)

@@ -1,0 +1,49 @@
+# Written by docs/stubs.py from the list in __init__.py beside it.
+
+from trimcp.agent_tools.errors import AgentToolsError as AgentToolsError
+from trimcp.agent_tools.errors import ContextGone as ContextGone
+from trimcp.agent_tools.errors import DeadlinePassed as DeadlinePassed
+from trimcp.agent_tools.errors import Draining as Draining
+from trimcp.agent_tools.errors import ERRORS_BY_CODE as ERRORS_BY_CODE
+from trimcp.agent_tools.errors import InvalidArguments as InvalidArguments
+from trimcp.agent_tools.errors import MalformedMessage as MalformedMessage
+from trimcp.agent_tools.errors import NameTaken as NameTaken
+from trimcp.agent_tools.errors import NotAllowed as NotAllowed
+from trimcp.agent_tools.errors import NothingHere as NothingHere
+from trimcp.agent_tools.errors import ProviderGone as ProviderGone
+from trimcp.agent_tools.errors import RequestCancelled as RequestCancelled
+from trimcp.agent_tools.errors import RequestUnderWay as RequestUnderWay
+from trimcp.agent_tools.errors import TooLargeMessage as TooLargeMessage
+from trimcp.agent_tools.errors import TooMuch as TooMuch
+from trimcp.agent_tools.errors import ToolCrashed as ToolCrashed
+from trimcp.agent_tools.errors import ToolFailed as ToolFailed
+from trimcp.agent_tools.errors import Unauthenticated as Unauthenticated
+from trimcp.agent_tools.errors import UnfitManifest as UnfitManifest
+from trimcp.agent_tools.errors import UnknownContext as UnknownContext
+from trimcp.agent_tools.errors import UnknownTool as UnknownTool
+from trimcp.agent_tools.errors import VersionConflict as VersionConflict
+
+__all__ = [
+    "AgentToolsError",
+    "ContextGone",
+    "DeadlinePassed",
+    "Draining",
+    "ERRORS_BY_CODE",
+    "InvalidArguments",
+    "MalformedMessage",
+    "NameTaken",
+    "NotAllowed",
+    "NothingHere",
+    "ProviderGone",
+    "RequestCancelled",
+    "RequestUnderWay",
+    "TooLargeMessage",
+    "TooMuch",
+    "ToolCrashed",
+    "ToolFailed",
+    "Unauthenticated",
+    "UnfitManifest",
+    "UnknownContext",
+    "UnknownTool",
+    "VersionConflict",
+]
