@@ -238,6 +238,6 @@ def error_from(body: Any) -> AgentToolsError:
         return AgentToolsError("the service reported an error without saying which")
     code, message, seconds = body.get("code"), body.get("message"), body.get("retry_after")
     found = ERRORS_BY_CODE.get(code, AgentToolsError) if isinstance(code, str) else AgentToolsError
-    after = float(seconds) if type(seconds) in (int, float) else None
+    after = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None
     text = message if isinstance(message, str) else str(code)
     return found(text, body.get("data"), retry_after=after)

@@ -181,6 +181,18 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
     Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
     UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
     """
+    value = parse_value(data, limits)
+    kind = type(value)
+    if kind is dict:
+        return _member(value)
+    if kind is Malformed:
+        refused: Malformed = value
+        return refused
+    return _batch(value, limits) if kind is list else _member(value)
+
+
+def parse_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
+    """Return any JSON value from one text, with the checks of `parse`, or a `Malformed`. Never raises."""
     size = len(data)
     structure = size
     if size > _COUNT_OVER:
@@ -198,9 +210,7 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
         problem = unreadable_number(data)
         if problem is not None:
             return _refused(data, INVALID_REQUEST, "number", problem)
-    if type(value) is list:
-        return _batch(value, limits)
-    return _member(value)
+    return value
 
 
 def _has_long_digits(data: bytes) -> bool:
