@@ -1,0 +1,69 @@
+"""Who sends a request of the agent-tools protocol: a principal, and the agent that its token names."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import attrs
+
+from trimcp.agent_tools.errors import NotAllowed
+from trimcp.principal import Principal
+
+Owner: TypeAlias = tuple[str, str]
+"""Whose a context or a registered tool is: the principal's id ("" without one), and the agent's."""
+
+ANONYMOUS: Final = "anonymous"
+"""The agent of a request without a principal."""
+
+_CLAIMS: Final = ("azp", "client_id")
+
+
+@attrs.frozen(eq=False)
+class AgentCaller:
+    """Who sends a request.
+
+    Attributes:
+        principal: as authenticated; None if the server does not authenticate.
+        agent: the agent's id, from the token.
+        address: what identifies the peer, such as its address without the port; None if the transport cannot tell.
+        loopback: whether the request was sent to a loopback address or a Unix socket.
+    """
+
+    principal: Principal | None = None
+    agent: str = ANONYMOUS
+    address: str | None = None
+    loopback: bool = False
+
+    @property
+    def owner(self) -> Owner:
+        """Whose its contexts and tools are."""
+        return ("" if self.principal is None else self.principal.id, self.agent)
+
+
+def agent_of(principal: Principal | None, claim: str | None = None, said: str | None = None) -> str:
+    """Return the agent's id: what its token says, never only what the request says.
+
+    Args:
+        principal: who sends the request.
+        claim: the claim of the token that names the agent; by default the client that the token was issued to, and the
+            principal itself if the token names none.
+        said: the agent's id as a header repeats it, or None.
+
+    Raises:
+        NotAllowed: the token lacks the claim, or the header names another agent.
+    """
+    if principal is None:
+        agent = ANONYMOUS
+    elif claim is not None:
+        found = principal.claims.get(claim)
+        if not isinstance(found, str) or not found:
+            raise NotAllowed(f"the token does not name an agent: it has no claim {claim}")
+        agent = found
+    else:
+        named = principal.client_id or next(
+            (principal.claims[name] for name in _CLAIMS if name in principal.claims), ""
+        )
+        agent = named if isinstance(named, str) and named else principal.id
+    if said is not None and said != agent:
+        raise NotAllowed("the header names another agent than the token")
+    return agent
