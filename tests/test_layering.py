@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 600
 
 _WIRE = {"errors", "principal", "lazy", "values", "bounds", "rates", "cleaning", "security", "hidden", "wire"}
-_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "channel"}
+_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "descendants", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
@@ -46,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
     "hidden": {"hidden", "values"},
     "security": {"cleaning", "security"},
     "nurseries": {"nurseries"},
+    "descendants": {"values", "descendants"},
     "budget": {"values", "cleaning", "security", "budget"},
     "wire": _WIRE,
     "framing": _WIRE | {"framing"},

@@ -17,10 +17,11 @@ import trio
 
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, require_trio
+from trimcp.descendants import MARK, Descendants
 from trimcp.errors import LocalError
 from trimcp.nurseries import closing_with, open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.transports.stdio.ending import MARK, Descendants, ShutdownTimes, end_process
+from trimcp.transports.stdio.ending import ShutdownTimes, end_process
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, PipeReceiver, PipeSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.trace import Write, traced
