@@ -100,18 +100,33 @@ class Permission:
         confirmation = self.confirmation
         hints = None if confirmation is None else confirmation.tool.annotations or None
         asked = AccessRequest(ctx.method, name, ctx.principal, arguments, hints, ctx)
-        found = self.allow(asked)
-        decision: Any = await found if isawaitable(found) else found
-        if decision is True:
-            return
-        if decision == ASK and confirmation is not None:
-            await confirmation.obtain(ctx, arguments)
-            return
-        if decision is not False and not isinstance(decision, Denied):
-            raise TypeError(f"allow returned {decision!r:.60} for {name}: it decides by True, False, Denied or ASK")
-        reason = decision.reason if isinstance(decision, Denied) else Denied().reason
-        security_event("not_allowed", method=ctx.method, name=name, principal=ctx.principal, why=reason)
-        raise ErrorReply(FORBIDDEN, reason)
+        await judge(self.allow, asked, confirmation)
+
+
+async def judge(allow: Callable[[Any], Any], asked: AccessRequest, confirmation: Confirmation | None = None) -> None:
+    """Return once an `allow` function allows a request.
+
+    Args:
+        allow: the function.
+        asked: the request.
+        confirmation: asks the user if the function returns `ASK`; None where it may not.
+
+    Raises:
+        ErrorReply: the request is denied.
+        ToolError, CannotAsk: from `Confirmation.obtain`.
+    """
+    found = allow(asked)
+    decision: Any = await found if isawaitable(found) else found
+    if decision is True:
+        return
+    if decision == ASK and confirmation is not None:
+        await confirmation.obtain(asked.context, asked.arguments)
+        return
+    if decision is not False and not isinstance(decision, Denied):
+        raise TypeError(f"allow returned {decision!r:.60} for {asked.name}: it decides by True, False, Denied or ASK")
+    reason = decision.reason if isinstance(decision, Denied) else Denied().reason
+    security_event("not_allowed", method=asked.method, name=asked.name, principal=asked.principal, why=reason)
+    raise ErrorReply(FORBIDDEN, reason)
 
 
 def permission_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from trimcp.bounds import check_number
@@ -73,6 +73,7 @@ class Server(Offering, Generic[StateT]):
         info: its name, version and so on, as sent to clients.
         tools, resources, templates, prompts: the entries, by name or URI. Read only; methods change them.
         runs: the runs under way, each with its `sessions`.
+        parts: called with each run; what they return is entered before anybody is served, and left after the last.
         lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
         max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
 
@@ -146,6 +147,7 @@ class Server(Offering, Generic[StateT]):
         self.handler_errors: HandlerErrors = handler_errors
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
         self.runs: set[Running] = set()
+        self.parts: list[Callable[[Running], AbstractAsyncContextManager[object]]] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Running]:
@@ -167,11 +169,19 @@ class Server(Offering, Generic[StateT]):
                     running = Running(self, state, nursery)
                     self.runs.add(running)
                     try:
-                        yield running
+                        async with self._parts_of(running) if self.parts else nullcontext():
+                            yield running
                     finally:
                         self.runs.discard(running)
         finally:
             self._lifespans -= 1
+
+    @asynccontextmanager
+    async def _parts_of(self, running: Running) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for part in self.parts:
+                await stack.enter_async_context(part(running))
+            yield
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of the requests that run, wait or were refused, dropped messages, and memory."""

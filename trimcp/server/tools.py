@@ -146,7 +146,8 @@ class ToolEntry:
         """Report wrong arguments: from 2025-11-25 on as a tool error (SEP-1303), before as a protocol error."""
         problems = without_root(problems)
         text = f"invalid arguments for {self.listed.name}: {'; '.join(problems)}"
-        if ctx.revision.invalid_arguments_are_tool_errors:
+        explicit = getattr(ctx.internals[1].origin, "explicit_errors", False)  # another protocol has an error for it
+        if ctx.revision.invalid_arguments_are_tool_errors and not explicit:
             return failed_call(text)
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 

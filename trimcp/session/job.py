@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -426,14 +427,18 @@ class Job:
         return isinstance(cause, ConnectionLost) and self.session.lost is not None
 
     def log_crash(self, error: BaseException) -> ErrorReply:
-        """Log a handler's crash with its traceback, and return an error without details."""
+        """Log a handler's crash with its traceback, and return an error without details, perhaps with the incident's id."""
         from trimcp.cleaning import in_quotes
 
         where = self.session.endpoint.whereabouts(self)
         about = "" if self.target is None else f": {in_quotes(self.target)}"
         about += "" if where is None else f" ({where})"
+        data = None
+        if getattr(self.origin, "explicit_errors", False):
+            data = {"incident": secrets.token_hex(6)}
+            about += f"; incident {data['incident']}"
         log_crash(log, error, "the handler of %s crashed%s", self.request.verb.name, about)
-        return ErrorReply(INTERNAL_ERROR, "internal error")
+        return ErrorReply(INTERNAL_ERROR, "internal error", data)
 
     # Ending
 
