@@ -4,6 +4,10 @@ from trimcp.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
+    "trimcp.agent_tools.context_table": "ContextStatistics ContextTable",
+    "trimcp.agent_tools.contexts": "Applied ContextActor ContextLimits",
+    "trimcp.agent_tools.handler_context": "ActorContext",
+    "trimcp.agent_tools.stores": "ContextStore KeptContext MemoryContexts",
     "trimcp.agent_tools.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE InvalidArguments "
     "MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay ToolCrashed "
     "ToolFailed TooLargeMessage TooMuch Unauthenticated UnfitManifest UnknownContext UnknownTool VersionConflict",

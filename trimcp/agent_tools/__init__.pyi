@@ -1,5 +1,10 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp.agent_tools.context_table import ContextStatistics as ContextStatistics
+from trimcp.agent_tools.context_table import ContextTable as ContextTable
+from trimcp.agent_tools.contexts import Applied as Applied
+from trimcp.agent_tools.contexts import ContextActor as ContextActor
+from trimcp.agent_tools.contexts import ContextLimits as ContextLimits
 from trimcp.agent_tools.errors import AgentToolsError as AgentToolsError
 from trimcp.agent_tools.errors import ContextGone as ContextGone
 from trimcp.agent_tools.errors import DeadlinePassed as DeadlinePassed
@@ -22,15 +27,28 @@ from trimcp.agent_tools.errors import UnfitManifest as UnfitManifest
 from trimcp.agent_tools.errors import UnknownContext as UnknownContext
 from trimcp.agent_tools.errors import UnknownTool as UnknownTool
 from trimcp.agent_tools.errors import VersionConflict as VersionConflict
+from trimcp.agent_tools.handler_context import ActorContext as ActorContext
+from trimcp.agent_tools.stores import ContextStore as ContextStore
+from trimcp.agent_tools.stores import KeptContext as KeptContext
+from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
 
 __all__ = [
+    "ActorContext",
     "AgentToolsError",
+    "Applied",
+    "ContextActor",
     "ContextGone",
+    "ContextLimits",
+    "ContextStatistics",
+    "ContextStore",
+    "ContextTable",
     "DeadlinePassed",
     "Draining",
     "ERRORS_BY_CODE",
     "InvalidArguments",
+    "KeptContext",
     "MalformedMessage",
+    "MemoryContexts",
     "NameTaken",
     "NotAllowed",
     "NothingHere",

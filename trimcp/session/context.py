@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from trimcp.schema.forms import Answer, Form
+    from trimcp.session.agent_context import AgentContext
 
     StateT = TypeVar("StateT", default=Any)  # so that plain `Context` is a complete type
 else:
@@ -115,6 +116,12 @@ class Context(Admitted, Generic[StateT]):
     def headers(self) -> Mapping[str, str]:
         """Transport headers by lower-case name; empty if the transport has none."""
         return self._job.headers or {}
+
+    @property
+    def agent_context(self) -> AgentContext | None:
+        """The context that the call of an agent belongs to (the agent-tools protocol); None in MCP."""
+        found: AgentContext | None = getattr(self._job.origin, "agent_context", None)
+        return found
 
     # Cancelling
 

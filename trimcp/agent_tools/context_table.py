@@ -1,0 +1,476 @@
+"""All contexts of one run, by owner and id: making and finding them, their bounds together, and their end."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.contexts import (
+    OF_MEMBER,
+    SERVER_MEMBERS,
+    ContextActor,
+    ContextLimits,
+    ContextsShared,
+    refuse_server_members,
+)
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    ContextGone,
+    Draining,
+    MalformedMessage,
+    NameTaken,
+    TooMuch,
+    UnknownContext,
+)
+from trimcp.agent_tools.history import ToolHistory
+from trimcp.agent_tools.merging import EMPTY_OBJECT, StateBounds, StateSize, patched, size_of
+from trimcp.agent_tools.saving import Saver
+from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
+from trimcp.budget import Budget, Holding
+from trimcp.nurseries import open_service_nursery
+from trimcp.security import security_event
+from trimcp.session.agent_context import ContextEvent
+from trimcp.transports.http.deadlines import DeadlineQueue
+from trimcp.values import valued
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+_EACH: Final = 2_048  # bytes of memory that an idle context takes beside its state and history
+_MINTED: Final = "ctx_"
+_RANDOM: Final = 16  # bytes of a minted id
+_MINTED_LENGTH: Final = len(_MINTED) + 22  # as text
+_LONGEST_ID: Final = 256
+_SWEEP: Final = 60.0  # seconds between two looks for contexts in the store that nobody used
+_LAST_WRITE: Final = 30.0  # seconds for the store at the end
+_LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
+
+
+@attrs.frozen
+@valued
+class ContextStatistics:
+    """Contexts of one run.
+
+    Attributes:
+        contexts: those in memory.
+        stored: those that only the store has.
+        owners: owners with a context.
+        calls, watchers, tasks: those of all contexts together.
+        ending: contexts whose calls, tasks and clean-ups are ending.
+        gone: ended ids remembered.
+        bytes: memory counted for them.
+        updates: updates applied so far.
+        replaced: updates that slow watchers got as part of a whole state, of channels closed so far.
+        writes: writes of the store so far.
+    """
+
+    contexts: int
+    stored: int
+    owners: int
+    calls: int
+    watchers: int
+    tasks: int
+    ending: int
+    gone: int
+    bytes: int
+    updates: int
+    replaced: int
+    writes: int
+
+
+@attrs.define(eq=False, repr=False)
+class _OwnerContexts:
+    """The contexts of one owner."""
+
+    holding: Holding
+    actors: dict[str, ContextActor] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False, repr=False)
+class _GoneId:
+    """The id of a context that has ended, and why it did."""
+
+    table: ContextTable
+    key: ContextKey
+    reason: str
+
+    def timed_out(self) -> None:
+        self.table._gone.pop(self.key, None)
+
+
+class ContextTable:
+    """All contexts of one run of a server. They live while `running` is open, in a store perhaps longer.
+
+    Args:
+        limits: their limits.
+        store: where they are kept.
+        budget: counts their memory.
+
+    Attributes:
+        limits: as given.
+        durable: whether the store outlives the process: then `ContextActor.update_now` cannot be used.
+    """
+
+    def __init__(self, limits: ContextLimits, store: ContextStore, budget: Budget) -> None:
+        self.limits: ContextLimits = limits
+        self.durable: bool = store.durable
+        self._store = store
+        self._budget = budget
+        self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
+        self._shared = ContextsShared(limits, self._bounds, store.durable, self._end, Saver(store))
+        self._owners: dict[Owner, _OwnerContexts] = {}
+        self._count = 0
+        self._stored: dict[Owner, int] = {}  # contexts in the store that are not in memory
+        self._loading: dict[ContextKey, trio.Event] = {}
+        self._ending: dict[ContextKey, ContextActor] = {}
+        self._gone: dict[ContextKey, _GoneId] = {}  # the oldest first
+        self._gone_queue = DeadlineQueue(self._shared.deadlines, limits.gone)
+        self._open = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[ContextTable]:
+        """Run while the block does. At its end all contexts end; a store that is durable keeps them.
+
+        Raises:
+            OSError: the store cannot be opened.
+        """
+        shared = self._shared
+        async with self._store.opened():
+            if self.durable:
+                self._stored = {owner: count for owner, count in (await self._store.counts()).items() if count}
+            async with open_service_nursery() as nursery:
+                shared.nursery = nursery
+                nursery.start_soon(shared.deadlines.run)
+                if self.durable:
+                    nursery.start_soon(shared.saver.run)
+                    nursery.start_soon(self._sweep)
+                self._open = True
+                try:
+                    yield self
+                finally:
+                    self._open = False
+                    await self._end_all()
+
+    async def _end_all(self) -> None:
+        for contexts in list(self._owners.values()):
+            for actor in list(contexts.actors.values()):
+                self._end(actor, "the service is shutting down", keep=self.durable)
+        with trio.CancelScope(shield=True):  # each of these is bounded
+            while self._ending:
+                await next(iter(self._ending.values())).wait_over()
+            if self.durable:
+                await self._shared.saver.close(_LAST_WRITE)
+        self._gone.clear()
+        self._stored.clear()
+
+    # Making and finding
+
+    def get(self, owner: Owner, id: str) -> ContextActor | None:
+        """Return a context in memory, or None if there is none: it may have ended, or be in the store."""
+        contexts = self._owners.get(owner)
+        return None if contexts is None else contexts.actors.get(id)
+
+    async def find(self, owner: Owner, id: str) -> ContextActor:
+        """Return a context.
+
+        Raises:
+            UnknownContext: this owner has none with this id.
+            ContextGone: it has ended.
+        """
+        actor = self.get(owner, id) or await self._seek(owner, id)
+        if actor is None:
+            raise UnknownContext("there is no such context")
+        return actor
+
+    async def find_or_make(self, owner: Owner, id: str, *, permissions: Sequence[str] = ()) -> ContextActor:
+        """Return a context; make it if the agent chose its id and nobody made it yet.
+
+        Args:
+            owner: whose it is.
+            id: its id.
+            permissions: that member of a new context's state.
+
+        Raises:
+            UnknownContext: the id is one that only the service gives out.
+            ContextGone: it has ended.
+            MalformedMessage: it is no id.
+            TooMuch: there are too many contexts.
+        """
+        actor = self.get(owner, id) or await self._seek(owner, id)
+        if actor is None:
+            if is_minted(id):
+                raise UnknownContext("there is no such context")
+            actor = self._make(owner, checked_id(id), None, None, permissions)
+        return actor
+
+    async def create(
+        self,
+        owner: Owner,
+        id: str | None = None,
+        state: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        *,
+        permissions: Sequence[str] = (),
+    ) -> ContextActor:
+        """Make a context, and return it once the store has it.
+
+        Args:
+            owner: whose it is.
+            id: as the agent chose it; None for a new one that nobody can guess.
+            state: its first state; without members that are null.
+            ttl: seconds after which it ends (greater than 0), if that is sooner than `ContextLimits.lifetime`.
+            permissions: that member of its state.
+
+        Raises:
+            NameTaken: the owner has a context with this id.
+            MalformedMessage: the id, the state or `ttl` is none.
+            TooLargeMessage: the state is beyond the limits.
+            TooMuch: there are too many contexts, or there is no memory for it.
+            AgentToolsError: the store failed.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if id is None:
+            id = _MINTED + secrets.token_urlsafe(_RANDOM)
+        elif is_minted(checked_id(id)):
+            raise MalformedMessage(f"ids that begin with {_MINTED} are given by the service")
+        else:
+            while (ending := self._ending.get((owner, id))) is not None:
+                await ending.wait_over()
+            self._forget_gone((owner, id))
+            if (self.get(owner, id) or await self._seek(owner, id)) is not None:
+                raise NameTaken("there is a context with this id")
+        actor = self._make(owner, id, state, ttl, permissions)
+        if self.durable:
+            try:
+                await actor.save()
+            except AgentToolsError:
+                self._end(actor, "the service could not keep it")
+                raise
+        return actor
+
+    async def _seek(self, owner: Owner, id: str) -> ContextActor | None:
+        """Return a context, from the store if need be, or None. Raises ContextGone if it has ended."""
+        key = (owner, id)
+        while True:
+            actor = self.get(owner, id)
+            if actor is not None:
+                return actor
+            if not self._open:
+                raise Draining("the service is shutting down")
+            if key in self._gone or key in self._ending:
+                raise ContextGone("the context has ended", {"reason": self._why_gone(key)})
+            loading = self._loading.get(key)
+            if loading is not None:
+                await loading.wait()
+                continue
+            if not self._stored.get(owner):
+                return None
+            return await self._load(owner, id)
+
+    async def _load(self, owner: Owner, id: str) -> ContextActor | None:
+        key = (owner, id)
+        event = self._loading[key] = trio.Event()
+        try:
+            kept = await self._store.load(owner, id)
+            if kept is None or min(kept.until, kept.ends) <= time.time():
+                return None
+            return self._revive(kept)
+        finally:
+            del self._loading[key]
+            event.set()
+
+    def _revive(self, kept: KeptContext) -> ContextActor:
+        """Make an actor of what the store had."""
+        if not self._open:
+            raise Draining("the service is shutting down")
+        state = dict(kept.state)
+        # Larger bounds than those of now may have held when it was written: it is kept, and may only shrink.
+        size = size_of(state, StateBounds(self._bounds.size * 64, 250, self._bounds.members * 64))
+        history = ToolHistory(kept.history) if kept.history else None
+        ends = trio.current_time() + kept.ends - time.time()
+        actor = self._add(kept.owner, kept.id, state, size, ends, kept.created, kept.version, history)
+        left = self._stored.get(kept.owner, 0) - 1
+        if left > 0:
+            self._stored[kept.owner] = left
+        else:
+            self._stored.pop(kept.owner, None)
+        self._shared.saver.save(actor)  # the store learns that it is in use
+        return actor
+
+    def _make(
+        self, owner: Owner, id: str, state: Mapping[str, Any] | None, ttl: float | None, permissions: Sequence[str]
+    ) -> ContextActor:
+        """Make a new context, after all checks. Nothing waits between these and the end of this."""
+        if not self._open:
+            raise Draining("the service is shutting down")
+        if self.get(owner, id) is not None:
+            raise NameTaken("there is a context with this id")
+        if ttl is not None and (not ttl > 0):
+            raise MalformedMessage("`ttl` is a number of seconds greater than 0")
+        self._check_room(owner)
+        first: dict[str, Any] = {}
+        size = EMPTY_OBJECT
+        if state:
+            refuse_server_members(state)
+        if state or permissions:
+            patch = {**(state or {}), **({SERVER_MEMBERS[0]: list(permissions)} if permissions else {})}
+            result = patched(first, size, patch, self._bounds)
+            first, size = result.value, StateSize(result.size, result.members)
+        lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
+        actor = self._add(owner, id, first, size, trio.current_time() + lifetime, time.time(), 0, None)
+        if self.durable:
+            self._shared.saver.save(actor)
+        return actor
+
+    def _check_room(self, owner: Owner) -> None:
+        limits, contexts = self.limits, self._owners.get(owner)
+        own = (0 if contexts is None else len(contexts.actors)) + self._stored.get(owner, 0)
+        if own >= limits.max_per_owner:
+            raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
+        if self._count + sum(self._stored.values()) >= limits.max_contexts:
+            security_event("flood_refused", what="context", owner=_budget_owner(owner), why="contexts")
+            raise TooMuch("there are too many contexts", retry_after=_LATER)
+
+    def _add(
+        self,
+        owner: Owner,
+        id: str,
+        state: dict[str, Any],
+        size: StateSize,
+        ends: float,
+        created: float,
+        version: int,
+        history: ToolHistory | None,
+    ) -> ContextActor:
+        contexts = self._owners.get(owner)
+        holding = self._budget.holding(_budget_owner(owner)) if contexts is None else contexts.holding
+        memory = _EACH + size.size + OF_MEMBER * size.members + (0 if history is None else history.held)
+        if not holding.fits(memory):
+            holding.refuse("context")
+            if contexts is None:
+                holding.close()
+            raise TooMuch("the server has no memory for another context", retry_after=_LATER)
+        if contexts is None:
+            contexts = self._owners[owner] = _OwnerContexts(holding)
+        actor = ContextActor(owner, id, self._shared, holding, state, size, ends, created, version, history)
+        actor.hold(memory)
+        contexts.actors[id] = actor
+        self._count += 1
+        return actor
+
+    # Ending
+
+    def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
+        """End a context, in memory only with `keep`; no effect if it has ended."""
+        if actor.ended is not None:
+            return
+        nursery, contexts, key = self._shared.nursery, self._owners[actor.owner], actor.key
+        assert nursery is not None
+        del contexts.actors[actor.id]
+        self._count -= 1
+        self._ending[key] = actor
+        if keep:
+            actor.stop(reason, None)
+        else:
+            self._remember_gone(key, reason)
+            actor.stop(reason, ContextEvent("destroyed", actor.id, actor.version, reason=reason))
+        nursery.start_soon(self._finish, actor, contexts, keep)
+
+    async def _finish(self, actor: ContextActor, contexts: _OwnerContexts, keep: bool) -> None:
+        await actor.unwind(self.limits.cleanup)
+        if self.durable and not keep:
+            deleted = self._shared.saver.delete(actor, actor.key)
+            with trio.move_on_after(_LAST_WRITE, shield=True):
+                await deleted.wait()
+        del self._ending[actor.key]
+        actor.forget()
+        if not contexts.actors and self._owners.get(actor.owner) is contexts:
+            # One that was made meanwhile would be here; one that still ends holds no memory that matters any more.
+            del self._owners[actor.owner]
+            contexts.holding.close()
+
+    def _remember_gone(self, key: ContextKey, reason: str) -> None:
+        limits = self.limits
+        if not limits.gone or not limits.max_gone:
+            return
+        self._forget_gone(key)
+        while len(self._gone) >= limits.max_gone:
+            self._forget_gone(next(iter(self._gone)))
+        gone = self._gone[key] = _GoneId(self, key, reason)
+        self._gone_queue.add(gone)
+
+    def _forget_gone(self, key: ContextKey) -> None:
+        gone = self._gone.pop(key, None)
+        if gone is not None:
+            self._gone_queue.remove(gone)
+
+    def _why_gone(self, key: ContextKey) -> str | None:
+        gone = self._gone.get(key)
+        return self._ending[key].ended if gone is None else gone.reason
+
+    async def _sweep(self) -> None:
+        """Have the store forget what nobody used for too long."""
+        while True:
+            try:
+                while ended := await self._store.expire(time.time()):
+                    for owner, id in ended:
+                        self._expired(owner, id)
+            except Exception:  # whatever the store raises
+                log.exception("the store of contexts could not forget old ones")
+            await trio.sleep(_SWEEP)
+
+    def _expired(self, owner: Owner, id: str) -> None:
+        actor = self.get(owner, id)
+        if actor is not None:  # used again just now
+            self._shared.saver.save(actor)
+        elif left := self._stored.get(owner, 0):
+            self._stored[owner] = left - 1
+            if left == 1:
+                del self._stored[owner]
+
+    def statistics(self) -> ContextStatistics:
+        """Return a snapshot. It takes a fraction of a microsecond per context."""
+        actors = [actor for contexts in self._owners.values() for actor in contexts.actors.values()]
+        return ContextStatistics(
+            contexts=len(actors),
+            stored=sum(self._stored.values()),
+            owners=len(self._owners),
+            calls=sum(len(actor.calls) for actor in actors),
+            watchers=sum(actor.watchers for actor in actors),
+            tasks=sum(actor.tasks for actor in actors),
+            ending=len(self._ending),
+            gone=len(self._gone),
+            bytes=sum(contexts.holding.held for contexts in self._owners.values()),
+            updates=self._shared.updates,
+            replaced=self._shared.replaced,
+            writes=self._shared.saver.writes,
+        )
+
+
+def is_minted(id: str) -> bool:
+    """Return whether an id has the form of those that the service gives out."""
+    return len(id) == _MINTED_LENGTH and id.startswith(_MINTED)
+
+
+def checked_id(id: str) -> str:
+    """Return an id that an agent chose.
+
+    Raises:
+        MalformedMessage: it is empty, too long, or has characters that cannot be printed.
+    """
+    if not 0 < len(id) <= _LONGEST_ID or not id.isprintable():
+        raise MalformedMessage(f"a context's id is 1 to {_LONGEST_ID} printable characters")
+    return id
+
+
+def _budget_owner(owner: Owner) -> str:
+    """Return the owner as the budget names it: together with all else of the same principal."""
+    principal, agent = owner
+    return f"principal {principal}" if principal else f"agent {agent}"

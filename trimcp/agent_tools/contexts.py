@@ -1,0 +1,576 @@
+"""Contexts: the state that an agent keeps with a service, each an actor that alone changes it.
+
+An actor has no task of its own while nothing happens in it. Its mailbox is the order in which its methods are called:
+a change is made between two checkpoints, so none sees another half done. With a store that outlives the process, a
+change is applied on top of those that are not kept yet, and becomes the state, for readers and watchers alike, once the
+store has it (`saving`). What all contexts of a run share is one record; the table above them is `context_table`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    ContextGone,
+    MalformedMessage,
+    RequestUnderWay,
+    TooMuch,
+    VersionConflict,
+)
+from trimcp.agent_tools.history import HistoryArguments, ToolHistory, history_entry
+from trimcp.agent_tools.merging import Patched, StateBounds, StateSize, patched
+from trimcp.agent_tools.saving import Saver
+from trimcp.agent_tools.stores import ContextKey, KeptContext
+from trimcp.agent_tools.watching import WatchChannel
+from trimcp.bounds import checked
+from trimcp.budget import Holding
+from trimcp.errors import LocalError
+from trimcp.session.agent_context import ContextEvent
+from trimcp.session.scopes import guarded, named
+from trimcp.transports.http.deadlines import Deadline, Deadlines
+from trimcp.values import valued
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+SERVER_MEMBERS: Final = ("permissions", "session_id", "tool_history")
+"""Members of a context's state that no agent can write."""
+
+CleanUp: TypeAlias = Callable[[], Awaitable[object] | object]
+
+OF_MEMBER: Final = 100
+"""Bytes of memory that a member of a state takes beside its text."""
+
+_UPDATES_PER_CHECKPOINT: Final = 64  # a checkpoint takes as long as the update itself
+
+
+@attrs.frozen(field_transformer=checked(zero=("history", "gone", "max_gone")))
+@valued
+class ContextLimits:
+    """How much contexts may hold, and how long they live. Sizes are in bytes, times in seconds.
+
+    Attributes:
+        max_contexts: contexts of all owners together.
+        max_per_owner: contexts of one principal and agent.
+        max_state: JSON text of a state, and of one update. In memory a state also takes 100 bytes per member.
+        max_depth: levels of objects and arrays in a state.
+        max_members: members and elements on all levels of a state.
+        idle: how long a context lives without use. A call under way is use, a watcher is not.
+        lifetime: how long a context lives at most.
+        history: calls kept in its `tool_history`; 0 for none.
+        max_history: memory of its history; beyond it fewer calls are kept.
+        history_arguments: how the history shows arguments: "shapes" names, kinds and sizes; "masked" the values, with
+            secrets masked by name and long texts cut; "whole" all values; "none" nothing.
+        max_watchers: channels that watch one context.
+        gone: how long an ended context's id is answered with "gone"; after that it is unknown.
+        max_gone: ended ids remembered.
+        cleanup: how long calls and tasks of an ended context may take to unwind, and each of its clean-ups.
+    """
+
+    max_contexts: int = 10_000
+    max_per_owner: int = 1_000
+    max_state: int = 256 * 1024
+    max_depth: int = 32
+    max_members: int = 10_000
+    idle: float = 1_800.0
+    lifetime: float = 86_400.0
+    history: int = 100
+    max_history: int = 16 * 1024
+    history_arguments: HistoryArguments = attrs.field(
+        default="shapes", validator=attrs.validators.in_(("none", "shapes", "masked", "whole"))
+    )
+    max_watchers: int = 100
+    gone: float = 300.0
+    max_gone: int = 10_000
+    cleanup: float = 5.0
+
+
+class Applied(NamedTuple):
+    """An update that was applied: the patch, and the context's version after it."""
+
+    updates: Mapping[str, Any]
+    version: int
+
+
+class CallOfContext(Protocol):
+    """A call that belongs to a context."""
+
+    def cancel(self, reason: str, /) -> object:
+        """Cancel it. Must not raise or block."""
+
+
+@attrs.define(eq=False, repr=False)
+class ContextsShared:
+    """What all contexts of one run share.
+
+    Attributes:
+        limits, bounds: their limits; the bounds are those of a state.
+        durable: whether a store keeps them, so that an update has to wait for it.
+        end: ends a context for a reason; the table does.
+        saver: writes to the store.
+        deadlines: watches their times.
+        nursery: runs their tasks, while the table runs.
+        updates: how many updates were applied.
+        replaced: updates that slow watchers got as part of a whole state.
+    """
+
+    limits: ContextLimits
+    bounds: StateBounds
+    durable: bool
+    end: Callable[[ContextActor, str], object]
+    saver: Saver
+    deadlines: Deadlines = attrs.field(factory=Deadlines)
+    nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+    updates: int = attrs.field(init=False, default=0)
+    replaced: int = attrs.field(init=False, default=0)
+
+    async def breathe(self) -> None:
+        """Be a cancel point, and a checkpoint from time to time."""
+        if self.updates % _UPDATES_PER_CHECKPOINT:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False, repr=False)
+class _Unsaved:
+    """An update that the store does not have yet, and the state that it leads to."""
+
+    applied: Applied
+    result: Patched
+    done: trio.Event = attrs.field(init=False, factory=trio.Event)
+    error: AgentToolsError | None = attrs.field(init=False, default=None)
+
+
+@attrs.define(eq=False, repr=False)
+class ContextActor:
+    """One context.
+
+    Attributes:
+        owner, id: whose it is, and its name.
+        version: the number of updates so far.
+        created: when it was made, in seconds since 1970.
+        calls: the calls under way in it, by their `request_id`; changed by `begin_call` and `end_call`.
+    """
+
+    owner: Owner
+    id: str
+    _shared: ContextsShared
+    _holding: Holding  # its owner's
+    _state: dict[str, Any]
+    _size: StateSize
+    _ends: float  # when its lifetime is over, on Trio's clock
+    created: float
+    version: int = 0
+    _history: ToolHistory | None = None
+    calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
+    _used: float = attrs.field(init=False, factory=trio.current_time)
+    _held: int = attrs.field(init=False, default=0)
+    _deadline: Deadline = attrs.field(init=False)
+    _unsaved: deque[_Unsaved] | None = attrs.field(init=False, default=None)
+    _watches: list[WatchChannel] | None = attrs.field(init=False, default=None)
+    _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)
+    _clean_ups: list[CleanUp] | None = attrs.field(init=False, default=None)
+    _ended: str | None = attrs.field(init=False, default=None)  # the reason
+    _unwound: trio.Event | None = attrs.field(init=False, default=None)
+    _over: trio.Event | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._deadline = self._shared.deadlines.new(self._time_passed)
+        self._deadline.set(self.deadline - trio.current_time())
+
+    # Reading
+
+    @property
+    def key(self) -> ContextKey:
+        return self.owner, self.id
+
+    @property
+    def deadline(self) -> float:
+        """When it ends unless it is used, on Trio's clock."""
+        return min(self._used + self._shared.limits.idle, self._ends)
+
+    @property
+    def watchers(self) -> int:
+        """How many channels watch it."""
+        return len(self._watches or ())
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks were started for it and run."""
+        return len(self._scopes or ())
+
+    @property
+    def ended(self) -> str | None:
+        """Why it has ended, or None while it lives."""
+        return self._ended
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state: a new object, whose values are shared. Do not change them."""
+        history = self._history
+        return {
+            "session_id": self.id,
+            "permissions": [],
+            "tool_history": [] if history is None else history.read(),
+            "intermediate_results": {},
+            **self._state,
+        }
+
+    def used(self) -> None:
+        """Push the idle deadline on."""
+        self._used = trio.current_time()
+
+    # Changing
+
+    async def update(self, updates: Mapping[str, Any], version: int | None = None) -> Applied:
+        """Change the state by a JSON merge patch, and return it with the new version once the store has it.
+
+        Updates apply in the order of their calls. Cancelling this before it waits for the store changes nothing;
+        later it does not undo the update.
+
+        Args:
+            updates: the patch. It becomes part of the state: do not change it later.
+            version: the version that it changes; None for any.
+
+        Raises:
+            MalformedMessage: it writes a member of `SERVER_MEMBERS`.
+            VersionConflict: the context has another version.
+            TooLargeMessage: the patch or the new state is beyond the limits.
+            TooMuch: the server has no memory for it.
+            ContextGone: the context has ended.
+            AgentToolsError: the store failed; nothing was changed.
+        """
+        refuse_server_members(updates)
+        return await self.change(updates, version)
+
+    def update_now(self, updates: Mapping[str, Any], version: int | None = None) -> Applied:
+        """As `update`, without waiting, for a table whose store is not durable."""
+        refuse_server_members(updates)
+        if self._shared.durable:
+            raise LocalError("this context is kept in a store, which takes time: await update()")
+        return self._update_now(updates, version)
+
+    async def change(self, updates: Mapping[str, Any], version: int | None) -> Applied:
+        """As `update`, but for code of the server: it may write every member."""
+        shared = self._shared
+        if not shared.durable:
+            await shared.breathe()
+            return self._update_now(updates, version)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        waiting = self._unsaved
+        if waiting:
+            newest = waiting[-1].result
+            result = self._merged(newest.value, StateSize(newest.size, newest.members), updates, version)
+        else:
+            result = self._merged(self._state, self._size, updates, version)
+            waiting = self._unsaved = deque()
+        return await self._saved(_Unsaved(Applied(updates, self.newest_version + 1), result))
+
+    def _update_now(self, updates: Mapping[str, Any], version: int | None) -> Applied:
+        result = self._merged(self._state, self._size, updates, version)
+        return self._commit(Applied(updates, self.version + 1), result)
+
+    @property
+    def newest_version(self) -> int:
+        """The version with the updates that the store does not have yet."""
+        return self._unsaved[-1].applied.version if self._unsaved else self.version
+
+    def _merged(
+        self, state: dict[str, Any], size: StateSize, updates: Mapping[str, Any], version: int | None
+    ) -> Patched:
+        """Return what an update leads to, after all checks, and count its memory."""
+        if self._ended is not None:
+            raise self._gone()
+        if version is not None and version != self.newest_version:
+            newest = self.newest_version
+            raise VersionConflict(f"the context has version {newest}", {"version": newest})
+        shared = self._shared
+        result = patched(state, size, updates, shared.bounds)
+        growth = result.size - size.size + OF_MEMBER * (result.members - size.members)
+        if growth > 0 and not self._holding.fits(growth):
+            self._holding.refuse("context")
+            raise TooMuch("the server has no memory for a larger state", retry_after=shared.limits.idle)
+        self.hold(growth)
+        self._used = trio.current_time()
+        return result
+
+    def _commit(self, applied: Applied, result: Patched) -> Applied:
+        """Make an update's result the state, and tell the watchers."""
+        self._state = result.value
+        self._size = StateSize(result.size, result.members)
+        self.version = version = applied.version
+        self._shared.updates += 1
+        if self._watches:
+            event = ContextEvent("update", self.id, version, applied.updates)
+            for watch in self._watches:
+                watch.add(event, result.patch)
+        return applied
+
+    def record(self, entry: Mapping[str, Any]) -> None:
+        """Add a call to the tool history; no effect once the context has ended. The version stays.
+
+        Args:
+            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}` as JSON values; the arguments as
+                received: they are kept as the limits say.
+        """
+        limits = self._shared.limits
+        if self._ended is not None or not limits.history:
+            return
+        history = self._history
+        if history is None:
+            history = self._history = ToolHistory()
+        before = history.held
+        history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
+        self.hold(history.held - before)
+        if self._shared.durable:
+            self._shared.saver.save(self)
+
+    def hold(self, change: int) -> None:
+        """Count so many more bytes of memory for it."""
+        if change:
+            self._held += change
+            self._holding.add(change)
+
+    # Calls
+
+    def begin_call(self, request_id: str, call: CallOfContext) -> None:
+        """Add a call, which is cancelled when the context ends.
+
+        Raises:
+            RequestUnderWay: the context has a call with this id.
+            ContextGone: the context has ended.
+        """
+        if self._ended is not None:
+            raise self._gone()
+        if request_id in self.calls:
+            raise RequestUnderWay("a request with this request_id is under way in the context")
+        self.calls[request_id] = call
+        self._used = trio.current_time()
+
+    def end_call(self, request_id: str) -> None:
+        """Remove a call that is over; no effect if it is not there."""
+        self.calls.pop(request_id, None)
+        self._used = trio.current_time()
+        self._look_unwound()
+
+    # Watching
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[WatchChannel]:
+        """Open a channel that receives the state, then each update, at last "destroyed".
+
+        Raises:
+            TooMuch: it has `max_watchers`.
+            ContextGone: the context has ended.
+        """
+        if self._ended is not None:
+            raise self._gone()
+        watches = self._watches
+        if watches is None:
+            watches = self._watches = []
+        if len(watches) >= self._shared.limits.max_watchers:
+            raise TooMuch(f"the context has {len(watches)} watchers")
+        watch = WatchChannel(self)
+        watches.append(watch)
+        try:
+            yield watch
+        finally:
+            watches.remove(watch)
+            if not watches:
+                self._watches = None
+            self._shared.replaced += watch.replaced
+
+    # Work
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Run `await function(*args)` in a task that is cancelled when the context ends. A crash is only logged.
+
+        Raises:
+            ContextGone: the context has ended.
+        """
+        if self._ended is not None:
+            raise self._gone()
+        scope = trio.CancelScope()
+        if self._scopes is None:
+            self._scopes = set()
+        self._scopes.add(scope)
+        nursery = self._shared.nursery
+        assert nursery is not None
+        nursery.start_soon(self._work, scope, function, args, name=function)
+
+    async def _work(
+        self, scope: trio.CancelScope, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            with scope:
+                await guarded(function, args)
+        finally:
+            assert self._scopes is not None
+            self._scopes.discard(scope)
+            if not self._scopes:
+                self._scopes = None
+            self._look_unwound()
+
+    def on_destroy(self, function: CleanUp) -> None:
+        """Call a function, async or not, when the context has ended and its calls and tasks have unwound.
+
+        The last one added is called first. It is cancelled after `ContextLimits.cleanup` seconds; a crash is only
+        logged. It is also called when the server stops, even if a store keeps the context.
+
+        Raises:
+            ContextGone: the context has ended.
+        """
+        if self._ended is not None:
+            raise self._gone()
+        if self._clean_ups is None:
+            self._clean_ups = []
+        self._clean_ups.append(function)
+
+    # Ending
+
+    async def destroy(self, reason: str = "destroyed") -> None:
+        """End it, and wait until it is gone: its calls cancelled, tasks and clean-ups over, deleted in the store.
+
+        From the start of this on nothing changes it any more. A second call waits for the first. Cancelling this stops
+        only the waiting.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._shared.end(self, reason)
+        await self.wait_over()
+
+    async def wait_over(self) -> None:
+        """Wait until it is gone, once it has ended."""
+        assert self._over is not None
+        await self._over.wait()
+
+    def forget(self) -> None:
+        """Count no memory for it any more: it is gone."""
+        self.hold(-self._held)
+        assert self._over is not None
+        self._over.set()
+
+    def _gone(self) -> ContextGone:
+        return ContextGone("the context has ended", {"reason": self._ended})
+
+    def _time_passed(self) -> None:
+        now = trio.current_time()
+        if self.calls:
+            self._used = now
+        if self.deadline > now:
+            self._deadline.set(self.deadline - now)
+            if self._shared.durable:
+                self._shared.saver.save(self)  # the store learns that it is in use
+        else:
+            self._shared.end(self, "its lifetime is over" if self._ends <= now else "it was not used for too long")
+
+    def stop(self, reason: str, last: ContextEvent | None) -> None:
+        """Take nothing more: cancel the calls and tasks, end the watchers. What follows is the table's."""
+        self._ended, self._over = reason, trio.Event()
+        self._deadline.close()
+        if last is not None:
+            self._fail_unsaved(self._gone)
+        for call in list(self.calls.values()):
+            call.cancel(reason)
+        for scope in self._scopes or ():
+            scope.cancel(reason=reason)
+        for watch in self._watches or ():
+            watch.finish(last)
+
+    def _look_unwound(self) -> None:
+        if self._unwound is not None and not self.calls and not self._scopes:
+            self._unwound.set()
+
+    async def unwind(self, seconds: float) -> None:
+        """Wait for calls and tasks, then run the clean-ups; each for at most so many seconds. Shielded."""
+        self._unwound = trio.Event()
+        self._look_unwound()
+        with trio.move_on_after(seconds, shield=True):
+            await self._unwound.wait()
+        for function in reversed(self._clean_ups or ()):
+            with trio.move_on_after(seconds, shield=True) as scope:
+                await guarded(_call, (function,))
+            if scope.cancelled_caught:
+                log.warning("the clean-up %r of a context took more than %s s", named(function), seconds)
+        self._clean_ups = None
+
+    # For the store
+
+    async def save(self) -> None:
+        """Wait until the store has the context as it is.
+
+        Raises:
+            AgentToolsError: the store failed.
+        """
+        if self._unsaved is None:
+            self._unsaved = deque()
+        unchanged = Patched(self._state, self._size.size, self._size.members, 0)
+        newest = self._unsaved[-1].result if self._unsaved else unchanged
+        await self._saved(_Unsaved(Applied({}, self.newest_version), newest))
+
+    async def _saved(self, mine: _Unsaved) -> Applied:
+        assert self._unsaved is not None
+        self._unsaved.append(mine)
+        self._shared.saver.save(self)
+        await mine.done.wait()
+        if mine.error is not None:
+            raise mine.error
+        return mine.applied
+
+    def to_keep(self) -> KeptContext:
+        """Return its newest state, for the store."""
+        unsaved, limits = self._unsaved, self._shared.limits
+        state = unsaved[-1].result.value if unsaved else self._state
+        now, trio_now = time.time(), trio.current_time()
+        ends = now + self._ends - trio_now
+        # It is saved again before half of that is over: `_time_passed` comes after `idle` seconds at the latest.
+        until = min(ends, now + 2 * limits.idle)
+        history = () if self._history is None else self._history.entries
+        return KeptContext(self.owner, self.id, self.newest_version, state, history, self.created, ends, until)
+
+    def kept(self, version: int) -> None:
+        """Make the updates up to this version the state: the store has them."""
+        unsaved = self._unsaved
+        while unsaved and unsaved[0].applied.version <= version:
+            one = unsaved.popleft()
+            if one.applied.version > self.version:
+                self._commit(one.applied, one.result)
+            one.done.set()
+        if not unsaved:
+            self._unsaved = None
+
+    def not_kept(self) -> bool:
+        """Forget the updates that the store does not have: it failed. Return whether to write the context again."""
+        self._fail_unsaved(lambda: AgentToolsError("the service could not keep the update; nothing was changed"))
+        return self._ended is None
+
+    def _fail_unsaved(self, error: Callable[[], AgentToolsError]) -> None:
+        unsaved, self._unsaved = self._unsaved, None
+        if unsaved:
+            newest = unsaved[-1].result
+            self.hold(self._size.size - newest.size + OF_MEMBER * (self._size.members - newest.members))
+            for one in unsaved:
+                one.error = error()
+                one.done.set()
+
+
+async def _call(function: CleanUp) -> None:
+    result = function()
+    if inspect.isawaitable(result):
+        await result
+
+
+def refuse_server_members(updates: Mapping[str, Any]) -> None:
+    """Raise MalformedMessage if an agent's update writes a member of `SERVER_MEMBERS`."""
+    for name in SERVER_MEMBERS:
+        if name in updates:
+            raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})

@@ -1,0 +1,119 @@
+"""Writes what contexts have changed to a store, all that waits at once, and tells each context the outcome."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import attrs
+import trio
+
+from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+
+class Saved(Protocol):
+    """A context that is written."""
+
+    def to_keep(self) -> KeptContext:
+        """Return its newest state."""
+
+    def kept(self, version: int) -> None:
+        """Note that the store has this version. Must not raise."""
+
+    def not_kept(self) -> bool:
+        """Note that the store failed, and return whether to write it with the next write. Must not raise."""
+
+
+@attrs.define(eq=False, repr=False)
+class Saver:
+    """One task that writes to a store; while it writes, what changes waits for the next write together.
+
+    Attributes:
+        writes: number of writes so far.
+    """
+
+    _store: ContextStore
+    writes: int = attrs.field(init=False, default=0)
+    _changed: dict[Saved, None] = attrs.field(init=False, factory=dict)
+    _deleted: dict[ContextKey, trio.Event] = attrs.field(init=False, factory=dict)
+    _wanted: bool = attrs.field(init=False, default=False)
+    _closing: bool = attrs.field(init=False, default=False)
+    _failing: bool = attrs.field(init=False, default=False)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _scope: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
+    _done: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def save(self, context: Saved) -> None:
+        """Write a context's newest state soon."""
+        self._changed[context] = None
+        self._want()
+
+    def delete(self, context: Saved, key: ContextKey) -> trio.Event:
+        """Delete a context soon; the event is set once that was tried. If it failed, later writes try again."""
+        self._changed.pop(context, None)
+        event = self._deleted.get(key)
+        if event is None or event.is_set():
+            event = self._deleted[key] = trio.Event()
+        self._want()
+        return event
+
+    def _want(self) -> None:
+        self._wanted = True
+        self._waiting.unpark_all()
+
+    async def run(self) -> None:
+        """Write until closed. Shielded from cancellation: `close` ends it."""
+        try:
+            with self._scope:
+                while True:
+                    while not self._wanted:
+                        if self._closing:
+                            return
+                        await self._waiting.park()
+                    await self._write()
+        finally:
+            self._done.set()
+
+    async def close(self, seconds: float) -> None:
+        """Write what waits, for at most so many seconds, and end the task."""
+        self._closing = True
+        if self._changed or self._deleted:
+            self._wanted = True
+        self._waiting.unpark_all()
+        with trio.move_on_after(seconds, shield=True):
+            await self._done.wait()
+        self._scope.cancel(reason="the store takes too long")
+
+    async def _write(self) -> None:
+        self._wanted = False
+        changed, self._changed = list(self._changed), {}
+        deleted, self._deleted = self._deleted, {}
+        kept = [context.to_keep() for context in changed]
+        # A context that is made again under the id of one that was deleted: the new one takes its row.
+        made_again = {one.key for one in kept}
+        try:
+            await self._store.write(kept, [key for key in deleted if key not in made_again])
+        except Exception as error:  # whatever the store raises
+            self._failed(error)
+            for context in changed:
+                if context.not_kept():
+                    self._changed.setdefault(context)
+            for key, event in deleted.items():
+                event.set()
+                self._deleted.setdefault(key, event)
+            return
+        self.writes += 1
+        if self._failing:
+            self._failing = False
+            log.warning("the store of contexts works again")
+        for context, one in zip(changed, kept, strict=True):
+            context.kept(one.version)
+        for event in deleted.values():
+            event.set()
+
+    def _failed(self, error: Exception) -> None:
+        if not self._failing:  # logged once: a full disk fails every write, and the log is often on the same disk
+            self._failing = True
+            log.error("the store of contexts failed; updates fail until it works again", exc_info=error)

@@ -1,0 +1,99 @@
+"""The channel of one watcher of a context: every update in order, or the whole state for a watcher that is slow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import attrs
+import trio
+
+from trimcp.session.agent_context import ContextEvent
+
+_MOST: Final = 64  # updates that wait for a watcher,
+_MOST_BYTES: Final = 64 * 1024  # and their bytes; beyond either, the whole state takes their place
+
+
+class WatchedState(Protocol):
+    """What is watched."""
+
+    id: str
+    version: int
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Return the whole state."""
+
+
+@attrs.define(eq=False, repr=False)
+class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
+    """Receives the state, then each update, at last "destroyed"; then it ends (`trio.EndOfChannel`).
+
+    A watcher that lags behind is sent the whole state in place of the updates that wait, so none costs more memory than
+    a few updates, and each of them sees the last state.
+
+    Attributes:
+        replaced: updates that were replaced by the whole state.
+    """
+
+    _watched: WatchedState
+    replaced: int = attrs.field(init=False, default=0)
+    _behind: bool = attrs.field(init=False, default=True)  # whether the next event is the whole state
+    _updates: deque[ContextEvent] | None = attrs.field(init=False, default=None)
+    _bytes: int = attrs.field(init=False, default=0)
+    _last: ContextEvent | None = attrs.field(init=False, default=None)
+    _end: Exception | None = attrs.field(init=False, default=None)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def add(self, event: ContextEvent, size: int) -> None:
+        """Add an update, whose patch has `size` bytes."""
+        if self._behind:
+            self.replaced += 1  # the state, once it is received, includes it
+            return
+        waiting = self._updates
+        if waiting is None:
+            waiting = self._updates = deque()
+        if len(waiting) >= _MOST or (waiting and self._bytes + size > _MOST_BYTES):
+            self.replaced += len(waiting) + 1
+            waiting.clear()
+            self._bytes, self._behind = 0, True
+            return
+        waiting.append(event)
+        self._bytes += size
+        if self._waiting:
+            self._waiting.unpark_all()
+
+    def finish(self, last: ContextEvent | None) -> None:
+        """End it, after what waits and after this event. A second call has no effect."""
+        if self._end is None:
+            self._last, self._end = last, trio.EndOfChannel()
+            self._waiting.unpark_all()
+
+    async def receive(self) -> ContextEvent:
+        """Wait for the next event. Cancelling this loses nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while (event := self._next()) is None:
+            if self._end is not None:
+                raise self._end
+            await self._waiting.park()
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return event
+
+    def _next(self) -> ContextEvent | None:
+        if self._behind:
+            self._behind = False
+            watched = self._watched
+            return ContextEvent("state", watched.id, watched.version, watched.snapshot())
+        if self._updates:
+            event = self._updates.popleft()
+            if not self._updates:
+                self._bytes, self._updates = 0, None  # an empty deque takes 600 bytes
+            return event
+        event_or_none, self._last = self._last, None
+        return event_or_none
+
+    async def aclose(self) -> None:
+        """Receive nothing more."""
+        self._behind, self._updates, self._last, self._end = False, None, None, trio.ClosedResourceError()
+        self._waiting.unpark_all()
+        await trio.lowlevel.checkpoint()
