@@ -8,6 +8,8 @@ _NAMES = {
     "trimcp.agent_tools.contexts": "Applied ContextActor ContextLimits",
     "trimcp.agent_tools.handler_context": "ActorContext",
     "trimcp.agent_tools.stores": "ContextStore KeptContext MemoryContexts",
+    "trimcp.agent_tools.client": "AgentConnection ContextHandle InputRequired ToolCalling connect",
+    "trimcp.agent_tools.client_wire": "AgentTarget",
     "trimcp.agent_tools.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE InvalidArguments "
     "MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay ToolCrashed "
     "ToolFailed TooLargeMessage TooMuch Unauthenticated UnfitManifest UnknownContext UnknownTool VersionConflict",

@@ -1,5 +1,11 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp.agent_tools.client import AgentConnection as AgentConnection
+from trimcp.agent_tools.client import ContextHandle as ContextHandle
+from trimcp.agent_tools.client import InputRequired as InputRequired
+from trimcp.agent_tools.client import ToolCalling as ToolCalling
+from trimcp.agent_tools.client import connect as connect
+from trimcp.agent_tools.client_wire import AgentTarget as AgentTarget
 from trimcp.agent_tools.context_table import ContextStatistics as ContextStatistics
 from trimcp.agent_tools.context_table import ContextTable as ContextTable
 from trimcp.agent_tools.contexts import Applied as Applied
@@ -34,10 +40,13 @@ from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
 
 __all__ = [
     "ActorContext",
+    "AgentConnection",
+    "AgentTarget",
     "AgentToolsError",
     "Applied",
     "ContextActor",
     "ContextGone",
+    "ContextHandle",
     "ContextLimits",
     "ContextStatistics",
     "ContextStore",
@@ -45,6 +54,7 @@ __all__ = [
     "DeadlinePassed",
     "Draining",
     "ERRORS_BY_CODE",
+    "InputRequired",
     "InvalidArguments",
     "KeptContext",
     "MalformedMessage",
@@ -57,6 +67,7 @@ __all__ = [
     "RequestUnderWay",
     "TooLargeMessage",
     "TooMuch",
+    "ToolCalling",
     "ToolCrashed",
     "ToolFailed",
     "Unauthenticated",
@@ -64,4 +75,5 @@ __all__ = [
     "UnknownContext",
     "UnknownTool",
     "VersionConflict",
+    "connect",
 ]
